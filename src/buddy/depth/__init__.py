@@ -1,0 +1,1 @@
+"""The domain: budgets, plans, their one selection, and what they cost. Pure torch, no I/O."""

@@ -1,0 +1,121 @@
+"""A budget: how many Transformer blocks a sequence may run, first and last included."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from buddy.errors import BudgetError
+
+MIN_BLOCKS: Final = 3
+"""The first block feeds the router, the last feeds the head, and one is left to choose."""
+
+AUTO: Final = "auto"
+"""The budget that leaves the choice to the Budget Predictor."""
+
+BudgetLike = float | int | str
+"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`."""
+
+_COUNT = re.compile(r"([+-]?\d+)\s*blocks?")
+_EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Exactly `blocks` of a model's `num_blocks` blocks run, for one sequence, at every step.
+
+    Raises:
+        BudgetError: `blocks` is outside [3, num_blocks].
+    """
+
+    blocks: int
+    num_blocks: int
+
+    def __post_init__(self) -> None:
+        if not MIN_BLOCKS <= self.blocks <= self.num_blocks:
+            raise BudgetError(
+                f"budget of {self.blocks} blocks is outside what this model can run: "
+                f"expected {MIN_BLOCKS} to {self.num_blocks} blocks, "
+                f"or a fraction from {MIN_BLOCKS / self.num_blocks:.3g} to 1"
+            )
+
+    @property
+    def ratio(self) -> float:
+        """Fraction of the model's blocks that run, in (0, 1]."""
+        return self.blocks / self.num_blocks
+
+    @classmethod
+    def full(cls, num_blocks: int) -> "Budget":
+        """The dense model."""
+        return cls(num_blocks, num_blocks)
+
+    @classmethod
+    def from_ratio(cls, ratio: float, num_blocks: int) -> "Budget":
+        """Round `ratio * num_blocks` to whole blocks; a half goes down, never over the budget.
+
+        The product is taken on the decimal that the caller wrote, so 0.55 of 30 blocks is
+        exactly 16.5 and runs 16.
+
+        Raises:
+            BudgetError: `ratio` is NaN, outside (0, 1], or rounds below three blocks.
+
+        Source: paper, section 4.2.2 (`k = round(bL) - 2`); the tie rule and the refusal of
+        fewer than three blocks are ours.
+        """
+        if math.isnan(ratio) or not 0 < ratio <= 1:
+            hint = f'; for a count write "{int(ratio)} blocks"' if ratio >= MIN_BLOCKS else ""
+            raise BudgetError(f"budget {ratio:g} is not allowed: expected {_EXAMPLES}{hint}")
+        exact = Fraction(repr(float(ratio))) * num_blocks
+        blocks = math.ceil(exact - Fraction(1, 2))
+        if blocks < MIN_BLOCKS:
+            raise BudgetError(
+                f"budget {ratio:g} of {num_blocks} blocks rounds to {blocks}: expected at least "
+                f"{MIN_BLOCKS} blocks, a fraction of {MIN_BLOCKS / num_blocks:.3g} or more"
+            )
+        return cls(blocks, num_blocks)
+
+
+def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]:
+    """Read one budget as a caller writes it.
+
+    Args:
+        value: A fraction (`0.6`, `"0.6"`, `"60%"`), a count (`"18 blocks"`) or `"auto"`.
+        num_blocks: Blocks of the model.
+
+    Raises:
+        BudgetError: Anything else, or a budget that the model cannot spend.
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text == AUTO:
+            return AUTO
+        if count := _COUNT.fullmatch(text):
+            return Budget(int(count[1]), num_blocks)
+        try:
+            ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            raise BudgetError(f"budget {value!r} cannot be read: expected {_EXAMPLES}") from None
+        return Budget.from_ratio(ratio, num_blocks)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BudgetError(f"budget {value!r} cannot be read: expected {_EXAMPLES}")
+    return Budget.from_ratio(float(value), num_blocks)
+
+
+def parse_budgets(
+    value: BudgetLike | Sequence[BudgetLike], num_blocks: int, batch: int
+) -> list[Budget | Literal["auto"]]:
+    """Read one budget for a whole batch, or a list with one per row.
+
+    Raises:
+        BudgetError: A budget cannot be read, or the list has not `batch` entries.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [parse_budget(value, num_blocks)] * batch
+    if len(value) != batch:
+        raise BudgetError(
+            f"got {len(value)} budgets for a batch of {batch} rows: "
+            "give one budget per row, or a single budget for all"
+        )
+    return [parse_budget(one, num_blocks) for one in value]

@@ -1,0 +1,134 @@
+"""What a policy is, and how one is found by name."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.errors import PolicyError
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a policy may look at when new tokens arrive.
+
+    Attributes:
+        token_ids: New tokens.
+        counted: False for pads, and for an answer that the route may not see.
+        keys: New tokens' keys in the context layer, as cached, KV heads flattened.
+        values: The same for values. Both are None for a policy with `context_layer` 0.
+    """
+
+    token_ids: Int[Tensor, "batch tokens"]
+    counted: Bool[Tensor, "batch tokens"]
+    keys: Float[Tensor, "batch tokens width"] | None = None
+    values: Float[Tensor, "batch tokens width"] | None = None
+
+
+@runtime_checkable
+class RouteState(Protocol):
+    """What a policy remembers of each sequence, O(1) in its length."""
+
+    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "RouteState":
+        """The state of the rows named, in that order."""
+        ...
+
+
+@runtime_checkable
+class DepthPolicy(Protocol):
+    """Scores blocks; `depth.select` spends the budget on the scores.
+
+    Attributes:
+        name: As in the registry.
+        num_blocks: Blocks of the model it was made for.
+        pinned: Blocks that run whatever the scores.
+        context_layer: Blocks that have run when the policy is asked; 0 asks before the first.
+    """
+
+    name: str
+    num_blocks: int
+    pinned: Sequence[int]
+    context_layer: int
+
+    def observe(self, state: Any, seen: Observation) -> RouteState:
+        """Take in new tokens; `state` is None for the first ones of a batch."""
+        ...
+
+    def scores(self, state: Any) -> Float[Tensor, "batch blocks"]:
+        """Higher is kept."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for a summary line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """The state of a policy that remembers nothing: how many rows there are, and where."""
+
+    rows: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, seen: Observation) -> "BatchSize":
+        """Read it from what arrived."""
+        return cls(seen.token_ids.shape[0], seen.token_ids.device)
+
+    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "BatchSize":
+        """As many rows as are named."""
+        return BatchSize(len(rows), self.device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyResources:
+    """What a model can offer to a policy that is made for it."""
+
+    num_blocks: int
+    """Blocks of the model."""
+    prior: Float[Tensor, " middle"] | None = None
+    """Importance of the middle blocks, larger = keep; None where none was measured."""
+    router: Any = None
+    """A trained `routing.router.Router`; None where the model has none."""
+
+
+BUILT_IN: Final = {
+    "full": "buddy.policies.full:FullPolicy",
+    "random": "buddy.policies.random:RandomPolicy",
+    "static": "buddy.policies.static:StaticPolicy",
+    "routed": "buddy.policies.routed:RoutedPolicy",
+}
+"""Name -> `module:class`; imported only when asked for."""
+
+
+def policy_names() -> list[str]:
+    """Every policy that can be named, built in or registered under `buddy.policies`."""
+    return sorted({*BUILT_IN, *entry_points(group="buddy.policies").names})
+
+
+def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
+    """Make a policy from what a user wrote.
+
+    Args:
+        spec: `NAME` or `NAME:ARGUMENT`, as in `random:7` or `static:12,11,20`.
+        resources: What the model offers.
+
+    Raises:
+        PolicyError: No such policy, or it cannot serve this model.
+    """
+    name, _, argument = spec.partition(":")
+    target = BUILT_IN.get(name)
+    if target is not None:
+        module, _, attribute = target.partition(":")
+        made_by = getattr(importlib.import_module(module), attribute)
+    else:
+        found = entry_points(group="buddy.policies", name=name)
+        if not found:
+            raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}")
+        made_by = next(iter(found)).load()
+    return cast(DepthPolicy, made_by.from_spec(argument, resources))

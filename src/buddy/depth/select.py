@@ -1,0 +1,58 @@
+"""The one place where scores become a plan: every policy's strictness is proved here."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.depth.plan import DepthPlan
+from buddy.errors import BudgetError, PolicyError
+
+
+def select_blocks(
+    scores: Float[Tensor, "batch blocks"],
+    blocks: Int[Tensor, " batch"],
+    *,
+    pinned: Sequence[int] = (0, -1),
+) -> DepthPlan:
+    """Keep each row's highest-scoring blocks, exactly as many as its budget.
+
+    Ties go to the shallower block, so equal scores give equal plans everywhere.
+
+    Args:
+        scores: Unnormalised; higher is kept. NaN is an error, infinities are not.
+        blocks: Budget of each row in blocks, pinned ones included.
+        pinned: Blocks that always run: the first feeds the router, the last the head.
+
+    Returns:
+        Plan with mask [batch, blocks], True = run, `blocks[row]` True in each row.
+
+    Raises:
+        BudgetError: A budget is smaller than the number of pinned blocks, or too large.
+        PolicyError: A score is NaN.
+
+    Source: paper, section 4.2.1 (top-k); the tie rule is ours.
+    """
+    num_blocks = scores.shape[1]
+    always = sorted({block % num_blocks for block in pinned})
+    low, high = (int(bound) for bound in torch.aminmax(blocks))
+    if low < len(always) or high > num_blocks:
+        wrong = low if low < len(always) else high
+        raise BudgetError(
+            f"budget of {wrong} blocks cannot be spent: {len(always)} of the {num_blocks} blocks "
+            f"always run under this policy, so expected {len(always)} to {num_blocks}"
+        )
+    ranked = scores.detach().float()
+    if bool(ranked.isnan().any()):
+        raise PolicyError(
+            "a block score is NaN, so no block can be ranked: the router's weights or its input "
+            "are broken; load another checkpoint or use --policy static"
+        )
+    # An infinite score must not rank with the pinned blocks, which alone are infinite below.
+    ranked = ranked.clamp(max=torch.finfo(ranked.dtype).max)
+    if always:
+        ranked[:, always] = torch.inf
+    order = ranked.argsort(dim=1, descending=True, stable=True)  # [B, L], best first
+    kept = torch.arange(num_blocks, device=scores.device) < blocks[:, None]
+    return DepthPlan(torch.zeros_like(kept).scatter(1, order, kept))

@@ -1,0 +1,1 @@
+"""Runs a plan: the KV cache of skipped blocks, prefill, decode, generation."""

@@ -1,0 +1,365 @@
+"""BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerationMixin
+from transformers.utils.generic import ModelOutput
+
+from buddy.depth.budget import AUTO, BudgetLike, parse_budgets
+from buddy.depth.plan import DepthPlan
+from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
+from buddy.engine.cache import KVPolicy
+from buddy.engine.padding import left_padded
+from buddy.engine.session import Session
+from buddy.engine.step import Reroute, Step, check_reroute, run_once, run_step
+from buddy.engine.trace import DepthTrace
+from buddy.errors import BudgetError, PromptError
+from buddy.models.backbone import Backbone
+from buddy.routing.router import Router
+
+Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
+"""One budget for all rows, one per row, or a tensor of block counts per row."""
+
+DEFAULT_KV_POLICY: KVPolicy = "lazy"
+INITIAL_SLOTS = 256
+
+
+@dataclass
+class RoutedOutput(ModelOutput):
+    """What transformers' causal LMs return, and what ran.
+
+    Attributes:
+        loss: Mean next-token cross-entropy, where labels were given.
+        logits: [batch, kept columns, vocab].
+        past_key_values: To continue from.
+        plan: Which blocks each row was to run.
+        executed_blocks: [batch], how many each row ran, counted where they ran.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: Session | None = None
+    plan: DepthPlan | None = None
+    executed_blocks: Tensor | None = None
+
+
+class ContextEnd(StoppingCriteria):
+    """Stops a generation that has filled the model's context."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch columns"], scores: Any, **kwargs: Any
+    ) -> Bool[Tensor, " batch"]:
+        """Called by transformers after each step."""
+        full = input_ids.shape[1] >= self._columns
+        return torch.full((len(input_ids),), full, device=input_ids.device)
+
+
+class BuddyForCausalLM(nn.Module, GenerationMixin):
+    """Runs exactly as many blocks as each row's budget says, chosen by a policy.
+
+    Args:
+        model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
+        prior: Normalised importance of the middle blocks, [blocks - 2].
+        router: A trained router.
+        policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
+            else the prior's static order, else full depth.
+        kv_policy: What a skipped block leaves in its KV cache.
+
+    Raises:
+        FamilyError: The architecture is not supported.
+        PolicyError: The policy cannot serve this model.
+    """
+
+    main_input_name = "input_ids"
+    input_modalities = ("text",)
+    base_model_prefix = "model"
+    _is_stateful = True  # assisted generation needs a cache that can be cut back
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        prior: Float[Tensor, " middle"] | None = None,
+        router: Router | None = None,
+        policy: str | DepthPolicy | None = None,
+        kv_policy: KVPolicy = DEFAULT_KV_POLICY,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.router = router
+        self.prior = prior
+        self.kv_policy = kv_policy
+        self.source: str | None = None
+        # A PEFT model wraps the causal LM and changes its linear layers in place.
+        self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
+        self.config = self.backbone.config
+        self.generation_config = cast(Any, model.generation_config)
+        self.policy = self._default_policy() if policy is None else self.make_policy(policy)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' number format."""
+        return self.backbone.dtype
+
+    @property
+    def num_blocks(self) -> int:
+        """Transformer blocks of the model."""
+        return self.backbone.num_blocks
+
+    @property
+    def resources(self) -> PolicyResources:
+        """What the model offers to a policy."""
+        return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
+
+    def make_policy(self, policy: str | DepthPolicy) -> DepthPolicy:
+        """A policy for this model, from its name or as given."""
+        return build_policy(policy, self.resources) if isinstance(policy, str) else policy
+
+    def _default_policy(self) -> DepthPolicy:
+        if self.router is not None:
+            return self.make_policy("routed")
+        return self.make_policy("full" if self.prior is None else "static")
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":
+        """Load a model by preset name, hub id, folder, GGUF file or Buddy checkpoint.
+
+        Args:
+            name: As `buddy generate --model` takes it.
+            **options: `dtype`, `device`, `policy`, `kv_policy`, `merge_adapter`, `on_progress`:
+                see `engine.checkpoint.load`.
+
+        Raises:
+            ModelError: It cannot be found, fetched or understood.
+            CheckpointError: It is truncated, foreign or unsafe.
+        """
+        from buddy.engine.checkpoint import load
+
+        return load(name, **options)
+
+    def save_pretrained(self, folder: str | Path, *, include_backbone: bool | None = None) -> None:
+        """Write a Buddy checkpoint: safetensors and JSON, the PEFT adapter in its own folder.
+
+        Args:
+            folder: Made, or replaced if it holds a Buddy checkpoint.
+            include_backbone: Write the backbone's weights too. By default only where the model
+                was not loaded from a place that it can be loaded from again.
+        """
+        from buddy.engine.checkpoint import save
+
+        save(self, Path(folder), include_backbone=include_backbone)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch tokens"],
+        attention_mask: Int[Tensor, "batch columns"] | Bool[Tensor, "batch columns"] | None = None,
+        *,
+        budget: Budgets | None = None,
+        prompt_mask: Bool[Tensor, "batch tokens"] | None = None,
+        past_key_values: Session | None = None,
+        labels: Int[Tensor, "batch tokens"] | None = None,
+        use_cache: bool | None = None,
+        reroute: Reroute = "step",
+        kv_policy: KVPolicy | None = None,
+        logits_to_keep: int = 0,
+        trace: DepthTrace | None = None,
+        return_dict: bool = True,
+    ) -> RoutedOutput:
+        """Run each row under its budget.
+
+        Args:
+            input_ids: New tokens; pads on either side.
+            attention_mask: 0 = pad, over all columns so far; None = no pads.
+            budget: One for all rows, one per row, or block counts as a tensor; None = full depth.
+            prompt_mask: Tokens that the route may see; by default all that are no pads. When the
+                continuation is fed along with the prompt, mark the prompt alone.
+            past_key_values: The `Session` of earlier steps.
+            labels: Targets as in transformers (-100 = ignored); adds `loss`.
+            use_cache: Return a session to continue from; by default when gradients are off.
+            reroute: "step", "prefill" or a number of decode steps.
+            kv_policy: What skipped blocks leave in a new session's cache.
+            logits_to_keep: Compute logits of the last columns alone; 0 = of all.
+            trace: Collects plans and times.
+            return_dict: Must be True, as the plan has no place in a tuple.
+
+        Raises:
+            BudgetError: A budget cannot be read or spent.
+            PromptError: No tokens, or more than the context holds.
+        """
+        started_s = time.perf_counter()
+        if not return_dict:
+            raise ValueError("return_dict must be True: the plan has no place in a tuple")
+        session = past_key_values
+        step = self._step(input_ids, attention_mask, budget, prompt_mask, session, reroute)
+        if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
+            slots = max(INITIAL_SLOTS, 2 * input_ids.shape[1])
+            session = self.new_session(len(input_ids), slots, kv_policy)
+        if session is None:
+            out = run_once(self.backbone, self.policy, step)
+        else:
+            out = run_step(self.backbone, self.policy, session, step)
+        logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
+        if trace is not None:
+            trace.record(out.plan, out.executed.tolist(), input_ids.shape[1], started_s)
+        loss = None
+        if labels is not None:
+            loss = cast(Any, self.model).loss_function(
+                logits, labels, vocab_size=self.config.vocab_size
+            )
+        return RoutedOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=session,
+            plan=out.plan,
+            executed_blocks=out.executed,
+        )
+
+    def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
+        """An empty session for a batch, with room for `slots` columns at first."""
+        return Session(self.backbone, batch, slots, kv_policy or self.kv_policy)
+
+    def _step(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        budget: Budgets | None,
+        prompt_mask: Tensor | None,
+        session: Session | None,
+        reroute: Reroute,
+    ) -> Step:
+        batch, tokens = input_ids.shape
+        if attention_mask is None:
+            valid = torch.ones_like(input_ids, dtype=torch.bool)
+        else:
+            valid = attention_mask[:, -tokens:].bool()
+        if session is None or session.steps == 0:
+            self._check_prompt(valid)
+        return Step(
+            token_ids=input_ids,
+            valid=valid,
+            counted=valid if prompt_mask is None else valid & prompt_mask,
+            budgets=self.resolve_budgets(budget, batch),
+            reroute=check_reroute(reroute),
+        )
+
+    def _check_prompt(self, valid: Bool[Tensor, "batch tokens"]) -> None:
+        lengths = valid.sum(1).tolist()
+        context = self.config.max_position_embeddings
+        if not lengths or min(lengths) == 0:
+            raise PromptError("a prompt has no tokens: expected at least one")
+        if max(lengths) > context:
+            raise PromptError(
+                f"a prompt has {max(lengths)} tokens, but the model's context holds {context}: "
+                "shorten it"
+            )
+
+    def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
+        """Blocks that each row runs.
+
+        Raises:
+            BudgetError: A budget cannot be read or spent, or needs a predictor that is not there.
+        """
+        if budget is None:
+            return (self.num_blocks,) * batch
+        if isinstance(budget, Tensor):
+            budget = [f"{blocks} blocks" for blocks in budget.tolist()]
+        parsed = parse_budgets(budget, self.num_blocks, batch)
+        if AUTO in parsed:
+            raise BudgetError(
+                "budget 'auto' needs a trained Budget Predictor and this model has none: "
+                'name a budget such as 0.75 or "18 blocks"'
+            )
+        return tuple(one.blocks for one in parsed if one != AUTO)
+
+    @torch.no_grad()
+    def generate(  # type: ignore[override]  # transformers leaves its own untyped
+        self,
+        inputs: Int[Tensor, "batch tokens"] | None = None,
+        *,
+        budget: Budgets | None = None,
+        reroute: Reroute = "step",
+        kv_policy: KVPolicy | None = None,
+        trace: DepthTrace | None = None,
+        **options: Any,
+    ) -> Any:
+        """Transformers' `generate`, under a budget per row.
+
+        Pads may stand on either side. The prompt's columns come back as they were given; new
+        tokens follow from column `inputs.shape[1]` on, and end where the context does.
+
+        Args:
+            inputs: The prompt's token ids; or pass `input_ids` by name.
+            budget: One for all rows, or one per row; None = full depth.
+            reroute: "step", "prefill" or a number of decode steps.
+            kv_policy: What skipped blocks leave in the cache; by default the model's own.
+            trace: Collects plans and times.
+            **options: As in transformers: sampling, streamer, stopping criteria ...
+
+        Raises:
+            BudgetError: A budget cannot be read or spent.
+            PromptError: No tokens, or more than the context holds.
+        """
+        prompt = options.pop("input_ids", None) if inputs is None else inputs
+        if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
+            raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
+        mask = options.pop("attention_mask", None)
+        mask = torch.ones_like(prompt) if mask is None else mask
+        budgets = self.resolve_budgets(budget, len(prompt))
+        self._check_prompt(mask.bool())
+        ids, mask = left_padded(prompt, mask)
+        room = self.config.max_position_embeddings - int(mask.sum(1).max())
+        stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
+        stopping.append(ContextEnd(ids.shape[1] + room))
+        out = cast(Any, super()).generate(
+            ids,
+            attention_mask=mask,
+            budget=torch.tensor(budgets, device=ids.device),
+            reroute=check_reroute(reroute),
+            kv_policy=kv_policy or self.kv_policy,
+            trace=trace,
+            stopping_criteria=stopping,
+            **options,
+        )
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        copies = len(sequences) // len(prompt)
+        sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
+        return out
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        """Called by transformers: a session instead of its own cache."""
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            copies = max(generation_config.num_beams, generation_config.num_return_sequences)
+            model_kwargs["past_key_values"] = self.new_session(
+                batch_size * copies, max_cache_length, model_kwargs["kv_policy"]
+            )
+
+    def is_remote_code(self) -> bool:
+        """Called by transformers; Buddy runs no code from a checkpoint."""
+        return False
+
+    def get_experts_implementation(self) -> dict[str, str]:
+        """Called by transformers; the families here have no experts."""
+        return {}

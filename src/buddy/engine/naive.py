@@ -1,0 +1,120 @@
+"""The executable specification: no cache, no batch, no gather; every step computed from scratch.
+
+Slow on purpose. Tests compare the engine with it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.depth.policy import DepthPolicy, Observation
+from buddy.depth.select import select_blocks
+from buddy.engine.cache import KVPolicy
+from buddy.engine.step import Reroute
+from buddy.models.backbone import Backbone
+
+
+@dataclass
+class _Tap:
+    """Sees the keys and values of one block, and zeroes those that `zero` would not have."""
+
+    zeroed: Bool[Tensor, " tokens"] | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.zeroed is not None:
+            keys = keys.masked_fill(self.zeroed[None, None, :, None], 0)
+            values = values.masked_fill(self.zeroed[None, None, :, None], 0)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def naive_hidden(
+    backbone: Backbone,
+    token_ids: Int[Tensor, " tokens"],
+    runs: Bool[Tensor, "tokens blocks"],
+    kv_policy: KVPolicy,
+) -> Float[Tensor, "tokens hidden"]:
+    """The residual after the last block, when each token runs its own set of blocks.
+
+    A block is computed for every token, and its result kept only where the token runs it. Keys
+    and values come from the residual that enters the block, run or not: that is `project`, and
+    `lazy`. `mask` hides the tokens that skipped the block; `zero` zeroes theirs.
+    """
+    tokens = len(token_ids)
+    positions = torch.arange(tokens, device=token_ids.device)[None]
+    hidden = backbone.embed(token_ids[None])
+    rotary = backbone.rotary(hidden, positions)
+    distance = positions[0][:, None] - positions[0]
+    for block in range(backbone.num_blocks):
+        run = runs[:, block]
+        seen = distance >= 0
+        window = backbone.windows[block]
+        if window is not None:
+            seen = seen & (distance < window)
+        if kv_policy == "mask":
+            seen = (seen & run) | torch.eye(tokens, dtype=torch.bool, device=run.device)
+        tap = _Tap(~run if kv_policy == "zero" else None)
+        out = backbone.run_block(block, hidden, seen[None, None], positions, rotary, tap)
+        hidden = torch.where(run[None, :, None], out, hidden)
+    return hidden[0]
+
+
+def naive_context(
+    backbone: Backbone, token_ids: Int[Tensor, " tokens"], layer: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Keys and values [1, tokens, width] of the 1-based context layer; None for layer 0."""
+    if layer == 0:
+        return None, None
+    positions = torch.arange(len(token_ids), device=token_ids.device)[None]
+    hidden = backbone.embed(token_ids[None])
+    rotary = backbone.rotary(hidden, positions)
+    tap = _Tap()
+    for block in range(layer):
+        window = backbone.windows[block]
+        distance = positions[0][:, None] - positions[0]
+        seen = (distance >= 0) & (distance < (window or len(token_ids)))
+        hidden = backbone.run_block(block, hidden, seen[None, None], positions, rotary, tap)
+    assert tap.keys is not None
+    assert tap.values is not None
+    return tap.keys.transpose(1, 2).flatten(2), tap.values.transpose(1, 2).flatten(2)
+
+
+def naive_decode(
+    backbone: Backbone,
+    policy: DepthPolicy,
+    token_ids: Int[Tensor, " tokens"],
+    prompt_tokens: int,
+    *,
+    blocks: int,
+    kv_policy: KVPolicy,
+    reroute: Reroute = "step",
+) -> tuple[Float[Tensor, "steps vocab"], Bool[Tensor, "steps blocks"]]:
+    """Prefill `prompt_tokens`, then feed the rest one by one.
+
+    Returns:
+        For prefill and each decode step, the logits after its last token, and its plan.
+    """
+    plans: list[Tensor] = []
+    logits = []
+    for step, stop in enumerate(range(prompt_tokens, len(token_ids) + 1)):
+        due = reroute == "step" or (reroute != "prefill" and step % reroute == 0)
+        if step == 0 or due:
+            seen = token_ids[:stop]
+            keys, values = naive_context(backbone, seen, policy.context_layer)
+            counted = torch.ones_like(seen, dtype=torch.bool)[None]
+            route = policy.observe(None, Observation(seen[None], counted, keys, values))
+            budget = torch.tensor([blocks], device=seen.device)
+            plan = select_blocks(policy.scores(route), budget, pinned=policy.pinned).mask[0]
+        plans.append(plan)
+        repeats = torch.tensor([prompt_tokens] + [1] * step, device=plan.device)
+        runs = torch.stack(plans).repeat_interleave(repeats, dim=0)  # [T, L]
+        hidden = naive_hidden(backbone, token_ids[:stop], runs, kv_policy)
+        logits.append(backbone.logits(hidden[-1]))
+    return torch.stack(logits), torch.stack(plans)

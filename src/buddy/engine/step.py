@@ -1,0 +1,184 @@
+"""One forward pass under a plan: prefill, or a decode step."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.depth.plan import ALL_ROWS, BlockRows, DepthPlan
+from buddy.depth.policy import DepthPolicy, Observation
+from buddy.depth.select import select_blocks
+from buddy.engine.cache import BlockKVCache, PassingKV, RowSet
+from buddy.engine.session import Session
+from buddy.engine.timeline import Timeline
+from buddy.errors import PolicyError
+from buddy.models.backbone import Backbone, Rotary
+
+Reroute = Literal["step", "prefill"] | int
+"""New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one forward pass is given.
+
+    Attributes:
+        token_ids: New tokens, pads included.
+        valid: False for pads.
+        counted: Tokens that the route may see; a subset of `valid`.
+        budgets: Blocks that each row runs.
+        reroute: When to choose again.
+    """
+
+    token_ids: Int[Tensor, "batch tokens"]
+    valid: Bool[Tensor, "batch tokens"]
+    counted: Bool[Tensor, "batch tokens"]
+    budgets: tuple[int, ...]
+    reroute: Reroute
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one forward pass returns.
+
+    Attributes:
+        hidden: The residual after the last block.
+        plan: What was to run.
+        executed: Blocks that ran, counted where they ran.
+    """
+
+    hidden: Float[Tensor, "batch tokens hidden"]
+    plan: DepthPlan
+    executed: Int[Tensor, " batch"]
+
+
+def check_reroute(reroute: Reroute) -> Reroute:
+    """Refuse what is no re-routing rule.
+
+    Raises:
+        PolicyError: Neither "step" nor "prefill" nor a count of steps.
+    """
+    if reroute in ("step", "prefill") or (
+        isinstance(reroute, int) and not isinstance(reroute, bool) and reroute >= 1
+    ):
+        return reroute
+    raise PolicyError(
+        f'reroute must be "step", "prefill" or a number of steps of at least 1, got {reroute!r}'
+    )
+
+
+def run_step(backbone: Backbone, policy: DepthPolicy, session: Session, step: Step) -> StepOutput:
+    """Extend the session by one step: prefill or decode."""
+    session.timeline.extend(step.valid)
+    run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
+    if policy.context_layer > 0:
+        run.blocks(range(policy.context_layer), None)
+    session.route = policy.observe(session.route, _observe(policy, session.kv, step))
+    if session.plan is None or _is_due(session, step):
+        session.plan = make_plan(policy, session.route, step)
+        session.budgets = step.budgets
+    session.steps += 1
+    run.blocks(range(policy.context_layer, backbone.num_blocks), session.plan)
+    return StepOutput(run.hidden, session.plan, run.executed())
+
+
+def run_once(backbone: Backbone, policy: DepthPolicy, step: Step) -> StepOutput:
+    """One pass that keeps nothing, so that gradients flow: training and scoring."""
+    timeline = Timeline(len(step.valid), step.valid.shape[1], step.valid.device)
+    timeline.extend(step.valid)
+    kv = PassingKV()
+    run = BlockRun(backbone, timeline, kv, step.token_ids)
+    if policy.context_layer > 0:
+        run.blocks(range(policy.context_layer), None)
+    plan = make_plan(policy, policy.observe(None, _observe(policy, kv, step)), step)
+    run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
+    return StepOutput(run.hidden, plan, run.executed())
+
+
+def make_plan(policy: DepthPolicy, route: object, step: Step) -> DepthPlan:
+    """Spend each row's budget on the policy's scores; a full budget needs no scores."""
+    batch, device = len(step.budgets), step.valid.device
+    if all(blocks == policy.num_blocks for blocks in step.budgets):
+        return DepthPlan.full(batch, policy.num_blocks, device)
+    blocks = torch.tensor(step.budgets, device=device)
+    return select_blocks(policy.scores(route), blocks, pinned=policy.pinned)
+
+
+def _is_due(session: Session, step: Step) -> bool:
+    if step.budgets != session.budgets or step.reroute == "step":
+        return True
+    return step.reroute != "prefill" and session.steps % step.reroute == 0
+
+
+def _observe(policy: DepthPolicy, kv: "BlockKVCache | PassingKV", step: Step) -> Observation:
+    if policy.context_layer == 0:
+        return Observation(step.token_ids, step.counted)
+    keys, values = kv.new_tokens(policy.context_layer - 1)
+    return Observation(step.token_ids, step.counted, keys, values)
+
+
+class BlockRun:
+    """The residual of one pass, on its way through the blocks.
+
+    At each block the rows that run it are gathered, run and scattered back; rows that skip it
+    are not computed. Where all rows run there is no gather. Updates are out of place: the cache
+    may still hold the residual that passed a block by.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        timeline: Timeline,
+        kv: "BlockKVCache | PassingKV",
+        token_ids: Int[Tensor, "batch tokens"],
+    ) -> None:
+        self.hidden = backbone.embed(token_ids)
+        self._backbone = backbone
+        self._timeline = timeline
+        self._kv = kv
+        self._positions = timeline.new_positions
+        self._rotary = backbone.rotary(self.hidden, self._positions)
+        self._by_all = 0
+        self._by_some = torch.zeros(len(token_ids), dtype=torch.long, device=token_ids.device)
+
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run these blocks under the plan; without one every row runs them."""
+        for block in blocks:
+            rows = BlockRows(ALL_ROWS, None) if plan is None else plan.blocks[block]
+            if rows.skip is not None:
+                self._kv.skip(block, rows.skip, self.hidden)
+            if rows.run is not None:
+                self._kv.fill(block, rows.run)
+                self._run(block, rows.run)
+
+    def _run(self, block: int, rows: RowSet) -> None:
+        rotary: Rotary = (self._rotary[0][rows], self._rotary[1][rows])
+        out = self._backbone.run_block(
+            block,
+            self.hidden[rows],
+            self._mask(block, rows),
+            self._positions[rows],
+            rotary,
+            self._kv.view(block, rows),
+        )
+        if isinstance(rows, slice):
+            self.hidden = out
+            self._by_all += 1
+        else:
+            self.hidden = self.hidden.index_copy(0, rows, out)
+            self._by_some[rows] += 1
+
+    def _mask(self, block: int, rows: RowSet) -> Bool[Tensor, "batch 1 tokens slots"] | None:
+        window = self._backbone.windows[block]
+        mask = self._timeline.mask(window)
+        visible = self._kv.visible(block, rows)
+        if visible is None:
+            return None if mask is None else mask[rows]
+        mask = self._timeline.full_mask(window) if mask is None else mask
+        return mask[rows] & visible[:, None, None]
+
+    def executed(self) -> Int[Tensor, " batch"]:
+        """Blocks that each row ran, counted as they ran."""
+        return self._by_some + self._by_all

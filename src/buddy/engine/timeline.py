@@ -1,0 +1,92 @@
+"""The timeline that all blocks share: which slots are real tokens, their positions, who sees whom.
+
+transformers derives one mask and the positions from one layer's cache length; under routing the
+blocks' caches differ, so both are kept here.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+class Timeline:
+    """Slots of a batch, one for each column fed so far, pads included.
+
+    Attributes:
+        batch: Rows.
+        start: First slot of the current step.
+        length: Slots in use, the current step's included.
+        valid: [batch, capacity], True = a real token.
+        positions: [batch, capacity], counted over real tokens alone.
+        has_pads: Whether any slot in use is a pad.
+    """
+
+    def __init__(self, batch: int, capacity: int, device: torch.device | str) -> None:
+        self.batch = batch
+        self.device = torch.device(device)
+        self.start = 0
+        self.length = 0
+        self.has_pads = False
+        self.valid = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
+        self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
+        self._count = torch.zeros(batch, dtype=torch.long, device=device)
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Slots that fit before buffers grow."""
+        return self.valid.shape[1]
+
+    def extend(self, valid: Bool[Tensor, "batch tokens"]) -> None:
+        """Begin a step of `valid.shape[1]` new slots."""
+        self.start, self.length = self.length, self.length + valid.shape[1]
+        if self.length > self.capacity:
+            self._grow(max(self.length, 2 * self.capacity) - self.capacity)
+        new = slice(self.start, self.length)
+        self.has_pads = self.has_pads or not bool(valid.all())
+        self.valid[:, new] = valid
+        self.positions[:, new] = (self._count[:, None] + valid.cumsum(1) - 1).clamp(min=0)
+        self._count = self._count + valid.sum(1)
+        self._masks = {}
+
+    def _grow(self, slots: int) -> None:
+        self.valid = torch.nn.functional.pad(self.valid, (0, slots))
+        self.positions = torch.nn.functional.pad(self.positions, (0, slots))
+
+    @property
+    def new_positions(self) -> Int[Tensor, "batch tokens"]:
+        """Positions of the current step's tokens."""
+        return self.positions[:, self.start : self.length]
+
+    def mask(self, window: int | None) -> Bool[Tensor, "batch 1 tokens slots"] | None:
+        """Who sees whom in this step, for a block with this sliding window.
+
+        None where plain causality over the step says it all. A pad sees itself, so that no
+        row of the softmax is empty.
+        """
+        if window not in self._masks:
+            self._masks[window] = None if self._is_plain(window) else self.full_mask(window)
+        return self._masks[window]
+
+    def _is_plain(self, window: int | None) -> bool:
+        in_window = window is None or self.length <= window
+        return (
+            in_window and not self.has_pads and (self.start == 0 or self.length == self.start + 1)
+        )
+
+    def full_mask(self, window: int | None) -> Bool[Tensor, "batch 1 tokens slots"]:
+        """The mask of this step, spelled out."""
+        slot = torch.arange(self.length, device=self.device)
+        query = slot[self.start :, None]  # [T, 1]
+        position = self.positions[:, : self.length]
+        seen = self.valid[:, None, : self.length] & (slot <= query)  # [B, T, S]
+        if window is not None:
+            distance = self.new_positions[:, :, None] - position[:, None]
+            seen = seen & (distance < window)
+        return (seen | (slot == query))[:, None]
+
+    def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
+        """Keep the rows named, in that order."""
+        self.batch = len(rows)
+        self.valid, self.positions = self.valid[rows], self.positions[rows]
+        self._count, self._masks = self._count[rows], {}

@@ -1,0 +1,51 @@
+"""Every error that Buddy raises on purpose.
+
+BuddyError
+├── BudgetError       a budget that cannot be parsed or spent
+├── PolicyError       an unknown policy, or one that cannot serve this model
+├── PromptError       an empty prompt, or one longer than the context
+├── ModelError        a model that cannot be found, fetched or understood
+│   ├── FetchError        a download that failed or arrived broken
+│   ├── FamilyError       an architecture with no row in the family table
+│   └── CheckpointError   a missing, truncated, foreign or unsafe checkpoint
+└── ResultError       a record that cannot be written or read
+
+Each message says what is wrong, what was expected, what was got, and what to do. All of them are
+`ValueError`s, so that code which knows nothing of Buddy can catch them.
+"""
+
+
+class BuddyError(ValueError):
+    """Base of every error that Buddy raises on purpose."""
+
+
+class BudgetError(BuddyError):
+    """A budget that cannot be parsed, or that the model cannot spend."""
+
+
+class PolicyError(BuddyError):
+    """An unknown policy, or one that cannot serve this model."""
+
+
+class PromptError(BuddyError):
+    """A prompt with no tokens, or with more than the context holds."""
+
+
+class ModelError(BuddyError):
+    """A model that cannot be found, fetched or understood."""
+
+
+class FetchError(ModelError):
+    """A download that failed or arrived broken."""
+
+
+class FamilyError(ModelError):
+    """An architecture that has no row in the family table."""
+
+
+class CheckpointError(ModelError):
+    """A missing, truncated, foreign or unsafe checkpoint."""
+
+
+class ResultError(BuddyError):
+    """A record that cannot be written or read."""

@@ -1,0 +1,46 @@
+"""Buddy's own policy: the trained router's scores."""
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from buddy.depth.policy import Observation, PolicyResources
+from buddy.errors import PolicyError
+from buddy.routing.context import ContextState
+from buddy.routing.router import Router
+
+
+class RoutedPolicy:
+    """Scores from the router; the blocks it reads from, and the last one, always run."""
+
+    name = "routed"
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.num_blocks = router.config.num_blocks
+        self.context_layer = router.config.planner.context_layer
+        self.pinned = (*range(self.context_layer), self.num_blocks - 1)
+
+    @classmethod
+    def from_spec(cls, argument: str, resources: PolicyResources) -> "RoutedPolicy":
+        """Make it from `routed`, which takes no argument."""
+        if argument:
+            raise PolicyError(f"policy routed takes no argument, got {argument!r}")
+        if resources.router is None:
+            raise PolicyError(
+                "this model has no trained router: use --policy static or --policy random, "
+                "or load a Buddy checkpoint that has one"
+            )
+        return cls(resources.router)
+
+    def observe(self, state: ContextState | None, seen: Observation) -> ContextState:
+        """Add new tokens to the running summary."""
+        return self.router.observe(state, seen)
+
+    def scores(self, state: ContextState) -> Float[Tensor, "batch blocks"]:
+        """The middle blocks' fused scores; pinned blocks need none."""
+        return pad(self.router.scores(state), (1, 1))
+
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        return "trained router"

@@ -1,0 +1,1 @@
+"""The paper's learned parts: KV-aware Planner, Decision Module, prior."""

@@ -1,0 +1,70 @@
+"""Router: KV-aware Planner and Decision Module together, one per model and checkpoint."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from buddy.depth.policy import Observation
+from buddy.routing.context import ContextState, PlannerConfig, read_context
+from buddy.routing.decision import DecisionConfig, DecisionModule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterConfig:
+    """Everything that fixes a router's shape and meaning; JSON in a checkpoint."""
+
+    num_blocks: int
+    """Blocks of the model."""
+    token_width: int
+    """KV heads times head size."""
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    """What is read, and how it is pooled."""
+    decision: DecisionConfig = field(default_factory=DecisionConfig)
+    """Size and weight of the prior."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values only."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RouterConfig":
+        """The reverse of `to_json`; an unknown key is a TypeError."""
+        return cls(
+            **{
+                **values,
+                "planner": PlannerConfig(**values["planner"]),
+                "decision": DecisionConfig(**values["decision"]),
+            }
+        )
+
+
+class Router(nn.Module):
+    """Observes the context layer's cache and scores the middle blocks, prior included."""
+
+    def __init__(self, config: RouterConfig, prior: Float[Tensor, " middle"] | None = None) -> None:
+        super().__init__()
+        self.config = config
+        width = config.planner.summary_width(config.token_width)
+        self.decision = DecisionModule(width, config.num_blocks - 2, config.decision, prior)
+
+    def observe(self, state: ContextState | None, seen: Observation) -> ContextState:
+        """Take in new tokens."""
+        planner = self.config.planner
+        tokens = read_context(seen, planner.context)  # [B, T, W]
+        if planner.pool == "scores":
+            tokens = self.decision(tokens)  # [B, T, L - 2]
+        state = ContextState.empty(tokens) if state is None else state
+        return state.add(tokens, seen.counted, planner.decay)
+
+    def scores(self, state: ContextState) -> Float[Tensor, "batch middle"]:
+        """Fused scores of the middle blocks."""
+        planner = self.config.planner
+        pooled = state.pooled()
+        if planner.pool == "scores":
+            return self.decision.fuse(pooled)
+        if planner.summary == "mean+last":
+            pooled = torch.cat([pooled, state.last.float()], dim=1)
+        return self.decision.fuse(self.decision(pooled))

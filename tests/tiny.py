@@ -1,0 +1,124 @@
+"""Tiny random models of every supported family, and inputs for them."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import LlamaConfig
+from transformers.models.mistral import MistralConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
+
+from buddy import BuddyForCausalLM
+from buddy.routing.context import PlannerConfig
+from buddy.routing.router import Router, RouterConfig
+
+VOCAB = 97
+NUM_BLOCKS = 6
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": NUM_BLOCKS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+CONFIGS = {
+    "llama": LlamaConfig(**_SIZES, attention_bias=True),
+    "llama3": LlamaConfig(**_SIZES, rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=True),
+    "llama-mha": LlamaConfig(**{**_SIZES, "num_key_value_heads": 4}),
+    "mistral": MistralConfig(**_SIZES, sliding_window=5, head_dim=16),
+    "qwen2": Qwen2Config(**_SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=3),
+    "qwen2.5": Qwen2Config(**_SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**_SIZES, head_dim=16),
+}
+FAMILY_NAMES = tuple(CONFIGS)
+
+
+def tiny_model(name="llama", *, seed=0, attention="sdpa"):
+    """A float32 Hugging Face model whose weights, norms and biases are all random."""
+    torch.manual_seed(seed)
+    config = copy.deepcopy(CONFIGS[name])
+    config._attn_implementation = attention
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Default initialisation is so small that skipping a block hardly shows.
+            parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
+    return model
+
+
+def random_router(model, *, seed=1, scale=3.0, prior=None, **planner):
+    """A router whose scores really depend on the input."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    torch.manual_seed(seed)
+    router = Router(
+        RouterConfig(
+            num_blocks=config.num_hidden_layers,
+            token_width=config.num_key_value_heads * head_dim,
+            planner=PlannerConfig(**planner),
+        ),
+        prior,
+    )
+    with torch.no_grad():
+        for parameter in router.parameters():
+            # Small biases: the context, not a constant, must decide.
+            parameter.copy_(torch.randn_like(parameter) * (scale if parameter.ndim > 1 else 0.1))
+    return router
+
+
+def tiny_buddy(name="llama", *, attention="sdpa", policy=None, kv_policy="lazy", **planner):
+    """A tiny model with a random router."""
+    model = tiny_model(name, attention=attention)
+    router = random_router(model, **planner)
+    return BuddyForCausalLM(model, router=router, policy=policy, kv_policy=kv_policy)
+
+
+def random_ids(rows, tokens, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCAB, (rows, tokens), generator=generator)
+
+
+def padded(rows, side):
+    """Stack rows of unequal length; returns ids and attention mask."""
+    width = max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[i, at], mask[i, at] = row, 1
+    return ids, mask
+
+
+def delete_blocks(model, blocks):
+    """A copy of a Hugging Face model without these blocks."""
+    model = copy.deepcopy(model)
+    kept = [layer for i, layer in enumerate(model.model.layers) if i not in blocks]
+    for i, layer in enumerate(kept):
+        layer.self_attn.layer_idx = i
+    model.model.layers = torch.nn.ModuleList(kept)
+    model.config.num_hidden_layers = len(kept)
+    if getattr(model.config, "layer_types", None):
+        types = [t for i, t in enumerate(model.config.layer_types) if i not in blocks]
+        model.config.layer_types = types
+    return model
+
+
+every_family = pytest.mark.parametrize("family", FAMILY_NAMES)
+every_kv_policy = pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])
