@@ -41,7 +41,8 @@ def select_blocks(
         wrong = low if low < len(always) else high
         raise BudgetError(
             f"budget of {wrong} blocks cannot be spent: {len(always)} of the {num_blocks} blocks "
-            f"always run under this policy, so expected {len(always)} to {num_blocks}"
+            f"always run under this policy, so expected {len(always)} to {num_blocks} blocks; "
+            "for less choose another policy, such as random or static:ORDER"
         )
     ranked = scores.detach().float()
     if bool(ranked.isnan().any()):

@@ -105,7 +105,8 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
         self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
-        self.policy = self._default_policy() if policy is None else self.make_policy(policy)
+        self.policy_spec = policy if isinstance(policy, str) else None
+        self.policy = self.make_policy(policy or self._default_policy())
 
     @property
     def device(self) -> torch.device:
@@ -131,10 +132,10 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
         """A policy for this model, from its name or as given."""
         return build_policy(policy, self.resources) if isinstance(policy, str) else policy
 
-    def _default_policy(self) -> DepthPolicy:
+    def _default_policy(self) -> str:
         if self.router is not None:
-            return self.make_policy("routed")
-        return self.make_policy("full" if self.prior is None else "static")
+            return "routed"
+        return "full" if self.prior is None else "static"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":

@@ -64,6 +64,11 @@ class Backbone:
         """The weights' number format."""
         return self._embedding.weight.dtype
 
+    @property
+    def embedding_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The token embeddings."""
+        return self._embedding.weight
+
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens hidden"]:
         """The residual that enters the first block."""
         return cast(Tensor, self._embedding(token_ids))
@@ -151,6 +156,6 @@ class Backbone:
             head_params=self._head.weight.numel(),
             query_width=self.config.num_attention_heads * self.head_dim,
             kv_width=self.kv_width,
-            bytes_per_param=self.dtype.itemsize,
-            bytes_per_kv=self.dtype.itemsize,
+            bytes_per_param=float(self.dtype.itemsize),
+            bytes_per_kv=float(self.dtype.itemsize),
         )

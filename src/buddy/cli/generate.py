@@ -1,0 +1,126 @@
+"""`buddy generate`: one prompt, one answer, under a budget."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buddy.cli import options
+from buddy.models.presets import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from buddy.cli.speaker import Answer, Speaker
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
+    model: options.Model = DEFAULT_MODEL,
+    budget: options.Budget = None,
+    max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    system: options.System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
+    reroute: options.Reroute = "step",
+    kv_policy: options.KVPolicy = None,
+    policy: options.Policy = None,
+    depth: Annotated[
+        bool, typer.Option("--show-depth", help="Show which blocks ran for every token.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the blocks of every token to this JSON file.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer and its trace as JSON.")
+    ] = False,
+) -> None:
+    """Answer one prompt with as many blocks as the budget allows.
+
+    The text goes to stdout, everything else to stderr.
+    """
+    from buddy.cli.display import show_depth, show_summary, stderr
+    from buddy.cli.speaker import Sampling, Speaker
+
+    console = stderr()
+    if trace is not None:
+        _check_writable(trace)
+    content = sys.stdin.read() if prompt == "-" else prompt
+    speaker = Speaker(model, policy=policy, kv_policy=kv_policy, reroute=reroute, console=console)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    answer = speaker.answer(
+        [*messages, {"role": "user", "content": content}],
+        budget=budget,
+        sampling=Sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+        ),
+        raw=raw,
+        stream=not as_json,
+    )
+    record = _record(answer, speaker, model=model, budget=budget)
+    if as_json:
+        sys.stdout.write(json.dumps(record) + "\n")
+    if trace is not None:
+        _write_atomically(trace, json.dumps(record, indent=1) + "\n")
+    if depth:
+        show_depth(console, answer.token_texts, answer.trace)
+    if answer.trace.steps:
+        show_summary(
+            console,
+            answer.trace,
+            budget=budget,
+            policy=speaker.policy,
+            kv_policy=speaker.model.kv_policy,
+        )
+    if answer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _record(
+    answer: "Answer", speaker: "Speaker", *, model: str, budget: str | None
+) -> dict[str, Any]:
+    """The answer for machines: text, what was asked, and the blocks of every token."""
+    trace = answer.trace.to_json()
+    steps = trace.pop("steps")
+    return {
+        "model": model,
+        "budget": budget,
+        "budget_blocks": speaker.check_budget(budget),
+        "policy": speaker.policy,
+        "kv_policy": speaker.model.kv_policy,
+        "reroute": speaker.reroute,
+        "text": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": len(answer.token_texts),
+        **trace,
+        "tokens": [
+            {"text": text, "blocks": step["blocks"][0], "executed": step["executed"][0]}
+            for text, step in zip(answer.token_texts, steps, strict=False)
+        ],
+    }
+
+
+def _check_writable(path: Path) -> None:
+    from buddy.errors import ResultError
+
+    if not path.parent.is_dir():
+        raise ResultError(f"--trace {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ResultError(f"--trace {path} is a folder: name a file")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    from buddy.errors import ResultError
+
+    handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(staging, path)
+    except OSError as error:
+        Path(staging).unlink(missing_ok=True)
+        raise ResultError(f"{path} cannot be written: {error}") from error

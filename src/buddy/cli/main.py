@@ -1,0 +1,44 @@
+"""The table of commands, and what happens to their errors."""
+
+import os
+import sys
+
+import typer
+
+from buddy.cli.chat import chat
+from buddy.cli.generate import generate
+from buddy.cli.info import info
+from buddy.cli.models import models
+from buddy.errors import BuddyError
+
+app = typer.Typer(
+    help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(generate)
+app.command()(chat)
+app.add_typer(models, name="models")
+app.command()(info)
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on stderr and exit code 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except BuddyError as error:
+        _fail(str(error), 2)
+    except BrokenPipeError:
+        # The reader went away (`| head`): no more output, and none at interpreter exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"buddy: {' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,44 @@
+"""Options that several commands share."""
+
+from typing import Annotated, Final
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Preset, hub id, folder, GGUF file or Buddy checkpoint."),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        "-b",
+        help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto. Full depth if not given.',
+    ),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")]
+TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much probability.")]
+Seed = Annotated[int, typer.Option(help="Of sampling.")]
+System = Annotated[str | None, typer.Option(help="System message.")]
+Reroute = Annotated[
+    str,
+    typer.Option(help="Choose blocks again every step (step), never (prefill), or every N steps."),
+]
+KVPolicy = Annotated[
+    str | None,
+    typer.Option(help="What skipped blocks leave in the cache: zero, mask, project or lazy."),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        help="Who chooses the blocks: routed, static, static:12,11,20, random:SEED or full."
+    ),
+]
+
+DEFAULT_MAX_NEW_TOKENS: Final = 256
+
+
+def parse_reroute(text: str) -> str | int:
+    """`step` and `prefill` as they are, a number as a number; the engine refuses the rest."""
+    return int(text) if text.isdigit() else text

@@ -1,0 +1,1 @@
+"""How much each block matters, measured on a model."""

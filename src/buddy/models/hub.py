@@ -1,0 +1,54 @@
+"""Models of the Hugging Face hub: fetched, listed and removed through the hub's own cache."""
+
+from typing import Any
+
+from buddy.errors import FetchError, ModelError
+
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""Never *.bin, *.pt or *.py: what is read must not be able to run code."""
+
+
+def pull_from_hub(hub_id: str) -> str:
+    """Fetch a model's safetensors, config and tokenizer; return the folder.
+
+    Raises:
+        FetchError: No such model, no access, or no network.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(hub_id, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FetchError(
+            f"{hub_id} cannot be fetched from the hub: {reason} Check the name and the network; "
+            "a gated model needs `hf auth login` first"
+        ) from error
+
+
+def hub_repos() -> dict[str, Any]:
+    """Models in the hub's cache: id -> what huggingface_hub knows of it."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        found = scan_cache_dir()
+    except CacheNotFound:
+        return {}
+    return {repo.repo_id: repo for repo in found.repos if repo.repo_type == "model"}
+
+
+def remove_from_hub_cache(hub_id: str) -> int:
+    """Delete a model from the hub's cache; return the bytes freed.
+
+    Raises:
+        ModelError: It is not there.
+    """
+    from huggingface_hub import scan_cache_dir
+
+    repo = hub_repos().get(hub_id)
+    if repo is None:
+        raise ModelError(f"{hub_id} is not in the hub's cache: see `buddy models`")
+    revisions = [revision.commit_hash for revision in repo.revisions]
+    strategy = scan_cache_dir().delete_revisions(*revisions)
+    strategy.execute()
+    return int(strategy.expected_freed_size)

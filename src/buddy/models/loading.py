@@ -1,0 +1,185 @@
+"""Finds a model by preset name, hub id, local folder or GGUF file, and loads it safely.
+
+Weights are read from safetensors alone, and no code of a repository is run.
+"""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from buddy.errors import CheckpointError, FetchError, ModelError
+from buddy.models.families import find_family
+from buddy.models.presets import DEFAULT_MODEL, PRESETS
+from buddy.models.progress import Progress
+from buddy.models.quiet import quiet_transformers
+from buddy.models.store import ensure_default, resolve_gguf
+from buddy.routing.prior import normalise_prior
+
+
+def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
+    """Turn a model's name into a local folder or a hub id; fetch the default model if needed.
+
+    Raises:
+        FetchError: The default model could not be fetched.
+        CheckpointError: A file or folder is not a model.
+    """
+    text = str(name)
+    if text == DEFAULT_MODEL:
+        return str(ensure_default(on_progress=on_progress))
+    if text in PRESETS:
+        return str(PRESETS[text].hub_id)
+    path = Path(text).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return str(resolve_gguf(path, on_progress=on_progress))
+    if path.is_dir():
+        check_folder(path)
+        return str(path)
+    if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ModelError(
+            f"no model at {text}: expected a folder with config.json and *.safetensors, a .gguf "
+            f"file, a hub id such as org/name, or one of {', '.join(PRESETS)}"
+        )
+    if "/" not in text:
+        raise ModelError(
+            f"no model named {text!r}: expected one of {', '.join(PRESETS)}, a hub id such as "
+            "org/name, a folder, or a .gguf file"
+        )
+    return text
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is no model, or that only a pickle could be read from."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is no model: expected config.json in it, or buddy.json "
+            "for a Buddy checkpoint"
+        )
+    if not any(folder.glob("*.safetensors")):
+        unsafe = sorted(path.name for path in folder.glob("*.bin"))
+        found = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
+        raise CheckpointError(
+            f"{folder} has no weights that are safe to load: expected *.safetensors, {found}; "
+            "convert them with transformers' save_pretrained"
+        )
+
+
+def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any:
+    """The Hugging Face config of a model of a supported family.
+
+    Raises:
+        ModelError: It cannot be found or fetched.
+        FamilyError: The family is not supported.
+    """
+    from transformers import AutoConfig
+
+    where = locate(name, on_progress=on_progress)
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise _explained(where, error) from error
+    find_family(config)
+    return config
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    attention: str = "sdpa",
+    on_progress: Progress | None = None,
+) -> Any:
+    """Load a Hugging Face causal LM, ready for inference.
+
+    Args:
+        name: Preset, hub id, folder or GGUF file.
+        dtype: Of the weights; by default as they were saved.
+        device: By default the first CUDA device, else the CPU.
+        attention: "sdpa" or "eager".
+        on_progress: Told what is being fetched or converted.
+
+    Raises:
+        ModelError: It cannot be found, fetched or understood.
+        CheckpointError: It is truncated or unsafe.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(name, on_progress=on_progress)
+    where = locate(name, on_progress=on_progress)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                where,
+                config=config,
+                dtype=dtype or "auto",
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the weights in {where} are truncated or damaged ({error}): copy or fetch them again"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _explained(where, error) from error
+    return model.eval().to(torch.device(device))
+
+
+def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
+    """The Hugging Face tokenizer of a model, padding on the left.
+
+    Raises:
+        ModelError: It cannot be found, fetched or understood.
+    """
+    from transformers import AutoTokenizer
+
+    where = locate(_base_of(name))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            where, trust_remote_code=False, padding_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise _explained(where, error) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _base_of(name: str | Path) -> str | Path:
+    """The model that a Buddy checkpoint was made for; any other name as it is."""
+    path = Path(name)
+    if not (path / "buddy.json").is_file():
+        return name
+    if (path / "backbone").is_dir():
+        return path / "backbone"
+    try:
+        return str(json.loads((path / "buddy.json").read_text())["base"]["source"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / 'buddy.json'} is damaged: {error}") from error
+
+
+def load_prior(name: str | Path) -> Tensor | None:
+    """The measured prior of a preset's middle blocks, [blocks - 2]; None where there is none."""
+    preset = PRESETS.get(str(name))
+    if preset is None or preset.prior is None:
+        return None
+    text = (files("buddy.models") / "priors" / preset.prior).read_text()
+    importance = torch.tensor(json.loads(text)["importance"])
+    return normalise_prior(importance[1:-1])
+
+
+def _explained(where: str, error: Exception) -> ModelError:
+    """Say in one line why transformers could not load a model."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(where).is_dir():
+        return CheckpointError(f"the model in {where} cannot be loaded: {reason}")
+    return FetchError(
+        f"the model {where} cannot be loaded from the hub or its cache: {reason} "
+        "Check the name and the network, or give a local folder or a .gguf file"
+    )

@@ -1,0 +1,22 @@
+"""Keeps transformers from drawing bars and warnings of its own while a model loads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bar, and errors only, until the block ends."""
+    from transformers.utils import logging
+
+    switch = cast(Any, logging)
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    switch.set_verbosity_error()
+    switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            switch.enable_progress_bar()

@@ -1,0 +1,126 @@
+"""One suite for every policy."""
+
+import pytest
+import torch
+
+from buddy.depth.policy import Observation, PolicyResources, build_policy, policy_names
+from buddy.depth.select import select_blocks
+from buddy.errors import BudgetError, PolicyError
+from buddy.policies.static import StaticPolicy
+from tests.tiny import NUM_BLOCKS, random_router, tiny_model
+
+SPECS = {"full": "full", "random": "random:3", "static": "static", "routed": "routed"}
+
+
+@pytest.fixture(scope="module")
+def resources():
+    return PolicyResources(
+        num_blocks=NUM_BLOCKS,
+        prior=torch.tensor([0.4, 0.1, 0.3, 0.2]),
+        router=random_router(tiny_model()),
+    )
+
+
+def observation(rows, tokens, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(2, rows, tokens, 16, generator=generator)
+    ids = torch.randint(0, 97, (rows, tokens), generator=generator)
+    return Observation(ids, torch.ones(rows, tokens, dtype=torch.bool), kv[0], kv[1])
+
+
+def test_every_registered_policy_is_tested():
+    assert set(SPECS) == set(policy_names())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources):
+    policy = build_policy(SPECS[name], resources)
+    seen, more = observation(3, 5), observation(3, 1, seed=1)
+    batch = policy.observe(policy.observe(None, seen), more)
+    scores = policy.scores(batch)
+    assert scores.shape == (3, NUM_BLOCKS)
+    blocks = torch.full((3,), NUM_BLOCKS if name == "full" else 4)
+    plan = select_blocks(scores, blocks, pinned=policy.pinned)
+    picked = policy.scores(batch.select_rows(torch.tensor([2, 0])))
+    assert torch.equal(picked, scores[[2, 0]])
+    for row in range(3):
+        alone = policy.observe(None, _row(seen, row))
+        alone = policy.observe(alone, _row(more, row))
+        mine = select_blocks(policy.scores(alone), blocks[:1], pinned=policy.pinned)
+        assert mine.keys[0] == plan.keys[row]
+    assert policy.describe()
+
+
+def _row(seen, row):
+    at = slice(row, row + 1)
+    return Observation(seen.token_ids[at], seen.counted[at], seen.keys[at], seen.values[at])
+
+
+def test_static_follows_the_prior(resources):
+    policy = build_policy("static", resources)
+    assert policy.removal_order == (2, 4, 3, 1)
+
+
+def test_static_ties_remove_the_deeper_block_first():
+    assert StaticPolicy.from_prior(torch.zeros(4)).removal_order == (4, 3, 2, 1)
+
+
+def test_a_static_set_is_never_exceeded(resources):
+    policy = build_policy("static:2,3", resources)
+    scores = policy.scores(policy.observe(None, observation(1, 2)))
+    assert select_blocks(scores, torch.tensor([4]), pinned=policy.pinned).keys == ((0, 1, 4, 5),)
+    assert select_blocks(scores, torch.tensor([5]), pinned=policy.pinned).keys == ((0, 1, 3, 4, 5),)
+    with pytest.raises(BudgetError, match="4 of the 6 blocks always run"):
+        select_blocks(scores, torch.tensor([3]), pinned=policy.pinned)
+
+
+def test_random_depends_on_seed_tokens_and_step_but_not_on_pads(resources):
+    seen = observation(1, 6)
+    ids, counted = seen.token_ids, seen.counted
+
+    def scores(seed, ids, counted):
+        policy = build_policy(f"random:{seed}", resources)
+        return policy.scores(policy.observe(None, Observation(ids, counted)))
+
+    base = scores(1, ids, counted)
+    assert torch.equal(base, scores(1, ids, counted))
+    assert not torch.equal(base, scores(2, ids, counted))
+    assert not torch.equal(base, scores(1, ids.flip(1), counted))
+    assert not torch.equal(base, scores(1, ids[:, :-1], counted[:, :-1]))
+    padded = torch.nn.functional.pad(ids, (3, 2), value=9)
+    assert torch.equal(base, scores(1, padded, torch.nn.functional.pad(counted, (3, 2))))
+
+
+def test_random_scores_are_uniform_over_blocks(resources):
+    policy = build_policy("random", resources)
+    ids = torch.arange(4000)[:, None]
+    state = policy.observe(None, Observation(ids, torch.ones_like(ids, dtype=torch.bool)))
+    blocks = torch.full((4000,), 4)
+    rates = select_blocks(policy.scores(state), blocks).mask.float().mean(0)
+    # Each of 4 middle blocks runs in half the plans; 4000 draws have a standard error of 0.008.
+    assert torch.allclose(rates[1:-1], torch.tensor(0.5), atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nonsense", "expected one of full, random, routed, static"),
+        ("random:x", "whole number"),
+        ("static:1,x", "block numbers"),
+        ("static:1,1", "each block once"),
+        ("static:9", "from 0 to 5"),
+        ("full:1", "no argument"),
+        ("routed:1", "no argument"),
+    ],
+)
+def test_a_bad_name_or_argument_is_refused(spec, says, resources):
+    with pytest.raises(PolicyError, match=says):
+        build_policy(spec, resources)
+
+
+def test_what_a_model_lacks_is_named():
+    bare = PolicyResources(num_blocks=NUM_BLOCKS)
+    with pytest.raises(PolicyError, match="no measured prior"):
+        build_policy("static", bare)
+    with pytest.raises(PolicyError, match="no trained router"):
+        build_policy("routed", bare)
