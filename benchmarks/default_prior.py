@@ -1,6 +1,6 @@
 """Which blocks of the default model turn the residual least? Writes its shipped prior.
 
-    python benchmarks/default_prior.py --text wikitext2/valid.txt
+python benchmarks/default_prior.py --text wikitext2/valid.txt
 """
 
 import argparse

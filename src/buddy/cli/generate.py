@@ -1,9 +1,7 @@
 """`buddy generate`: one prompt, one answer, under a budget."""
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +43,7 @@ def generate(
     """
     from buddy.cli.display import show_depth, show_summary, stderr
     from buddy.cli.speaker import Sampling, Speaker
+    from buddy.results import write_text
 
     console = stderr()
     if trace is not None:
@@ -65,7 +64,7 @@ def generate(
     if as_json:
         sys.stdout.write(json.dumps(record) + "\n")
     if trace is not None:
-        _write_atomically(trace, json.dumps(record, indent=1) + "\n")
+        write_text(trace, json.dumps(record, indent=1) + "\n")
     if depth:
         show_depth(console, answer.token_texts, answer.trace)
     if answer.trace.steps:
@@ -111,16 +110,3 @@ def _check_writable(path: Path) -> None:
         raise ResultError(f"--trace {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise ResultError(f"--trace {path} is a folder: name a file")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    from buddy.errors import ResultError
-
-    handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(staging, path)
-    except OSError as error:
-        Path(staging).unlink(missing_ok=True)
-        raise ResultError(f"{path} cannot be written: {error}") from error

@@ -65,7 +65,11 @@ class Budget:
         fewer than three blocks are ours.
         """
         if math.isnan(ratio) or not 0 < ratio <= 1:
-            hint = f'; for a count write "{int(ratio)} blocks"' if MIN_BLOCKS <= ratio < math.inf else ""
+            hint = (
+                f'; for a count write "{int(ratio)} blocks"'
+                if MIN_BLOCKS <= ratio < math.inf
+                else ""
+            )
             raise BudgetError(f"budget {ratio:g} is not allowed: expected {_EXAMPLES}{hint}")
         exact = Fraction(repr(float(ratio))) * num_blocks
         blocks = math.ceil(exact - Fraction(1, 2))

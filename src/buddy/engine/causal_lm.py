@@ -1,7 +1,6 @@
 """BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,24 +8,19 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
-from transformers.generation.utils import GenerationMixin
 from transformers.utils.generic import ModelOutput
 
-from buddy.depth.budget import AUTO, BudgetLike, parse_budgets
+from buddy.depth.budget import AUTO, parse_budgets
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
 from buddy.engine.cache import KVPolicy
-from buddy.engine.padding import left_padded
+from buddy.engine.generate import BudgetedGeneration, Budgets, check_prompts
 from buddy.engine.session import Session
 from buddy.engine.step import Reroute, Step, check_reroute, run_once, run_step
 from buddy.engine.trace import DepthTrace
-from buddy.errors import BudgetError, PromptError
+from buddy.errors import BudgetError
 from buddy.models.backbone import Backbone
 from buddy.routing.router import Router
-
-Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
-"""One budget for all rows, one per row, or a tensor of block counts per row."""
 
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
 INITIAL_SLOTS = 256
@@ -51,21 +45,7 @@ class RoutedOutput(ModelOutput):
     executed_blocks: Tensor | None = None
 
 
-class ContextEnd(StoppingCriteria):
-    """Stops a generation that has filled the model's context."""
-
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-
-    def __call__(
-        self, input_ids: Int[Tensor, "batch columns"], scores: Any, **kwargs: Any
-    ) -> Bool[Tensor, " batch"]:
-        """Called by transformers after each step."""
-        full = input_ids.shape[1] >= self._columns
-        return torch.full((len(input_ids),), full, device=input_ids.device)
-
-
-class BuddyForCausalLM(nn.Module, GenerationMixin):
+class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     """Runs exactly as many blocks as each row's budget says, chosen by a policy.
 
     Args:
@@ -80,11 +60,6 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
         FamilyError: The architecture is not supported.
         PolicyError: The policy cannot serve this model.
     """
-
-    main_input_name = "input_ids"
-    input_modalities = ("text",)
-    base_model_prefix = "model"
-    _is_stateful = True  # assisted generation needs a cache that can be cut back
 
     def __init__(
         self,
@@ -250,7 +225,7 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
         else:
             valid = attention_mask[:, -tokens:].bool()
         if session is None or session.steps == 0:
-            self._check_prompt(valid)
+            check_prompts(valid, self.config.max_position_embeddings)
         return Step(
             token_ids=input_ids,
             valid=valid,
@@ -258,17 +233,6 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
             budgets=self.resolve_budgets(budget, batch),
             reroute=check_reroute(reroute),
         )
-
-    def _check_prompt(self, valid: Bool[Tensor, "batch tokens"]) -> None:
-        lengths = valid.sum(1).tolist()
-        context = self.config.max_position_embeddings
-        if not lengths or min(lengths) == 0:
-            raise PromptError("a prompt has no tokens: expected at least one")
-        if max(lengths) > context:
-            raise PromptError(
-                f"a prompt has {max(lengths)} tokens, but the model's context holds {context}: "
-                "shorten it"
-            )
 
     def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
         """Blocks that each row runs.
@@ -287,80 +251,3 @@ class BuddyForCausalLM(nn.Module, GenerationMixin):
                 'name a budget such as 0.75 or "18 blocks"'
             )
         return tuple(one.blocks for one in parsed if one != AUTO)
-
-    @torch.no_grad()
-    def generate(  # type: ignore[override]  # transformers leaves its own untyped
-        self,
-        inputs: Int[Tensor, "batch tokens"] | None = None,
-        *,
-        budget: Budgets | None = None,
-        reroute: Reroute = "step",
-        kv_policy: KVPolicy | None = None,
-        trace: DepthTrace | None = None,
-        **options: Any,
-    ) -> Any:
-        """Transformers' `generate`, under a budget per row.
-
-        Pads may stand on either side. The prompt's columns come back as they were given; new
-        tokens follow from column `inputs.shape[1]` on, and end where the context does.
-
-        Args:
-            inputs: The prompt's token ids; or pass `input_ids` by name.
-            budget: One for all rows, or one per row; None = full depth.
-            reroute: "step", "prefill" or a number of decode steps.
-            kv_policy: What skipped blocks leave in the cache; by default the model's own.
-            trace: Collects plans and times.
-            **options: As in transformers: sampling, streamer, stopping criteria ...
-
-        Raises:
-            BudgetError: A budget cannot be read or spent.
-            PromptError: No tokens, or more than the context holds.
-        """
-        prompt = options.pop("input_ids", None) if inputs is None else inputs
-        if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
-            raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
-        mask = options.pop("attention_mask", None)
-        mask = torch.ones_like(prompt) if mask is None else mask
-        budgets = self.resolve_budgets(budget, len(prompt))
-        self._check_prompt(mask.bool())
-        ids, mask = left_padded(prompt, mask)
-        room = self.config.max_position_embeddings - int(mask.sum(1).max())
-        stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
-        stopping.append(ContextEnd(ids.shape[1] + room))
-        out = cast(Any, super()).generate(
-            ids,
-            attention_mask=mask,
-            budget=torch.tensor(budgets, device=ids.device),
-            reroute=check_reroute(reroute),
-            kv_policy=kv_policy or self.kv_policy,
-            trace=trace,
-            stopping_criteria=stopping,
-            **options,
-        )
-        sequences = out if isinstance(out, Tensor) else out.sequences
-        copies = len(sequences) // len(prompt)
-        sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
-        return out
-
-    def _prepare_cache_for_generation(
-        self,
-        generation_config: Any,
-        model_kwargs: dict[str, Any],
-        generation_mode: Any,
-        batch_size: int,
-        max_cache_length: int,
-    ) -> Any:
-        """Called by transformers: a session instead of its own cache."""
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            copies = max(generation_config.num_beams, generation_config.num_return_sequences)
-            model_kwargs["past_key_values"] = self.new_session(
-                batch_size * copies, max_cache_length, model_kwargs["kv_policy"]
-            )
-
-    def is_remote_code(self) -> bool:
-        """Called by transformers; Buddy runs no code from a checkpoint."""
-        return False
-
-    def get_experts_implementation(self) -> dict[str, str]:
-        """Called by transformers; the families here have no experts."""
-        return {}

@@ -220,8 +220,8 @@ def _read_routing(folder: Path, manifest: dict[str, Any]) -> tuple[Router | None
         router.load_state_dict({name.removeprefix("router."): t for name, t in tensors.items()})
     except (SafetensorError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the router in {folder} does not fit its description ({error}): "
-            "copy the checkpoint again"
+            f"the router in {folder} does not fit its description "
+            f"({' '.join(str(error).split())}): copy the checkpoint again"
         ) from error
     return router.eval(), prior
 

@@ -1,0 +1,148 @@
+"""Generation under a budget: transformers' own loop, with a session as its cache."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerationMixin
+
+from buddy.depth.budget import BudgetLike
+from buddy.engine.cache import KVPolicy
+from buddy.engine.padding import left_padded
+from buddy.engine.session import Session
+from buddy.engine.step import Reroute, check_reroute
+from buddy.engine.trace import DepthTrace
+from buddy.errors import PromptError
+
+Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
+"""One budget for all rows, one per row, or a tensor of block counts per row."""
+
+
+class ContextEnd(StoppingCriteria):
+    """Stops a generation that has filled the model's context."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch columns"], scores: Any, **kwargs: Any
+    ) -> Bool[Tensor, " batch"]:
+        """Called by transformers after each step."""
+        full = input_ids.shape[1] >= self._columns
+        return torch.full((len(input_ids),), full, device=input_ids.device)
+
+
+def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
+    """Refuse a batch with an empty row, or with one that the context does not hold.
+
+    Raises:
+        PromptError: Such a row.
+    """
+    lengths = valid.sum(1).tolist()
+    if not lengths or min(lengths) == 0:
+        raise PromptError("a prompt has no tokens: expected at least one")
+    if max(lengths) > context:
+        raise PromptError(
+            f"a prompt has {max(lengths)} tokens, but the model's context holds {context}: "
+            "shorten it"
+        )
+
+
+class BudgetedGeneration(GenerationMixin):
+    """transformers' `generate` for a model that takes a budget."""
+
+    config: Any
+    kv_policy: KVPolicy
+    main_input_name = "input_ids"
+    input_modalities = ("text",)
+    base_model_prefix = "model"
+    _is_stateful = True  # assisted generation needs a cache that can be cut back
+
+    @abstractmethod
+    def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
+        """Blocks that each row runs."""
+
+    @abstractmethod
+    def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
+        """An empty session for a batch."""
+
+    @torch.no_grad()
+    def generate(  # type: ignore[override]  # transformers leaves its own untyped
+        self,
+        inputs: Int[Tensor, "batch tokens"] | None = None,
+        *,
+        budget: Budgets | None = None,
+        reroute: Reroute = "step",
+        kv_policy: KVPolicy | None = None,
+        trace: DepthTrace | None = None,
+        **options: Any,
+    ) -> Any:
+        """Transformers' `generate`, under a budget per row.
+
+        Pads may stand on either side. The prompt's columns come back as they were given; new
+        tokens follow from column `inputs.shape[1]` on, and end where the context does.
+
+        Args:
+            inputs: The prompt's token ids; or pass `input_ids` by name.
+            budget: One for all rows, or one per row; None = full depth.
+            reroute: "step", "prefill" or a number of decode steps.
+            kv_policy: What skipped blocks leave in the cache; by default the model's own.
+            trace: Collects plans and times.
+            **options: As in transformers: sampling, streamer, stopping criteria ...
+
+        Raises:
+            BudgetError: A budget cannot be read or spent.
+            PromptError: No tokens, or more than the context holds.
+        """
+        prompt = options.pop("input_ids", None) if inputs is None else inputs
+        if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
+            raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
+        mask = options.pop("attention_mask", None)
+        mask = torch.ones_like(prompt) if mask is None else mask
+        budgets = self.resolve_budgets(budget, len(prompt))
+        check_prompts(mask.bool(), self.config.max_position_embeddings)
+        ids, mask = left_padded(prompt, mask)
+        room = self.config.max_position_embeddings - int(mask.sum(1).max())
+        stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
+        stopping.append(ContextEnd(ids.shape[1] + room))
+        out = cast(Any, super()).generate(
+            ids,
+            attention_mask=mask,
+            budget=torch.tensor(budgets, device=ids.device),
+            reroute=check_reroute(reroute),
+            kv_policy=kv_policy or self.kv_policy,
+            trace=trace,
+            stopping_criteria=stopping,
+            **options,
+        )
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        copies = len(sequences) // len(prompt)
+        sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
+        return out
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        """Called by transformers: a session instead of its own cache."""
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            copies = max(generation_config.num_beams, generation_config.num_return_sequences)
+            model_kwargs["past_key_values"] = self.new_session(
+                batch_size * copies, max_cache_length, model_kwargs["kv_policy"]
+            )
+
+    def is_remote_code(self) -> bool:
+        """Called by transformers; Buddy runs no code from a checkpoint."""
+        return False
+
+    def get_experts_implementation(self) -> dict[str, str]:
+        """Called by transformers; the families here have no experts."""
+        return {}

@@ -1,0 +1,214 @@
+"""What a GGUF file says about itself, read with every length checked against the file's end.
+
+The libraries that read GGUF trust those lengths: a damaged one makes them loop for hours or run out
+of memory. Passing this reader is what makes a file safe to hand to them.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from buddy.errors import CheckpointError
+
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+"""Architectures that are converted; Mistral files call themselves llama."""
+
+_ROPE_FACTORS: Final = "rope_freqs.weight"
+_SCALARS: Final = {
+    kind: struct.Struct("<" + code)
+    for kind, code in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
+}
+_STRING, _ARRAY = 8, 9
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_MAX_DIMENSIONS: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufHeader:
+    """The metadata of a GGUF file whose tensors are known to lie inside it."""
+
+    path: Path
+    """The file."""
+    metadata: Mapping[str, Any]
+    """Strings and numbers by key; an array is represented by its length."""
+    num_tensors: int
+    """Tensors in the file."""
+    num_weights: int
+    """Numbers in all tensors that are parameters of the model."""
+    rope_factors: tuple[float, ...] | None
+    """What each rotary frequency is divided by, in files that say so."""
+
+    @property
+    def architecture(self) -> str:
+        """One of `ARCHITECTURES`."""
+        return str(self.metadata["general.architecture"])
+
+    def of_model(self, key: str, default: Any = None) -> Any:
+        """Metadata under the architecture's prefix, such as `rope.freq_base`."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def of_tokenizer(self, key: str, default: Any = None) -> Any:
+        """Metadata under the tokenizer's prefix, such as `eos_token_id`."""
+        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read and check the header of a GGUF file; its weights are not read.
+
+    Raises:
+        CheckpointError: The file is not GGUF, is damaged or cut short, is one part of several, or
+            has an architecture that Buddy does not convert.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+            if magic != _MAGIC:
+                raise CheckpointError(
+                    f"{path} is not a GGUF file: expected it to begin with {_MAGIC!r}, "
+                    f"got {magic!r}"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                header = _parse(path, _Cursor(data, at=len(magic)))
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    # A corrupt number can be negative, overflow an index or name a missing type.
+    except (ValueError, TypeError, OverflowError, struct.error) as error:
+        raise CheckpointError(
+            f"{path} is damaged or cut short: {error}; copy or download it again"
+        ) from error
+    _require_convertible(header)
+    return header
+
+
+class _Cursor:
+    """A place in the file that never passes its end."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self.data = data
+        self.at = at
+
+    def skip(self, num_bytes: int) -> int:
+        """Move on; return where the skipped bytes begin."""
+        if num_bytes > len(self.data) - self.at:
+            raise ValueError(
+                f"expected at least {self.at + num_bytes} bytes, got {len(self.data)} bytes"
+            )
+        begin = self.at
+        self.at += num_bytes
+        return begin
+
+    def number(self, form: struct.Struct) -> Any:
+        return form.unpack_from(self.data, self.skip(form.size))[0]
+
+    def string(self) -> str:
+        begin = self.skip(self.number(_U64))
+        return self.data[begin : self.at].decode("utf-8")
+
+    def value(self) -> Any:
+        """A typed metadata value; arrays are skipped and give their length."""
+        kind = self.number(_U32)
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._skip_array()
+        return self.number(_scalar(kind))
+
+    def _skip_array(self) -> int:
+        kind, length = self.number(_U32), self.number(_U64)
+        if kind == _STRING:
+            for _ in range(length):
+                self.skip(self.number(_U64))
+        else:
+            self.skip(length * _scalar(kind).size)
+        return int(length)
+
+
+def _scalar(kind: int) -> struct.Struct:
+    if kind not in _SCALARS:
+        raise ValueError(f"unknown metadata type {kind}")
+    return _SCALARS[kind]
+
+
+def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
+    version = cursor.number(_U32)
+    if version not in _VERSIONS:
+        raise ValueError(f"expected GGUF version 2 or 3, little-endian, got {version}")
+    num_tensors, num_values = cursor.number(_U64), cursor.number(_U64)
+    metadata = {}
+    for _ in range(num_values):
+        key = cursor.string()
+        metadata[key] = cursor.value()
+    num_weights, begins = 0, {}
+    for _ in range(num_tensors):
+        name, num_elements, offset, num_bytes = _tensor(cursor)
+        begins[name] = (num_elements, offset, offset + num_bytes)
+        num_weights += 0 if name == _ROPE_FACTORS else num_elements
+    alignment = metadata.get("general.alignment", 32)
+    data_begin = math.ceil(cursor.at / alignment) * alignment if alignment else cursor.at
+    for _, _, end in begins.values():
+        cursor.at = data_begin
+        cursor.skip(end)
+    return GgufHeader(
+        path=path,
+        metadata=metadata,
+        num_tensors=num_tensors,
+        num_weights=num_weights,
+        rope_factors=_rope_factors(cursor.data, data_begin, begins.get(_ROPE_FACTORS)),
+    )
+
+
+def _tensor(cursor: _Cursor) -> tuple[str, int, int, int]:
+    """One row of the tensor table: name, elements, offset and size of its data."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = cursor.string()
+    num_dimensions = cursor.number(_U32)
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise ValueError(f"{name!r} has {num_dimensions} dimensions, expected 1 to 4")
+    num_elements = math.prod(cursor.number(_U64) for _ in range(num_dimensions))
+    block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(cursor.number(_U32))]
+    offset = cursor.number(_U64)
+    return name, num_elements, offset, num_elements // block_elements * block_bytes
+
+
+def _rope_factors(
+    data: mmap.mmap, data_begin: int, place: tuple[int, int, int] | None
+) -> tuple[float, ...] | None:
+    if place is None:
+        return None
+    num_elements, begin, end = place
+    if end - begin != num_elements * 4:
+        raise ValueError(f"{_ROPE_FACTORS!r} is not stored as 32-bit floats")
+    return struct.unpack(f"<{num_elements}f", data[data_begin + begin : data_begin + end])
+
+
+def _require_convertible(header: GgufHeader) -> None:
+    architecture = header.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{header.path} has the architecture {architecture!r}, which Buddy cannot convert; "
+            f"expected one of {', '.join(ARCHITECTURES)} (Mistral files say llama)"
+        )
+    num_parts = header.metadata.get("split.count", 1)
+    if num_parts not in (0, 1):
+        raise CheckpointError(
+            f"{header.path} is one of {num_parts} parts; "
+            "join them with `llama-gguf-split --merge` and use the result"
+        )
+    num_experts = header.of_model("expert_count", 0)
+    if num_experts != 0:
+        raise CheckpointError(
+            f"{header.path} is a mixture of {num_experts} experts; expected a dense model"
+        )
+    if "tokenizer.ggml.tokens" not in header.metadata:
+        raise CheckpointError(
+            f"{header.path} holds no tokenizer; convert the model again with its vocabulary"
+        )

@@ -1,0 +1,15 @@
+"""How long work tells its caller how far it has come."""
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int | None], None]
+"""Called as `on_progress(stage, done, total)`.
+
+Stages come in the order wait (another process holds the model), download, verify, extract, convert;
+each may be absent, and a failed download may start again from zero. `done` and `total` are bytes,
+except in convert, where they are tensors; `total` is None while it is not known.
+"""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report nothing: the default of every `on_progress`."""

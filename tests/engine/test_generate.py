@@ -1,0 +1,141 @@
+"""`generate` is transformers' own, under a budget per row."""
+
+import pytest
+import torch
+from transformers.generation.stopping_criteria import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from buddy import DepthTrace
+from tests.tiny import every_kv_policy, padded, random_ids, tiny_buddy, tiny_model
+
+ROWS = [random_ids(1, n, seed=n)[0] for n in (4, 9, 6)]
+BUDGETS = [0.5, "5 blocks", 1.0]
+
+
+@every_kv_policy
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_mixed_budgets_generates_as_each_row_alone(side, kv_policy):
+    buddy = tiny_buddy("mistral", kv_policy=kv_policy)
+    ids, mask = padded(ROWS, side)
+    out = buddy.generate(
+        ids, attention_mask=mask, budget=BUDGETS, max_new_tokens=8, do_sample=False
+    )
+    assert torch.equal(out[:, : ids.shape[1]], ids)
+    for row, prompt in enumerate(ROWS):
+        alone = buddy.generate(prompt[None], budget=BUDGETS[row], max_new_tokens=8, do_sample=False)
+        assert out[row, ids.shape[1] :].tolist() == alone[0, len(prompt) :].tolist()
+
+
+def test_sampling_follows_the_seed():
+    buddy = tiny_buddy()
+
+    def sample(seed):
+        torch.manual_seed(seed)
+        return buddy.generate(
+            ROWS[0][None],
+            budget=0.5,
+            do_sample=True,
+            temperature=1.5,
+            top_p=0.9,
+            max_new_tokens=8,
+            num_return_sequences=3,
+        )
+
+    assert torch.equal(sample(1), sample(1))
+    assert not torch.equal(sample(1), sample(2))
+    assert sample(1).shape == (3, 12)
+    assert len({tuple(row.tolist()) for row in sample(1)}) > 1
+
+
+@every_kv_policy
+def test_beam_search_scores_what_a_fresh_pass_scores(kv_policy):
+    buddy = tiny_buddy("llama", policy="static:1,3", kv_policy=kv_policy)
+    prompt = ROWS[1][None]
+    out = buddy.generate(
+        prompt,
+        budget="4 blocks",
+        num_beams=3,
+        do_sample=False,
+        max_new_tokens=6,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    with torch.no_grad():
+        logprobs = buddy(out.sequences, budget="4 blocks").logits.log_softmax(-1)
+    new = out.sequences[:, 9:]
+    score = logprobs[:, 8:-1].gather(2, new[..., None]).sum()
+    # atol: a sum of six logprobs from caches with another summation order.
+    torch.testing.assert_close(out.sequences_scores[0], score, atol=1e-4, rtol=0)
+
+
+def test_beam_search_with_a_router_runs_exactly_the_budget():
+    trace = DepthTrace()
+    tiny_buddy().generate(
+        ROWS[1][None], budget="4 blocks", num_beams=3, max_new_tokens=6, trace=trace
+    )
+    assert {blocks for step in trace.steps for blocks in step.executed} == {4}
+    assert len(trace.steps[1].executed) == 3
+
+
+def test_streamers_and_stopping_criteria_work():
+    class Seen(BaseStreamer):
+        def __init__(self):
+            self.tokens, self.ended = [], False
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.ended = True
+
+    class StopAt(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 7)
+
+    streamer = Seen()
+    out = tiny_buddy().generate(
+        ROWS[0][None],
+        budget=0.5,
+        max_new_tokens=20,
+        do_sample=False,
+        streamer=streamer,
+        stopping_criteria=[StopAt()],
+    )
+    assert out.shape == (1, 7)
+    assert streamer.tokens == out[0].tolist()
+    assert streamer.ended
+
+
+def test_generation_ends_where_the_context_does():
+    out = tiny_buddy().generate(random_ids(1, 60), budget=0.5, max_new_tokens=20)
+    assert out.shape == (1, 64)
+
+
+def test_generation_without_a_cache_under_a_fixed_plan_is_the_same():
+    buddy = tiny_buddy(policy="static:1,3", kv_policy="mask")
+    options = {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
+    cached = buddy.generate(ROWS[1][None], **options)
+    assert torch.equal(cached, buddy.generate(ROWS[1][None], use_cache=False, **options))
+
+
+def test_the_trace_tells_what_ran():
+    trace = DepthTrace()
+    buddy = tiny_buddy(summary="ema", ema_decay=0.5)
+    buddy.generate(ROWS[1][None], budget="4 blocks", max_new_tokens=12, trace=trace)
+    assert [step.tokens for step in trace.steps] == [9] + [1] * 11
+    assert trace.blocks_per_token == 4
+    assert trace.distinct_plans > 1
+    record = trace.to_json()
+    assert len(record["steps"]) == 12
+    assert all(len(step["blocks"][0]) == 4 for step in record["steps"])
+
+
+def test_assisted_generation_is_refused_by_name():
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        tiny_buddy().generate(ROWS[0][None], assistant_model=tiny_model(), max_new_tokens=3)
+
+
+def test_a_misspelt_option_is_refused():
+    with pytest.raises(ValueError, match="buget"):
+        tiny_buddy().generate(ROWS[0][None], buget=0.5, max_new_tokens=3)

@@ -1,0 +1,81 @@
+"""What a route may depend on."""
+
+import pytest
+import torch
+
+from buddy.errors import BudgetError, PolicyError, PromptError
+from tests.tiny import padded, random_ids, tiny_buddy
+
+
+def plans(buddy, ids, mask=None, **options):
+    with torch.no_grad():
+        return buddy(ids, mask, budget="4 blocks", **options).plan.keys
+
+
+def test_different_prompts_get_different_plans():
+    ids = random_ids(24, 6)
+    assert len(set(plans(tiny_buddy("qwen3"), ids))) > 3
+
+
+def test_the_continuation_never_changes_the_prompts_plan():
+    buddy, prompt = tiny_buddy(), random_ids(1, 6)
+    alone = plans(buddy, prompt)
+    leaked = set()
+    for seed in range(1, 12):
+        ids = torch.cat([prompt, random_ids(1, 5, seed=seed)], 1)
+        prompt_mask = torch.arange(11)[None] < 6
+        assert plans(buddy, ids, prompt_mask=prompt_mask) == alone
+        leaked.add(plans(buddy, ids))
+    assert len(leaked) > 1, "without the mask the continuation would have mattered"
+
+
+def test_the_continuation_is_routed_alike_with_and_without_a_cache():
+    buddy, ids = tiny_buddy(), random_ids(2, 9)
+    prompt_mask = torch.arange(9).expand(2, -1) < 5
+    kept = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=True)
+    once = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=False)
+    assert once.past_key_values is None
+    assert once.plan.keys == kept.plan.keys
+    torch.testing.assert_close(once.logits, kept.logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pads_never_change_a_plan(side):
+    buddy = tiny_buddy()
+    rows = [random_ids(1, n, seed=n)[0] for n in (3, 8, 5, 12)]
+    ids, mask = padded(rows, side)
+    ids[mask == 0] = 7  # whatever stands in a pad
+    assert plans(buddy, ids, mask) == tuple(plans(buddy, row[None])[0] for row in rows)
+
+
+def test_a_budget_that_changes_between_steps_changes_the_plan_even_without_rerouting():
+    buddy, ids = tiny_buddy(), random_ids(1, 6)
+    with torch.no_grad():
+        out = buddy(ids, budget="4 blocks", reroute="prefill")
+        for blocks in (5, 3, 6):
+            out = buddy(
+                ids[:, :1],
+                budget=f"{blocks} blocks",
+                reroute="prefill",
+                past_key_values=out.past_key_values,
+            )
+            assert out.executed_blocks.tolist() == [blocks]
+
+
+def test_bad_requests_are_refused():
+    buddy, ids = tiny_buddy(), random_ids(2, 6)
+    with pytest.raises(BudgetError, match="3 budgets for a batch of 2"):
+        buddy(ids, budget=[0.5, 0.6, 0.7])
+    with pytest.raises(BudgetError, match="trained Budget Predictor"):
+        buddy(ids, budget="auto")
+    with pytest.raises(PolicyError, match="reroute"):
+        buddy(ids, reroute=0)
+    with pytest.raises(PromptError, match="no tokens"):
+        buddy(ids, torch.tensor([[0] * 6, [1] * 6]))
+    with pytest.raises(PromptError, match="65 tokens, but the model's context holds 64"):
+        buddy(random_ids(1, 65))
+    for empty in (torch.zeros(1, 0, dtype=torch.long), None):
+        with pytest.raises(PromptError, match="no tokens"):
+            buddy.generate(empty, max_new_tokens=2)
+    with pytest.raises(PromptError, match="context holds 64"):
+        buddy.generate(random_ids(1, 65), max_new_tokens=2)
