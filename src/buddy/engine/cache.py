@@ -105,18 +105,27 @@ class BlockKVCache:
         if self.kv_policy == "mask":
             self._hide(block, rows)
             return
-        every = torch.arange(len(hidden), device=hidden.device)
-        self._holes[block].append(Hole(hidden[rows], every[rows], self.timeline.start))
+        every = self.timeline.every_row
+        if isinstance(rows, slice):
+            hole = Hole(hidden, every, self.timeline.start)
+        else:
+            hole = Hole(hidden[rows], every[rows], self.timeline.start)
+        self._holes[block].append(hole)
         if self.kv_policy == "project":
             self.fill(block, rows)
 
     def fill(self, block: int, rows: RowSet) -> None:
         """Close the holes that `rows` have in `block`, in one batched projection."""
-        if not self._holes[block]:
+        holes = self._holes[block]
+        if not holes:
+            return
+        if isinstance(rows, slice):
+            self._holes[block] = []
+            self._write_projected(block, holes)
             return
         chosen = torch.zeros(self.timeline.batch, dtype=torch.bool, device=self.timeline.device)
         chosen[rows] = True
-        parts = [hole.split(chosen) for hole in self._holes[block]]
+        parts = [hole.split(chosen) for hole in holes]
         self._holes[block] = [outside for _, outside in parts if outside is not None]
         inside = [part for part, _ in parts if part is not None]
         if inside:
@@ -171,9 +180,13 @@ class BlockKVCache:
         """Store this step's keys and values; return all that the rows may attend to."""
         key_buffer, value_buffer = self._buffers(block, keys.shape[1], keys.shape[3], keys)
         start, stop = self.timeline.start, self.timeline.length
+        if isinstance(rows, slice):
+            key_buffer.narrow(2, start, stop - start).copy_(keys)
+            value_buffer.narrow(2, start, stop - start).copy_(values)
+            return key_buffer.narrow(2, 0, stop), value_buffer.narrow(2, 0, stop)
         key_buffer[rows, :, start:stop] = keys
         value_buffer[rows, :, start:stop] = values
-        return key_buffer[:, :, :stop][rows], value_buffer[:, :, :stop][rows]
+        return key_buffer.narrow(2, 0, stop)[rows], value_buffer.narrow(2, 0, stop)[rows]
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""

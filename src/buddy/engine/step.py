@@ -14,7 +14,7 @@ from buddy.engine.cache import BlockKVCache, PassingKV, RowSet
 from buddy.engine.session import Session
 from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
-from buddy.models.backbone import Backbone, Rotary
+from buddy.models.backbone import Backbone
 
 Reroute = Literal["step", "prefill"] | int
 """New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
@@ -154,21 +154,19 @@ class BlockRun:
                 self._run(block, rows.run)
 
     def _run(self, block: int, rows: RowSet) -> None:
-        rotary: Rotary = (self._rotary[0][rows], self._rotary[1][rows])
-        out = self._backbone.run_block(
-            block,
-            self.hidden[rows],
-            self._mask(block, rows),
-            self._positions[rows],
-            rotary,
-            self._kv.view(block, rows),
-        )
+        mask, kv = self._mask(block, rows), self._kv.view(block, rows)
         if isinstance(rows, slice):
-            self.hidden = out
+            self.hidden = self._backbone.run_block(
+                block, self.hidden, mask, self._positions, self._rotary, kv
+            )
             self._by_all += 1
-        else:
-            self.hidden = self.hidden.index_copy(0, rows, out)
-            self._by_some[rows] += 1
+            return
+        cos, sin = self._rotary
+        out = self._backbone.run_block(
+            block, self.hidden[rows], mask, self._positions[rows], (cos[rows], sin[rows]), kv
+        )
+        self.hidden = self.hidden.index_copy(0, rows, out)
+        self._by_some[rows] += 1
 
     def _mask(self, block: int, rows: RowSet) -> Bool[Tensor, "batch 1 tokens slots"] | None:
         window = self._backbone.windows[block]

@@ -18,6 +18,7 @@ class Timeline:
         length: Slots in use, the current step's included.
         valid: [batch, capacity], True = a real token.
         positions: [batch, capacity], counted over real tokens alone.
+        every_row: [batch], the rows' numbers.
         has_pads: Whether any slot in use is a pad.
     """
 
@@ -29,6 +30,7 @@ class Timeline:
         self.has_pads = False
         self.valid = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
+        self.every_row = torch.arange(batch, device=device)
         self._count = torch.zeros(batch, dtype=torch.long, device=device)
         self._masks: dict[int | None, Tensor | None] = {}
 
@@ -87,6 +89,6 @@ class Timeline:
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the rows named, in that order."""
-        self.batch = len(rows)
+        self.batch, self.every_row = len(rows), torch.arange(len(rows), device=self.device)
         self.valid, self.positions = self.valid[rows], self.positions[rows]
         self._count, self._masks = self._count[rows], {}
