@@ -1,0 +1,5 @@
+"""`python -m buddy` is `buddy`."""
+
+from buddy.cli.main import main
+
+main()

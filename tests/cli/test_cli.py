@@ -1,0 +1,200 @@
+"""Help and errors: fast, on one line, with the right exit code. Each runs the real command."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiny import tiny_model
+
+BUDDY = [sys.executable, "-m", "buddy"]
+
+
+def run(*arguments, stdin=None, **environment):
+    return subprocess.run(
+        [*BUDDY, *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "100", **environment},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["generate"], ["chat"], ["models"], ["models", "pull"], ["models", "remove"], ["info"]],
+)
+def test_help_does_not_import_torch(arguments):
+    code = f"""
+import sys
+sys.argv = ["buddy", *{arguments!r}, "--help"]
+import buddy.cli.main
+try:
+    buddy.cli.main.main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {{"torch", "transformers", "numpy"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with a word tokenizer, as a local folder."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    words = {"<pad>": 0, "<s>": 1, **{f"w{i}": i for i in range(2, 97)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(path)
+    return str(path)
+
+
+def generate(folder, *arguments, prompt="w3 w5 w9", **environment):
+    return run(
+        "generate", prompt, "--model", folder, "--max-new-tokens", "6", *arguments, **environment
+    )
+
+
+def test_stdout_carries_only_the_text_and_the_summary_says_what_ran(folder):
+    done = generate(folder, "--budget", "4 blocks", "--policy", "random:1")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 6
+    assert set(done.stdout.split()) <= {f"w{i}" for i in range(97)} | {"<s>", "<pad>"}
+    assert "budget 4 blocks · 4 of 6 blocks per token" in done.stderr
+    assert "random, seed 1 (no trained router)" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
+def test_json_trace_and_depth_agree(folder, tmp_path):
+    trace = tmp_path / "trace.json"
+    done = generate(
+        folder, "--budget=0.5", "--policy=random", "--json", "--show-depth", "--trace", str(trace)
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record == json.loads(trace.read_text())
+    assert record["budget_blocks"] == 3
+    assert [token["executed"] for token in record["tokens"]] == [3] * 6
+    strips = [line for line in done.stderr.splitlines() if "█" in line]
+    assert len(strips) == 6
+    for strip, token in zip(strips, record["tokens"], strict=True):
+        assert [i for i, c in enumerate(strip[:6]) if c == "█"] == token["blocks"]
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
+    lines = "w3 w4\n/budget 0.5\nw9\n/budget 7 blocks\n/nonsense\n/reset\nw3 w4\n/exit\n"
+    done = run("chat", "-m", folder, "--policy", "random", "--max-new-tokens", "4", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    assert len(answers) == 3
+    assert "3 of 6 blocks" in done.stderr
+    assert "budget of 7 blocks is outside" in done.stderr
+    assert "full depth · 6 of 6" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--budget", "0"], "budget 0 is not allowed"),
+        (["--budget", "-1"], "budget -1 is not allowed"),
+        (["--budget", "1.5"], "budget 1.5 is not allowed"),
+        (["--budget", "nan"], "budget nan is not allowed"),
+        (["--budget", "abc"], "budget 'abc' cannot be read"),
+        (["--budget", "2 blocks"], "budget of 2 blocks"),
+        (["--budget", "31 blocks"], "budget of 31 blocks"),
+        (["--budget", "auto"], "trained Budget Predictor"),
+        (["--budget", "0.5"], "choose another policy"),
+        (["--policy", "nonsense"], "no policy 'nonsense'"),
+        (["--policy", "static"], "no measured prior"),
+        (["--policy", "routed"], "no trained router"),
+        (["--kv-policy", "keep"], "kv_policy must be one of zero, mask, project, lazy"),
+        (["--reroute", "never"], "reroute must be"),
+        (["--reroute", "0"], "reroute must be"),
+        (["--trace", "/nowhere/t.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(folder, arguments, says):
+    done = generate(folder, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [("", "prompt is empty"), ("  ", "prompt is empty"), ("w3 " * 70, "context holds 64")],
+)
+def test_a_bad_prompt_is_one_line_and_exit_code_2(folder, prompt, says):
+    done = generate(folder, prompt=prompt)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("nonsense", "no model named 'nonsense'"),
+        ("./nowhere", "no model at ./nowhere"),
+        ("nobody/nothing", "Check the name and the network"),
+        ("./nowhere.gguf", "nowhere.gguf"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line_and_exit_code_2(model, says, tmp_path):
+    for command in (["generate", "hello", "--model", model], ["info", model]):
+        done = run(*command, BUDDY_HOME=str(tmp_path / "home"))
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_info_counts_blocks_and_costs(folder):
+    done = run("info", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    # q, k, v, o with biases, three MLP matrices, two norms; by hand for the tiny config:
+    q, kv = 32 * 32 + 32, 2 * (32 * 16 + 16)
+    assert facts["params_per_block"] == q + kv + q + 3 * 32 * 48 + 2 * 32
+    assert facts["params_outside_blocks"] == 2 * 97 * 32 + 32
+    assert facts["kv_bytes_per_token"] == 2 * 16 * 4 * 6
+    assert [(row["budget"], row["blocks"]) for row in facts["budgets"]][:5] == [
+        (1.0, 6),
+        (0.875, 5),
+        (0.75, 4),
+        (0.625, 4),
+        (0.5, 3),
+    ]
+    table = run("info", folder)
+    assert "params" not in table.stderr
+    assert "100.0%" in table.stdout
+
+
+def test_models_lists_the_presets(tmp_path):
+    done = run("models", "--json", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path / "hf"))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows] == [
+        "smollm2-135m",
+        "llama-2-7b",
+        "llama-13b",
+        "llama-3.1-8b",
+        "qwen2.5-7b",
+    ]
+    assert all(row["bytes"] is None for row in rows)
+    missing = run("models", "remove", "nothing", BUDDY_HOME=str(tmp_path))
+    assert missing.returncode == 2
+    assert len(missing.stderr.strip().splitlines()) == 1
