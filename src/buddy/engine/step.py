@@ -140,6 +140,8 @@ class BlockRun:
         self._kv = kv
         self._positions = timeline.new_positions
         self._rotary = backbone.rotary(self.hidden, self._positions)
+        decodes = token_ids.shape[1] == 1
+        self._open = backbone.open_mask(len(token_ids), timeline.length) if decodes else None
         self._by_all = 0
         self._by_some = torch.zeros(len(token_ids), dtype=torch.long, device=token_ids.device)
 
@@ -171,6 +173,7 @@ class BlockRun:
     def _mask(self, block: int, rows: RowSet) -> Bool[Tensor, "batch 1 tokens slots"] | None:
         window = self._backbone.windows[block]
         mask = self._timeline.mask(window)
+        mask = self._open if mask is None else mask
         visible = self._kv.visible(block, rows)
         if visible is None:
             return None if mask is None else mask[rows]

@@ -53,6 +53,7 @@ class Backbone:
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // config.num_attention_heads
         self.kv_width: int = config.num_key_value_heads * self.head_dim
+        self._grouped = config.num_attention_heads > config.num_key_value_heads
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +79,16 @@ class Backbone:
     ) -> Rotary:
         """Cosines and sines of the positions, in the dtype of `hidden`."""
         return cast(Rotary, self._rotary(hidden, positions))
+
+    def open_mask(self, batch: int, slots: int) -> Bool[Tensor, "batch 1 1 slots"] | None:
+        """The mask for a decode step that sees every slot.
+
+        None would say the same. But on a CPU transformers' grouped-query attention runs four
+        times as fast with a mask as without, because only then it packs the queries of a group.
+        """
+        if self.attention == "sdpa" and self._grouped and self.device.type == "cpu":
+            return torch.ones(batch, 1, 1, slots, dtype=torch.bool)
+        return None
 
     def run_block(
         self,
