@@ -1,0 +1,53 @@
+"""Ctrl-C ends a real generation cleanly."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from buddy.errors import FetchError
+from buddy.models.store import ensure_default
+
+pytestmark = pytest.mark.real
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "buddy", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _default_model():
+    try:
+        ensure_default()
+    except FetchError as error:
+        pytest.skip(f"the default model cannot be had here: {error}")
+
+
+def test_generate_stops_says_what_it_ran_and_exits_130():
+    process = start("generate", "Tell a long story about a dragon.", "--max-new-tokens", "2000")
+    assert process.stdout.read(12), "the text streams while it is made"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert "blocks per token" in stderr
+    assert "tokens/s" in stderr.strip().splitlines()[-1]
+
+
+def test_chat_stops_the_answer_and_goes_on():
+    process = start("chat", "--max-new-tokens", "300")
+    process.stdin.write("Tell a long story about a dragon.\n")
+    process.stdin.flush()
+    assert process.stdout.read(12)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate("Say hello.\n/exit\n", timeout=60)
+    assert process.returncode == 0, stderr
+    assert stdout.strip()
+    assert stderr.count("blocks per token") == 2
