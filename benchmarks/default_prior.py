@@ -32,7 +32,10 @@ def main() -> None:
         args.text.read_text(), return_tensors="pt", add_special_tokens=False
     ).input_ids[0, : args.windows * args.tokens]
     windows = ids[: len(ids) // args.tokens * args.tokens].view(-1, args.tokens)
-    importance = cosine_importance(model.backbone, windows.split(4))
+    batches = windows.split(4)
+    per_batch = torch.stack([cosine_importance(model.backbone, batch) for batch in batches])
+    weights = torch.tensor([len(batch) for batch in batches], dtype=per_batch.dtype)
+    importance = (per_batch * weights[:, None]).sum(0) / weights.sum()
     record = {
         "model": DEFAULT_MODEL,
         "indicator": "cosine",
