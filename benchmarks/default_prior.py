@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from buddy import BuddyForCausalLM, __version__, load_tokenizer
-from buddy.importance.cosine import cosine_importance
+from buddy.importance.cosine import BlockInfluence
 from buddy.models.presets import DEFAULT_MODEL
 
 OUT = Path(__file__).parent.parent / "src/buddy/models/priors/smollm2-135m.json"
@@ -32,13 +32,13 @@ def main() -> None:
         args.text.read_text(), return_tensors="pt", add_special_tokens=False
     ).input_ids[0, : args.windows * args.tokens]
     windows = ids[: len(ids) // args.tokens * args.tokens].view(-1, args.tokens)
-    batches = windows.split(4)
-    per_batch = torch.stack([cosine_importance(model.backbone, batch) for batch in batches])
-    weights = torch.tensor([len(batch) for batch in batches], dtype=per_batch.dtype)
-    importance = (per_batch * weights[:, None]).sum(0) / weights.sum()
+    influence = BlockInfluence(model.backbone)
+    for batch in windows.split(4):
+        influence.update(batch)
+    importance = influence.scores()
     record = {
         "model": DEFAULT_MODEL,
-        "indicator": "cosine",
+        "indicator": "block-influence",
         "calibration": {
             "text": f"{args.text.parent.name}/{args.text.name}",
             "windows": len(windows),

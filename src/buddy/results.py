@@ -46,6 +46,23 @@ class RunRecord:
         write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record's JSON.
+
+    Raises:
+        ResultError: It is missing, damaged, or no record.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ResultError(f"{path} is no JSON: {error}") from error
+    if not isinstance(record, dict) or not {"kind", "config", "results"} <= record.keys():
+        raise ResultError(f"{path} is no RunRecord: expected kind, config and results in it")
+    return record
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file under a temporary name in its own folder, then rename it.
 

@@ -1,13 +1,16 @@
 """Indicators on tiny models, against the same quantity computed the plain way."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.importance.cosine import cosine_importance
-from buddy.importance.skipping import skip_losses
+from buddy.errors import PolicyError
+from buddy.importance.cosine import BlockInfluence, SummaryCosine
+from buddy.importance.indicator import INDICATORS, build_indicator
+from buddy.importance.skipping import DeltaPerplexity, skip_losses
 from buddy.models.backbone import Backbone
 from tests.tiny import NUM_BLOCKS, delete_blocks, every_family, random_ids, tiny_model
 
@@ -41,7 +44,7 @@ def test_blocks_removed_before_stay_removed():
 
 
 @every_family
-def test_cosine_from_hidden_states_but_for_the_final_norm(family):
+def test_block_influence_from_hidden_states_but_for_the_final_norm(family):
     model = tiny_model(family)
     with torch.no_grad():
         states = model.model(IDS, output_hidden_states=True).hidden_states
@@ -56,6 +59,94 @@ def test_cosine_from_hidden_states_but_for_the_final_norm(family):
         float((1 - torch.cosine_similarity(a, b, dim=-1)).mean())
         for a, b in itertools.pairwise(states)
     ]
-    assert_close(
-        cosine_importance(Backbone(model), IDS).float(), torch.tensor(expected), atol=1e-5, rtol=0
-    )
+    influence = BlockInfluence(Backbone(model))
+    influence.update(IDS[:2])
+    influence.update(IDS[2:])
+    assert_close(influence.scores().float(), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@every_family
+def test_summary_cosine_against_models_without_each_block(family):
+    model = tiny_model(family)
+
+    def summary(one):
+        caught = []
+        hook = one.model.layers[-1].register_forward_hook(lambda m, i, out: caught.append(out))
+        with torch.no_grad():
+            one(IDS)
+        hook.remove()
+        last = caught[0][0] if isinstance(caught[0], tuple) else caught[0]
+        return last.mean(1)
+
+    whole = summary(model)
+    expected = [
+        float((1 - torch.cosine_similarity(whole, summary(delete_blocks(model, {b})))).mean())
+        for b in range(NUM_BLOCKS)
+    ]
+    indicator = SummaryCosine(Backbone(model))
+    indicator.update(IDS)
+    assert_close(indicator.scores().float(), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_delta_ppl_against_models_without_each_block():
+    model = tiny_model()
+    indicator = DeltaPerplexity(Backbone(model))
+    indicator.update(IDS[:1])
+    indicator.update(IDS[1:])
+    tokens = IDS[:, 1:].numel()
+    whole = math.exp(nll(model) / tokens)
+    rise = [
+        max(0.0, math.exp(nll(delete_blocks(model, {b})) / tokens) - whole)
+        for b in range(NUM_BLOCKS)
+    ]
+    assert_close(indicator.scores().float(), torch.tensor(rise), atol=1e-2, rtol=1e-4)
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    return [
+        {name: p.grad.clone() for name, p in layer.named_parameters()}
+        for layer in model.model.layers
+    ]
+
+
+def test_gradient_indicators_against_transformers_own_loss():
+    model = tiny_model("qwen2")
+    samples = [gradients(model, IDS[i : i + 1]) for i in range(len(IDS))]
+    taylor, fisher, norm = [], [], []
+    for block, layer in enumerate(model.model.layers):
+        weights = {name: p.detach() for name, p in layer.named_parameters()}
+        summed = {name: sum(sample[block][name] for sample in samples) for name in weights}
+        taylor.append(sum(float((w * summed[n]).abs().sum()) for n, w in weights.items()))
+        fisher.append(sum(float((s[block][n] ** 2).sum()) for s in samples for n in weights))
+        norm.append(sum(float((g**2).sum()) for g in summed.values()) ** 0.5)
+    model.requires_grad_(False)
+    for name, expected in (("taylor", taylor), ("fisher", fisher), ("grad-norm", norm)):
+        indicator = build_indicator(name, Backbone(model))
+        indicator.update(IDS[:2])
+        resumed = build_indicator(name, Backbone(model))
+        resumed.restore(indicator.state())
+        resumed.update(IDS[2:])
+        assert_close(resumed.scores().float(), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", INDICATORS)
+def test_every_indicator_goes_on_from_its_state(name):
+    model = tiny_model()
+    whole, half = (build_indicator(name, Backbone(model)) for _ in range(2))
+    for batch in IDS.split(1):
+        whole.update(batch)
+    half.update(IDS[:1])
+    rest = build_indicator(name, Backbone(model))
+    rest.restore(half.state())
+    for batch in IDS[1:].split(1):
+        rest.update(batch)
+    assert torch.equal(rest.scores(), whole.scores())
+    assert rest.scores().shape == (NUM_BLOCKS,)
+
+
+def test_an_unknown_indicator_is_refused():
+    with pytest.raises(PolicyError, match="expected one of delta-ppl, taylor"):
+        build_indicator("magnitude", Backbone(tiny_model()))

@@ -7,6 +7,7 @@ import typer
 
 from buddy.cli.chat import chat
 from buddy.cli.generate import generate
+from buddy.cli.importance import importance
 from buddy.cli.info import info
 from buddy.cli.models import models
 from buddy.errors import BuddyError
@@ -22,6 +23,7 @@ app.command()(generate)
 app.command()(chat)
 app.add_typer(models, name="models")
 app.command()(info)
+app.command()(importance)
 
 
 def main() -> None:

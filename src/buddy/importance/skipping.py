@@ -48,3 +48,40 @@ def _continue(
     for _, _, after in windows.run(blocks, hidden):
         hidden = after
     return float(windows.nll(hidden))
+
+
+class DeltaPerplexity:
+    """`max(0, PPL without the block - PPL)` over all windows.
+
+    Source: paper, section 4.2.2; Shortened LLaMA's PPL criterion.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        # The last entry is the loss of the whole model.
+        self._nll = torch.zeros(backbone.num_blocks + 1, dtype=torch.float64)
+        self._targets = torch.zeros((), dtype=torch.float64)
+
+    def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
+        """Take in one batch of windows."""
+        blocks = range(self._backbone.num_blocks)
+        whole, without = skip_losses(self._backbone, ids, blocks)
+        self._nll += torch.tensor([*(without[block] for block in blocks), whole])
+        self._targets += ids.shape[0] * (ids.shape[1] - 1)
+
+    def state(self) -> dict[str, Tensor]:
+        """Summed losses and the number of tokens."""
+        return {"nll": self._nll, "targets": self._targets}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from an earlier `state`."""
+        self._nll, self._targets = state["nll"], state["targets"]
+
+    def perplexity(self) -> Float[Tensor, " blocks_and_whole"]:
+        """Without each block in turn, and, last, of the whole model."""
+        return (self._nll / self._targets).exp()
+
+    def scores(self) -> Float[Tensor, " blocks"]:
+        """Rise of the perplexity, not below zero."""
+        perplexity = self.perplexity()
+        return (perplexity[:-1] - perplexity[-1]).clamp(min=0)

@@ -1,6 +1,7 @@
 """Static pruning: one removal order for every input."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
 from buddy.errors import PolicyError
+from buddy.results import read_record
 
 
 class StaticPolicy:
@@ -50,14 +52,20 @@ class StaticPolicy:
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "StaticPolicy":
-        """Make it from `static` (the model's prior) or `static:12,11,20` (a removal order)."""
+        """Make it from `static` (the model's prior), `static:12,11,20` or `static:RECORD.json`.
+
+        A record is what `buddy importance` writes.
+        """
         if not argument:
             if resources.prior is None:
                 raise PolicyError(
                     "this model has no measured prior to order its blocks by: name the blocks to "
-                    "remove, as in --policy static:12,11,20, or use --policy random"
+                    "remove, as in --policy static:12,11,20, measure them with buddy importance, "
+                    "or use --policy random"
                 )
             return cls.from_prior(resources.prior)
+        if argument.endswith(".json"):
+            return cls._from_record(Path(argument), resources.num_blocks)
         try:
             order = [int(block) for block in argument.split(",")]
         except ValueError:
@@ -65,6 +73,14 @@ class StaticPolicy:
                 f"policy static:ORDER takes block numbers, as in static:12,11,20, got {argument!r}"
             ) from None
         return cls(order, resources.num_blocks)
+
+    @classmethod
+    def _from_record(cls, path: Path, num_blocks: int) -> "StaticPolicy":
+        record = read_record(path)
+        order = record["results"].get("removal_order")
+        if not isinstance(order, list) or not all(isinstance(block, int) for block in order):
+            raise PolicyError(f"{path} has no removal_order: write it with buddy importance")
+        return cls(order, num_blocks, source=f"{record['kind']} {path.name}")
 
     def observe(self, state: Any, seen: Observation) -> BatchSize:
         """Nothing but the batch size matters."""

@@ -1,0 +1,65 @@
+"""Calibration text: a named corpus or a text file, cut into windows of equal length."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from buddy.errors import ResultError
+
+CORPORA: Final = {"wikitext2": "wikitext2/valid.txt", "ptb": "ptb/valid.txt"}
+"""Named corpora, and the file of each in a data folder: their validation splits."""
+
+
+def read_text(source: str, data_dir: Path | None = None) -> str:
+    """The text of a named corpus, or of a file.
+
+    Raises:
+        ResultError: No such corpus or file, or nothing in it.
+    """
+    path = Path(source)
+    if source in CORPORA:
+        if data_dir is None:
+            raise ResultError(
+                f"corpus {source} needs --data-dir, the folder with {CORPORA[source]}; "
+                "or give a text file"
+            )
+        path = data_dir / CORPORA[source]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(
+            f"calibration text {path} cannot be read: {error}; expected a UTF-8 text file or one "
+            f"of {', '.join(CORPORA)}"
+        ) from error
+    if not text.strip():
+        raise ResultError(f"calibration text {path} is empty")
+    return text
+
+
+def cut_windows(
+    tokenizer: Any, text: str, *, tokens: int, limit: int | None = None
+) -> Int[Tensor, "windows tokens"]:
+    """Tokenise and cut into whole windows from the start; the rest is left out.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer; no special tokens are added.
+        text: Of any length.
+        tokens: Of each window.
+        limit: At most this many windows.
+
+    Raises:
+        ResultError: The text does not fill one window.
+    """
+    # Only as much text as can be needed: a token is rarely more than 16 characters.
+    wanted = None if limit is None else 16 * tokens * limit
+    ids = tokenizer(text[:wanted], add_special_tokens=False, verbose=False)["input_ids"]
+    count = len(ids) // tokens if limit is None else min(limit, len(ids) // tokens)
+    if count == 0:
+        raise ResultError(
+            f"the calibration text has {len(ids)} tokens, less than one window of {tokens}: "
+            "give more text or shorter windows"
+        )
+    return torch.tensor(ids[: count * tokens]).view(count, tokens)

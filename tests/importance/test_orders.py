@@ -1,0 +1,145 @@
+"""Removal orders: by hand, against published orders, and SLEB against the plain search."""
+
+import json
+
+import pytest
+import torch
+
+from buddy.depth.policy import PolicyResources, build_policy
+from buddy.errors import PolicyError, ResultError
+from buddy.importance.calibration import cut_windows, read_text
+from buddy.importance.indicator import build_indicator
+from buddy.importance.measure import measure
+from buddy.importance.orders import ascending_order, shortened_llama_protected
+from buddy.importance.sleb import sleb_search
+from buddy.models.backbone import Backbone
+from buddy.results import RunRecord
+from tests.tiny import NUM_BLOCKS, delete_blocks, random_ids, tiny_model
+
+
+def test_order_by_hand_with_ties_and_protected_blocks():
+    scores = [0.0, 5.0, 1.0, 1.0, 3.0, 0.5]
+    assert ascending_order(scores) == [0, 5, 3, 2, 4, 1]
+    assert ascending_order(scores, protected=(0, 5)) == [3, 2, 4, 1, 0, 5]
+
+
+# Shortened LLaMA's published removal order of Llama-2-7B by PPL: the last six are the blocks
+# that its "+" rule protects, so they sort last whatever their score.
+LLAMA_2_PPL = [
+    *[11, 8, 24, 21, 12, 7, 9, 10, 18, 27, 14, 23, 25, 15, 20, 26, 17, 6, 13, 28, 22, 19, 5],
+    *[29, 4, 16, 30, 3, 2, 31, 1, 0],
+]
+
+
+def test_the_plus_rule_protects_the_first_four_and_last_two():
+    scores = [float(LLAMA_2_PPL.index(block)) for block in range(32)]
+    assert ascending_order(scores) == LLAMA_2_PPL
+    protected = shortened_llama_protected(32)
+    assert protected == (0, 1, 2, 3, 30, 31)
+    free = ascending_order(scores, protected)[:26]
+    assert free == [block for block in LLAMA_2_PPL if block not in protected]
+
+
+def plain_search(model, ids, rounds):
+    """Every candidate run whole, every round."""
+    gone = []
+    for _ in range(rounds):
+        losses = {}
+        for block in range(1, NUM_BLOCKS - 1):
+            if block not in gone:
+                shorter = delete_blocks(model, {*gone, block})
+                with torch.no_grad():
+                    logprobs = shorter(ids).logits[:, :-1].log_softmax(-1)
+                losses[block] = -float(logprobs.gather(2, ids[:, 1:, None]).double().sum())
+        gone.append(min(losses, key=losses.get))
+    return tuple(gone)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sleb_finds_what_the_plain_search_finds(seed):
+    model, ids = tiny_model("qwen3", seed=seed), random_ids(5, 9, seed=seed)
+    seen = []
+    found = sleb_search(
+        Backbone(model), ids.split(2), 4, on_round=lambda number, block, nll: seen.append(block)
+    )
+    assert found.order == plain_search(model, ids, 4) == tuple(seen)
+    assert len(found.nll) == 5
+    with pytest.raises(PolicyError, match="0 to 4 of 6"):
+        sleb_search(Backbone(model), ids.split(2), 5)
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("buddy.importance.measure.SAVE_EVERY_S", 0.0)
+    backbone, ids = Backbone(tiny_model()), random_ids(6, 8)
+    whole = measure(build_indicator("taylor", backbone), ids, batch=2)
+    file = tmp_path / "partial.safetensors"
+
+    class Stop(Exception):
+        pass
+
+    def stop_after_four(done, total):
+        if done == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        measure(
+            build_indicator("taylor", backbone), ids, batch=2, resume=file, on_batch=stop_after_four
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    with pytest.raises(ResultError, match="another measurement"):
+        measure(build_indicator("taylor", backbone), ids + 1, batch=2, resume=file)
+    told = []
+    resumed = measure(
+        build_indicator("taylor", backbone),
+        ids,
+        batch=2,
+        resume=file,
+        on_batch=lambda done, total: told.append(done),
+    )
+    assert torch.equal(resumed, whole)
+    assert told == [4, 6]
+    assert list(tmp_path.iterdir()) == []
+    file.write_bytes(b"nonsense")
+    with pytest.raises(ResultError, match="damaged"):
+        measure(build_indicator("taylor", backbone), ids, batch=2, resume=file)
+
+
+def test_calibration_text_is_cut_into_whole_windows(tmp_path):
+    def tokenizer(text, **options):
+        return {"input_ids": [ord(c) for c in text]}
+
+    windows = cut_windows(tokenizer, "abcdefgh", tokens=3)
+    assert windows.tolist() == [[97, 98, 99], [100, 101, 102]]
+    assert cut_windows(tokenizer, "abcdefgh", tokens=3, limit=1).tolist() == [[97, 98, 99]]
+    with pytest.raises(ResultError, match="2 tokens, less than one window of 3"):
+        cut_windows(tokenizer, "ab", tokens=3)
+    with pytest.raises(ResultError, match="cannot be read"):
+        read_text(str(tmp_path / "none.txt"))
+    with pytest.raises(ResultError, match="--data-dir"):
+        read_text("wikitext2")
+    (tmp_path / "wikitext2").mkdir()
+    (tmp_path / "wikitext2/valid.txt").write_text(" \n")
+    with pytest.raises(ResultError, match="is empty"):
+        read_text("wikitext2", tmp_path)
+
+
+def test_a_record_orders_the_static_policy(tmp_path):
+    path = tmp_path / "order.json"
+    record = RunRecord(
+        kind="importance-test", command="-", config={}, results={"removal_order": [3, 1]}
+    )
+    record.save(path)
+    resources = PolicyResources(num_blocks=NUM_BLOCKS)
+    policy = build_policy(f"static:{path}", resources)
+    assert policy.removal_order == (3, 1)
+    assert "importance-test" in policy.describe()
+    for content, error, says in (
+        ("{", ResultError, "no JSON"),
+        ("{}", ResultError, "no RunRecord"),
+        (json.dumps({"kind": "x", "config": {}, "results": {}}), PolicyError, "removal_order"),
+    ):
+        path.write_text(content)
+        with pytest.raises(error, match=says):
+            build_policy(f"static:{path}", resources)
+    with pytest.raises(ResultError, match="cannot be read"):
+        build_policy(f"static:{tmp_path / 'none.json'}", resources)
