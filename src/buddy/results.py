@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
+import uuid
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -43,7 +43,11 @@ class RunRecord:
         Raises:
             ResultError: It cannot be written; what was there before is intact.
         """
-        write_text(path, json.dumps(asdict(self), indent=2) + "\n")
+        try:
+            text = json.dumps(asdict(self), indent=2, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ResultError(f"the record for {path} is not plain JSON: {error}") from error
+        write_text(path, text + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -69,15 +73,14 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ResultError: It cannot be written; what was there before is intact.
     """
-    staging = None
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is no regular file: name another")
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        staging.write_text(text, encoding="utf-8")
         os.replace(staging, path)
     except OSError as error:
-        if staging is not None:
-            Path(staging).unlink(missing_ok=True)
+        staging.unlink(missing_ok=True)
         raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
@@ -105,11 +108,14 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:  # no git
+        return None
     return done.stdout.strip() or None if done.returncode == 0 else None

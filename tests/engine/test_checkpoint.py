@@ -8,7 +8,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from buddy import BuddyForCausalLM
-from buddy.errors import CheckpointError, FamilyError, ModelError
+from buddy.engine.manifest import base_fingerprint
+from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
+from buddy.policies.static import StaticPolicy
 from tests.tiny import random_ids, random_router, tiny_model
 
 IDS = random_ids(3, 9)
@@ -60,6 +62,61 @@ def test_round_trip_with_adapter(adapted, tmp_path, merge):
     assert not torch.allclose(logits(plain)[0], logits(adapted)[0], atol=1e-2)
 
 
+def test_a_merged_adapter_is_not_lost_when_saved_again(adapted, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    adapted.source = str(tmp_path / "base")
+    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small/backbone").exists()
+    merged = BuddyForCausalLM.from_pretrained(tmp_path / "small", merge_adapter=True)
+    with pytest.raises(CheckpointError, match="merged or trained"):
+        merged.save_pretrained(tmp_path / "again", include_backbone=False)
+    merged.save_pretrained(tmp_path / "again")
+    again = BuddyForCausalLM.from_pretrained(tmp_path / "again")
+    torch.testing.assert_close(logits(again)[0], logits(adapted)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_that_the_manifest_does_not_name_is_not_used(adapted, routed, tmp_path):
+    adapted.save_pretrained(tmp_path / "adapted")
+    routed.save_pretrained(tmp_path / "plain")
+    shutil.copytree(tmp_path / "adapted/adapter", tmp_path / "plain/adapter")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "plain")
+    assert torch.equal(logits(loaded)[0], logits(routed)[0])
+
+
+def test_a_relative_source_is_found_from_anywhere(tmp_path, monkeypatch):
+    tiny_model().save_pretrained(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    BuddyForCausalLM.from_pretrained("./base", policy="random").save_pretrained("small")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loaded = BuddyForCausalLM.from_pretrained("../small")
+    assert loaded.policy.name == "random"
+    mode = (tmp_path / "small").stat().st_mode & 0o777
+    assert mode == (tmp_path / "elsewhere").stat().st_mode & 0o777
+
+
+def test_weights_that_do_not_fill_their_config_are_refused(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for num_blocks in (8, 5):
+        path.write_text(json.dumps({**config, "num_hidden_layers": num_blocks}))
+        with pytest.raises(CheckpointError, match=r"do not fit its config\.json"):
+            BuddyForCausalLM.from_pretrained(tmp_path)
+    for spoilt in ({"hidden_act": "foo"}, {"max_position_embeddings": None}):
+        path.write_text(json.dumps({**config, **spoilt}))
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            BuddyForCausalLM.from_pretrained(tmp_path)
+
+
+def test_saving_onto_a_file_is_refused(routed, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        routed.save_pretrained(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_model_with_a_source_is_saved_without_its_backbone(routed, tmp_path):
     routed.model.save_pretrained(tmp_path / "base")
     base = BuddyForCausalLM.from_pretrained(tmp_path / "base")
@@ -83,6 +140,19 @@ def test_saving_again_replaces_the_checkpoint_and_nothing_else(routed, tmp_path)
     with pytest.raises(CheckpointError, match="no Buddy checkpoint"):
         routed.save_pretrained(other)
     assert (other / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_policy_is_kept_by_name_and_refused_as_an_object(routed, tmp_path):
+    routed.set_policy("static:1,3")
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.policy.removal_order == (1, 3)
+    routed.set_policy(StaticPolicy([2], 6))
+    with pytest.raises(CheckpointError, match="given as an object"):
+        routed.save_pretrained(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(PolicyError, match="made for 7 blocks and the model has 6"):
+        routed.set_policy(StaticPolicy([2], 7))
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypatch):
@@ -130,6 +200,9 @@ def _manifest(change):
         (lambda folder: (folder / "buddy.json").write_text("{"), "damaged"),
         (lambda folder: (folder / "buddy.json").write_text("[]"), "damaged"),
         (_manifest(lambda m: m.pop("router")), "damaged"),
+        (_manifest(lambda m: m["base"].pop("source")), "damaged"),
+        (_manifest(lambda m: m.update(files={"a": None})), "damaged"),
+        (_manifest(lambda m: m.update(kv_policy="keep")), "damaged"),
         (_manifest(lambda m: m.update(format=99)), "format 99"),
         (_manifest(lambda m: m["base"].update(num_blocks=9)), "another base model: num_blocks"),
         (_manifest(lambda m: m["base"].update(fingerprint="x")), "another base model"),
@@ -177,8 +250,7 @@ def test_an_adapter_in_another_format_is_not_read(adapted, tmp_path):
         tmp_path / "model/adapter/adapter_model.safetensors",
         tmp_path / "model/adapter/adapter_model.bin",
     )
-    manifest = json.loads((tmp_path / "model/buddy.json").read_text())
-    del manifest["files"]["adapter/adapter_model.safetensors"]
-    (tmp_path / "model/buddy.json").write_text(json.dumps(manifest))
+    path = tmp_path / "model/buddy.json"
+    path.write_text(path.read_text().replace("adapter_model.safetensors", "adapter_model.bin"))
     with pytest.raises(CheckpointError, match="could run code"):
         BuddyForCausalLM.from_pretrained(tmp_path / "model")

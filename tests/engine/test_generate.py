@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.stopping_criteria import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from buddy import DepthTrace
+from buddy import BuddyForCausalLM, DepthTrace
+from buddy.errors import PolicyError
 from tests.tiny import every_kv_policy, padded, random_ids, tiny_buddy, tiny_model
 
 ROWS = [random_ids(1, n, seed=n)[0] for n in (4, 9, 6)]
@@ -109,14 +111,49 @@ def test_streamers_and_stopping_criteria_work():
 
 def test_generation_ends_where_the_context_does():
     out = tiny_buddy().generate(random_ids(1, 60), budget=0.5, max_new_tokens=20)
-    assert out.shape == (1, 64)
+    # 64 tokens can be fed; the one after them can still be predicted.
+    assert out.shape == (1, 65)
+    full = tiny_buddy().generate(random_ids(1, 64), budget=0.5, max_new_tokens=20)
+    assert full.shape == (1, 65)
 
 
-def test_generation_without_a_cache_under_a_fixed_plan_is_the_same():
-    buddy = tiny_buddy(policy="static:1,3", kv_policy="mask")
-    options = {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
-    cached = buddy.generate(ROWS[1][None], **options)
-    assert torch.equal(cached, buddy.generate(ROWS[1][None], use_cache=False, **options))
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"use_cache": False},
+        {"prefill_chunk_size": 3},
+        {"prompt_mask": torch.ones(1, 4)},
+        {"output_hidden_states": True},
+        {"generation_config": GenerationConfig(use_cache=False)},
+    ],
+)
+def test_options_that_routing_gives_no_meaning_are_refused(option):
+    with pytest.raises(PolicyError, match=f"no {next(iter(option))}|no use_cache"):
+        tiny_buddy().generate(ROWS[0][None], budget=0.5, max_new_tokens=2, **option)
+
+
+def test_pad_ids_are_taken_for_pads_as_transformers_does():
+    ids, mask = padded(ROWS, "left")
+    model = tiny_model()
+    model.generation_config.eos_token_id = 1
+    theirs = model.generate(ids, max_new_tokens=6, do_sample=False)
+    buddy = BuddyForCausalLM(model)
+    ours = buddy.generate(ids, max_new_tokens=6, do_sample=False)
+    assert torch.equal(ours, theirs)
+    with_mask = buddy.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    assert torch.equal(ours, with_mask)
+
+
+def test_a_huge_limit_allocates_no_more_than_the_context(monkeypatch):
+    slots = []
+    new_session = BuddyForCausalLM.new_session
+    monkeypatch.setattr(
+        BuddyForCausalLM,
+        "new_session",
+        lambda self, batch, n, kv: slots.append(n) or new_session(self, batch, n, kv),
+    )
+    tiny_buddy().generate(ROWS[0][None], budget=0.5, max_new_tokens=10**9)
+    assert slots == [64]
 
 
 def test_the_trace_tells_what_ran():

@@ -3,8 +3,17 @@
 import pytest
 import torch
 
+from buddy import BuddyForCausalLM
 from buddy.errors import BudgetError, PolicyError, PromptError
-from tests.tiny import padded, random_ids, tiny_buddy
+from buddy.policies.static import StaticPolicy
+from tests.tiny import (
+    delete_blocks,
+    padded,
+    random_ids,
+    random_router,
+    tiny_buddy,
+    tiny_model,
+)
 
 
 def plans(buddy, ids, mask=None, **options):
@@ -62,6 +71,42 @@ def test_a_budget_that_changes_between_steps_changes_the_plan_even_without_rerou
             assert out.executed_blocks.tolist() == [blocks]
 
 
+def test_a_row_whose_budget_stays_keeps_its_plan_under_reuse():
+    buddy, ids = tiny_buddy("qwen3", summary="ema", ema_decay=0.3), random_ids(2, 6)
+    with torch.no_grad():
+        out = buddy(ids, budget="4 blocks", reroute="prefill")
+        kept = out.plan.keys[0]
+        for seed in range(4):
+            out = buddy(
+                random_ids(2, 1, seed=seed),
+                budget=["4 blocks", f"{3 + seed % 2 * 2} blocks"],
+                reroute="prefill",
+                past_key_values=out.past_key_values,
+            )
+            assert out.plan.keys[0] == kept
+            assert out.executed_blocks.tolist() == [4, 3 + seed % 2 * 2]
+
+
+def test_a_refused_step_leaves_the_session_as_it_was():
+    buddy, ids = tiny_buddy(context_layer=3), random_ids(1, 6)
+    with torch.no_grad():
+        session = buddy(ids, budget="4 blocks").past_key_values
+        with pytest.raises(BudgetError, match="4 of the 6 blocks always run"):
+            buddy(ids[:, :1], budget="3 blocks", past_key_values=session)
+        assert session.get_seq_length() == 6
+
+
+def test_a_prior_or_router_of_another_size_is_refused():
+    model = tiny_model()
+    for options in (
+        {"prior": torch.arange(7.0)},
+        {"router": random_router(delete_blocks(model, {1}))},
+        {"policy": StaticPolicy([1], 9)},
+    ):
+        with pytest.raises(PolicyError, match="and the model has 6"):
+            BuddyForCausalLM(model, **options)
+
+
 def test_bad_requests_are_refused():
     buddy, ids = tiny_buddy(), random_ids(2, 6)
     with pytest.raises(BudgetError, match="3 budgets for a batch of 2"):
@@ -70,6 +115,18 @@ def test_bad_requests_are_refused():
         buddy(ids, budget="auto")
     with pytest.raises(PolicyError, match="reroute"):
         buddy(ids, reroute=0)
+    with pytest.raises(BudgetError, match="1 budgets for a batch of 2"):
+        buddy(ids, budget=torch.tensor(4))
+    with pytest.raises(PromptError, match="attention_mask has shape"):
+        buddy(ids, torch.ones(2, 4, dtype=torch.long))
+    with torch.no_grad():
+        session = buddy(ids).past_key_values
+    with pytest.raises(PromptError, match="holds 2 rows and 1 came"):
+        buddy(ids[:1], past_key_values=session)
+    with pytest.raises(PromptError, match="at least one column"):
+        buddy(ids[:, :0], past_key_values=session)
+    with torch.no_grad(), pytest.raises(PromptError, match="would have 66 tokens"):
+        buddy(random_ids(2, 60), past_key_values=session)
     with pytest.raises(PromptError, match="no tokens"):
         buddy(ids, torch.tensor([[0] * 6, [1] * 6]))
     with pytest.raises(PromptError, match="65 tokens, but the model's context holds 64"):

@@ -81,6 +81,16 @@ def test_the_router_stays_in_float32_to_the_last_bit():
         assert torch.equal(parameter, before[name])
 
 
+def test_autocast_does_not_reach_the_router():
+    torch.manual_seed(0)
+    module = DecisionModule(4, 3, DecisionConfig())
+    torch.nn.init.normal_(module.up.weight)
+    summary = torch.randn(2, 4)
+    plain = module(summary)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module(summary), plain)
+
+
 def test_pooling_scores_is_not_pooling_tokens():
     torch.manual_seed(0)
     results = {}

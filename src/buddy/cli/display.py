@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from buddy.errors import PromptError
 from buddy.models.progress import Progress as OnProgress
 
 if TYPE_CHECKING:
@@ -52,7 +53,20 @@ def fetch_progress(console: Console) -> Iterator[OnProgress]:
     try:
         yield on_progress
     finally:
-        bar.stop()
+        if tasks:
+            bar.stop()
+
+
+def read_prompt() -> str:
+    """All of stdin, but for the newline that ends it.
+
+    Raises:
+        PromptError: It is not UTF-8.
+    """
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the prompt on stdin is no UTF-8 text: {error}") from error
 
 
 def depth_strip(blocks: tuple[int, ...], num_blocks: int) -> Text:
@@ -84,7 +98,7 @@ def show_summary(
     plans = f"{trace.distinct_plans} distinct plan{'s' if trace.distinct_plans != 1 else ''}"
     run = f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks per token"
     decode = trace.decode_tokens_per_s
-    speed = f"prefill {trace.prefill_tokens_per_s:,.0f} tokens/s"
+    speed = f"prefill {trace.prefill_tokens_per_s or 0:,.0f} tokens/s"
     if decode is not None:
         speed += f" · decode {decode:,.1f} tokens/s"
     console.print(f"{asked} · {run} · {plans} · {policy} · kv {kv_policy}", style="dim")

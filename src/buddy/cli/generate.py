@@ -41,14 +41,17 @@ def generate(
 
     The text goes to stdout, everything else to stderr.
     """
-    from buddy.cli.display import show_depth, show_summary, stderr
+    from buddy.cli.display import read_prompt, show_depth, show_summary, stderr
     from buddy.cli.speaker import Sampling, Speaker
+    from buddy.errors import PromptError
     from buddy.results import write_text
 
     console = stderr()
     if trace is not None:
         _check_writable(trace)
-    content = sys.stdin.read() if prompt == "-" else prompt
+    content = read_prompt() if prompt == "-" else prompt
+    if raw and system is not None:
+        raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
     speaker = Speaker(model, policy=policy, kv_policy=kv_policy, reroute=reroute, console=console)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answer = speaker.answer(
@@ -108,5 +111,5 @@ def _check_writable(path: Path) -> None:
 
     if not path.parent.is_dir():
         raise ResultError(f"--trace {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise ResultError(f"--trace {path} is a folder: name a file")
+    if path.exists() and not path.is_file():
+        raise ResultError(f"--trace {path} is no regular file: name another")

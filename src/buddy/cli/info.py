@@ -16,6 +16,7 @@ def info(
 ) -> None:
     """Show a model's family and sizes, and a table of budget, blocks, FLOPs and bytes."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from buddy.cli.display import fetch_progress, stderr
@@ -55,7 +56,7 @@ def info(
         return
     console = Console(highlight=False)
     total = shape.block_params * shape.num_blocks + shape.outside_params
-    console.print(f"[bold]{model}[/]  {family}, {total / 1e6:,.1f} M parameters")
+    console.print(f"[bold]{escape(model)}[/]  {family}, {total / 1e6:,.1f} M parameters")
     console.print(f"  blocks                 {shape.num_blocks}")
     console.print(f"  parameters per block   {shape.block_params:,}")
     console.print(f"  parameters outside     {shape.outside_params:,}")

@@ -32,15 +32,5 @@ def main() -> None:
     try:
         app()
     except BuddyError as error:
-        _fail(str(error), 2)
-    except BrokenPipeError:
-        # The reader went away (`| head`): no more output, and none at interpreter exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
-
-
-def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"buddy: {' '.join(message.split())}\n")
-    sys.exit(code)
+        sys.stderr.write(f"buddy: {' '.join(str(error).split())}\n")
+        sys.exit(2)

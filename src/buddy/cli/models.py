@@ -21,6 +21,7 @@ def listing(
     if context.invoked_subcommand is not None:
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     rows = _rows()
@@ -33,8 +34,8 @@ def listing(
     table.add_column("source")
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.0f} MB"
-        note = f" [red]({row['damage']})[/]" if row["damage"] else ""
-        table.add_row(str(row["name"]), size, f"{row['source']}{note}")
+        note = f" [red]({escape(row['damage'])})[/]" if row["damage"] else ""
+        table.add_row(escape(row["name"]), size, f"{escape(row['source'])}{note}")
     Console(highlight=False).print(table)
 
 

@@ -16,10 +16,10 @@ Budget = Annotated[
         help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto. Full depth if not given.',
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, max=2**31, help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much probability.")]
-Seed = Annotated[int, typer.Option(help="Of sampling.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of sampling.")]
 System = Annotated[str | None, typer.Option(help="System message.")]
 Reroute = Annotated[
     str,
@@ -41,4 +41,4 @@ DEFAULT_MAX_NEW_TOKENS: Final = 256
 
 def parse_reroute(text: str) -> str | int:
     """`step` and `prefill` as they are, a number as a number; the engine refuses the rest."""
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isascii() and text.isdecimal() else text

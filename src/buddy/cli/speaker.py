@@ -100,8 +100,13 @@ class Speaker:
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]], *, raw: bool) -> Any:
         """Token ids [1, tokens] of a conversation, or of the last message as it stands."""
-        if raw or self.tokenizer.chat_template is None:
+        if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
             return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
+        if self.tokenizer.chat_template is None:
+            raise PromptError(
+                "this model has no chat template, so it takes one message at a time and no system "
+                "message: use buddy generate --raw"
+            )
         return self.tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
@@ -127,7 +132,10 @@ class Speaker:
         from buddy.cli.streaming import Collector
         from buddy.engine.trace import DepthTrace
 
-        if not messages[-1]["content"].strip():
+        content = messages[-1]["content"]
+        if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
+            raise PromptError("the prompt is no UTF-8 text")
+        if not content.strip():
             raise PromptError("the prompt is empty: write what the model is to answer")
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()

@@ -15,8 +15,6 @@ MIN_BLOCKS: Final = 3
 AUTO: Final = "auto"
 """The budget that leaves the choice to the Budget Predictor."""
 
-BudgetLike = float | int | str
-"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`."""
 
 _COUNT = re.compile(r"([+-]?\d+)\s*blocks?")
 _EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
@@ -81,6 +79,10 @@ class Budget:
         return cls(blocks, num_blocks)
 
 
+BudgetLike = Budget | float | int | str
+"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, or a `Budget`."""
+
+
 def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]:
     """Read one budget as a caller writes it.
 
@@ -91,6 +93,8 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
     Raises:
         BudgetError: Anything else, or a budget that the model cannot spend.
     """
+    if isinstance(value, Budget):
+        return Budget(value.blocks, num_blocks)
     if isinstance(value, str):
         text = value.strip().lower()
         if text == AUTO:

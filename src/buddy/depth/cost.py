@@ -46,7 +46,9 @@ def weight_bytes(shape: ModelShape, blocks: int) -> float:
 
 def kv_bytes_per_token(shape: ModelShape, blocks: int | None = None) -> float:
     """Bytes that one token leaves in the caches of `blocks` blocks; all of them by default."""
-    return 2.0 * shape.kv_width * shape.bytes_per_kv * (blocks or shape.num_blocks)
+    return (
+        2.0 * shape.kv_width * shape.bytes_per_kv * (shape.num_blocks if blocks is None else blocks)
+    )
 
 
 def decision_flops(

@@ -21,7 +21,7 @@ class BlockRows(NamedTuple):
     skip: Rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DepthPlan:
     """Which blocks run, per row.
 
@@ -35,6 +35,12 @@ class DepthPlan:
     def full(cls, batch: int, num_blocks: int, device: torch.device | str = "cpu") -> "DepthPlan":
         """Every row runs every block."""
         return cls(torch.ones(batch, num_blocks, dtype=torch.bool, device=device))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DepthPlan) and self.keys == other.keys
+
+    def __hash__(self) -> int:
+        return hash(self.keys)
 
     @property
     def depth(self) -> Int[Tensor, " batch"]:

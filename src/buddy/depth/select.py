@@ -10,6 +10,22 @@ from buddy.depth.plan import DepthPlan
 from buddy.errors import BudgetError, PolicyError
 
 
+def check_spendable(budgets: Sequence[int], num_blocks: int, pinned: Sequence[int]) -> None:
+    """Refuse budgets that pinned blocks alone exceed, or that the model has not the blocks for.
+
+    Raises:
+        BudgetError: There is such a budget.
+    """
+    always = len({block % num_blocks for block in pinned})
+    wrong = [blocks for blocks in budgets if not always <= blocks <= num_blocks]
+    if wrong:
+        raise BudgetError(
+            f"budget of {wrong[0]} blocks cannot be spent: {always} of the {num_blocks} blocks "
+            f"always run under this policy, so expected {always} to {num_blocks} blocks; "
+            "for less choose another policy, such as random or static:ORDER"
+        )
+
+
 def select_blocks(
     scores: Float[Tensor, "batch blocks"],
     blocks: Int[Tensor, " batch"],
@@ -35,15 +51,8 @@ def select_blocks(
     Source: paper, section 4.2.1 (top-k); the tie rule is ours.
     """
     num_blocks = scores.shape[1]
-    always = sorted({block % num_blocks for block in pinned})
-    low, high = (int(bound) for bound in torch.aminmax(blocks))
-    if low < len(always) or high > num_blocks:
-        wrong = low if low < len(always) else high
-        raise BudgetError(
-            f"budget of {wrong} blocks cannot be spent: {len(always)} of the {num_blocks} blocks "
-            f"always run under this policy, so expected {len(always)} to {num_blocks} blocks; "
-            "for less choose another policy, such as random or static:ORDER"
-        )
+    check_spendable(blocks.tolist(), num_blocks, pinned)
+    always = [block % num_blocks for block in pinned]
     ranked = scores.detach().float()
     if bool(ranked.isnan().any()):
         raise PolicyError(

@@ -31,24 +31,27 @@ Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 class Hole:
     """Residuals that passed a block by: `hidden[i, t]` at row `rows[i]`, slot `start + t`.
 
-    Neighbouring skipped blocks hold the same tensor, so a run of them costs one residual.
+    Where all rows skip, neighbouring blocks hold the same tensor: a run of them costs one.
     """
 
     hidden: Float[Tensor, "batch tokens hidden"]
     rows: Int[Tensor, " batch"]
     start: int
 
-    def split(self, chosen: Bool[Tensor, " all"]) -> tuple["Hole | None", "Hole | None"]:
-        """The parts inside and outside the chosen rows."""
-        inside = chosen[self.rows]
-        if bool(inside.all()):
-            return self, None
-        if not bool(inside.any()):
-            return None, self
-        return (
-            Hole(self.hidden[inside], self.rows[inside], self.start),
-            Hole(self.hidden[~inside], self.rows[~inside], self.start),
-        )
+    def part(self, places: list[int]) -> "Hole":
+        """The part of the rows that stand at these places."""
+        return Hole(self.hidden[places], self.rows[places], self.start)
+
+
+def check_kv_policy(kv_policy: KVPolicy) -> KVPolicy:
+    """Refuse what is no KV policy.
+
+    Raises:
+        PolicyError: It is none of the four.
+    """
+    if kv_policy not in KV_POLICIES:
+        raise PolicyError(f"kv_policy must be one of {', '.join(KV_POLICIES)}, got {kv_policy!r}")
+    return kv_policy
 
 
 class BlockKVCache:
@@ -64,17 +67,14 @@ class BlockKVCache:
     def __init__(
         self, num_blocks: int, timeline: Timeline, kv_policy: KVPolicy, project: Projector
     ) -> None:
-        if kv_policy not in KV_POLICIES:
-            raise PolicyError(
-                f"kv_policy must be one of {', '.join(KV_POLICIES)}, got {kv_policy!r}"
-            )
         self.timeline = timeline
-        self.kv_policy = kv_policy
+        self.kv_policy = check_kv_policy(kv_policy)
         self._project = project
         self._keys: list[Tensor | None] = [None] * num_blocks
         self._values: list[Tensor | None] = [None] * num_blocks
-        self._holes: list[list[Hole]] = [[] for _ in range(num_blocks)]
-        self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [B, capacity], `mask`
+        # By the rows they belong to: rows that never run a block cost those that do nothing.
+        self._holes: list[dict[tuple[int, ...], list[Hole]]] = [{} for _ in range(num_blocks)]
+        self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [B, slots], `mask`
 
     def view(self, block: int, rows: RowSet) -> "BlockView":
         """What attention writes to and reads from, when `rows` run `block`."""
@@ -82,8 +82,9 @@ class BlockKVCache:
 
     def visible(self, block: int, rows: RowSet) -> Bool[Tensor, "batch slots"] | None:
         """Slots that are no hole, under `mask`; None where there is none."""
-        holes = self._hidden_slots[block]
-        return None if holes is None else ~holes[rows, : self.timeline.length]
+        if self._hidden_slots[block] is None:
+            return None
+        return ~self._hidden(block)[rows, : self.timeline.length]
 
     def new_tokens(
         self, block: int
@@ -107,29 +108,36 @@ class BlockKVCache:
             return
         every = self.timeline.every_row
         if isinstance(rows, slice):
-            hole = Hole(hidden, every, self.timeline.start)
+            key, hole = self._all, Hole(hidden, every, self.timeline.start)
         else:
-            hole = Hole(hidden[rows], every[rows], self.timeline.start)
-        self._holes[block].append(hole)
+            key, hole = tuple(rows.tolist()), Hole(hidden[rows], rows, self.timeline.start)
+        self._holes[block].setdefault(key, []).append(hole)
         if self.kv_policy == "project":
             self.fill(block, rows)
 
     def fill(self, block: int, rows: RowSet) -> None:
         """Close the holes that `rows` have in `block`, in one batched projection."""
-        holes = self._holes[block]
-        if not holes:
+        waiting = self._holes[block]
+        if not waiting:
             return
-        if isinstance(rows, slice):
-            self._holes[block] = []
-            self._write_projected(block, holes)
-            return
-        chosen = torch.zeros(self.timeline.batch, dtype=torch.bool, device=self.timeline.device)
-        chosen[rows] = True
-        parts = [hole.split(chosen) for hole in holes]
-        self._holes[block] = [outside for _, outside in parts if outside is not None]
-        inside = [part for part, _ in parts if part is not None]
-        if inside:
-            self._write_projected(block, inside)
+        chosen = set(self._all if isinstance(rows, slice) else rows.tolist())
+        due: list[Hole] = []
+        for key in [key for key in waiting if not chosen.isdisjoint(key)]:
+            holes = waiting.pop(key)
+            rest = tuple(row for row in key if row not in chosen)
+            if not rest:
+                due += holes
+                continue
+            inside = [place for place, row in enumerate(key) if row in chosen]
+            outside = [place for place, row in enumerate(key) if row not in chosen]
+            due += [hole.part(inside) for hole in holes]
+            waiting.setdefault(rest, []).extend(hole.part(outside) for hole in holes)
+        if due:
+            self._write_projected(block, due)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.timeline.batch))
 
     def _write_projected(self, block: int, holes: list[Hole]) -> None:
         hidden = torch.cat([hole.hidden.flatten(0, 1) for hole in holes])  # [N, D]
@@ -151,13 +159,17 @@ class BlockKVCache:
         value_buffer[row, :, slot] = values
 
     def _hide(self, block: int, rows: RowSet) -> None:
+        self._hidden(block)[rows, self.timeline.start : self.timeline.length] = True
+
+    def _hidden(self, block: int) -> Bool[Tensor, "batch slots"]:
+        """The block's holes under `mask`, wide enough for the timeline."""
         holes = self._hidden_slots[block]
         if holes is None or holes.shape[1] < self.timeline.capacity:
             grown = self.timeline.valid.new_zeros(self.timeline.batch, self.timeline.capacity)
             if holes is not None:
                 grown[:, : holes.shape[1]] = holes
             self._hidden_slots[block] = holes = grown
-        holes[rows, self.timeline.start : self.timeline.length] = True
+        return holes
 
     def _buffers(
         self, block: int, heads: int, head_dim: int, like: Tensor
@@ -201,7 +213,8 @@ class BlockKVCache:
         buffers = {id(t): t for t in (*self._keys, *self._values) if t is not None}
         waiting = {
             hole.hidden.untyped_storage().data_ptr(): hole.hidden
-            for holes in self._holes
+            for by_rows in self._holes
+            for holes in by_rows.values()
             for hole in holes
         }
         return sum(t.nbytes for t in (*buffers.values(), *waiting.values()))
@@ -246,6 +259,11 @@ class PassingKV:
         self, block: int
     ) -> tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]:
         """Keys and values of a block that every row ran."""
+        if block not in self._seen:
+            raise PolicyError(
+                "the router cannot read the context layer's keys and values: transformers hides "
+                "them under gradient checkpointing; turn that off"
+            )
         keys, values = self._seen[block]
         return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
 

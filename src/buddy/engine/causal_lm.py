@@ -13,12 +13,12 @@ from transformers.utils.generic import ModelOutput
 from buddy.depth.budget import AUTO, parse_budgets
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
-from buddy.engine.cache import KVPolicy
-from buddy.engine.generate import BudgetedGeneration, Budgets, check_prompts
+from buddy.engine.cache import KVPolicy, check_kv_policy
+from buddy.engine.generate import BudgetedGeneration, Budgets, check_prompts, check_shapes
 from buddy.engine.session import Session
 from buddy.engine.step import Reroute, Step, check_reroute, run_once, run_step
 from buddy.engine.trace import DepthTrace
-from buddy.errors import BudgetError
+from buddy.errors import BudgetError, PolicyError
 from buddy.models.backbone import Backbone
 from buddy.routing.router import Router
 
@@ -71,17 +71,21 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
     ) -> None:
         super().__init__()
+        self._policy: DepthPolicy
+        self.policy_spec: str | None
         self.model = model
         self.router = router
         self.prior = prior
-        self.kv_policy = kv_policy
+        self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
+        """Where the base model can be loaded from again; None where it cannot."""
+        self.source_fingerprint: str | None = None
+        """Of the base model as it was loaded from there."""
         # A PEFT model wraps the causal LM and changes its linear layers in place.
         self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
-        self.policy_spec = policy if isinstance(policy, str) else None
-        self.policy = self.make_policy(policy or self._default_policy())
+        self.set_policy(self._default_policy() if policy is None else policy)
 
     @property
     def device(self) -> torch.device:
@@ -103,9 +107,27 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         """What the model offers to a policy."""
         return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
 
-    def make_policy(self, policy: str | DepthPolicy) -> DepthPolicy:
-        """A policy for this model, from its name or as given."""
-        return build_policy(policy, self.resources) if isinstance(policy, str) else policy
+    @property
+    def policy(self) -> DepthPolicy:
+        """Who chooses the blocks; `set_policy` changes it."""
+        return self._policy
+
+    def set_policy(self, policy: str | DepthPolicy) -> None:
+        """Choose blocks by another policy from now on.
+
+        Args:
+            policy: `"NAME"`, `"NAME:ARGUMENT"` or an object; a checkpoint keeps names alone.
+
+        Raises:
+            PolicyError: There is no such policy, or it cannot serve this model.
+        """
+        made = build_policy(policy, self.resources) if isinstance(policy, str) else policy
+        if made.num_blocks != self.num_blocks:
+            raise PolicyError(
+                f"the policy, or the prior or router behind it, is made for {made.num_blocks} "
+                f"blocks and the model has {self.num_blocks}: use one made for this model"
+            )
+        self._policy, self.policy_spec = made, policy if isinstance(policy, str) else None
 
     def _default_policy(self) -> str:
         if self.router is not None:
@@ -129,17 +151,33 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
         return load(name, **options)
 
-    def save_pretrained(self, folder: str | Path, *, include_backbone: bool | None = None) -> None:
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        include_backbone: bool | None = None,
+        tokenizer: Any = None,
+    ) -> None:
         """Write a Buddy checkpoint: safetensors and JSON, the PEFT adapter in its own folder.
 
         Args:
             folder: Made, or replaced if it holds a Buddy checkpoint.
             include_backbone: Write the backbone's weights too. By default only where the model
-                was not loaded from a place that it can be loaded from again.
+                was not loaded from a place that it can be loaded from again, or has changed.
+            tokenizer: Written too. A checkpoint with its own backbone has no other.
+
+        Raises:
+            CheckpointError: The folder holds something else or cannot be written, or the model
+                could not be loaded again.
         """
         from buddy.engine.checkpoint import save
 
-        save(self, Path(folder), include_backbone=include_backbone)
+        save(
+            self,
+            Path(folder).expanduser(),
+            include_backbone=include_backbone,
+            tokenizer=tokenizer,
+        )
 
     def forward(
         self,
@@ -181,6 +219,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         started_s = time.perf_counter()
         if not return_dict:
             raise ValueError("return_dict must be True: the plan has no place in a tuple")
+        if labels is not None and logits_to_keep:
+            raise ValueError("labels need all logits: leave logits_to_keep at 0")
         session = past_key_values
         step = self._step(input_ids, attention_mask, budget, prompt_mask, session, reroute)
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
@@ -223,13 +263,16 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         if attention_mask is None:
             valid = torch.ones_like(input_ids, dtype=torch.bool)
         else:
-            valid = attention_mask[:, -tokens:].bool()
+            valid = attention_mask[:, max(0, attention_mask.shape[1] - tokens) :].bool()
+        check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
         if session is None or session.steps == 0:
             check_prompts(valid, self.config.max_position_embeddings)
+        elif session.timeline.length + tokens > self.config.max_position_embeddings:
+            session.timeline.check_room(valid, self.config.max_position_embeddings)
         return Step(
             token_ids=input_ids,
             valid=valid,
-            counted=valid if prompt_mask is None else valid & prompt_mask,
+            counted=valid if prompt_mask is None else valid & prompt_mask.bool(),
             budgets=self.resolve_budgets(budget, batch),
             reroute=check_reroute(reroute),
         )
@@ -243,6 +286,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         if budget is None:
             return (self.num_blocks,) * batch
         if isinstance(budget, Tensor):
+            budget = budget.reshape(-1)
             budget = [f"{blocks} blocks" for blocks in budget.tolist()]
         parsed = parse_budgets(budget, self.num_blocks, batch)
         if AUTO in parsed:

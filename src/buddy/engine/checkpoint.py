@@ -8,28 +8,30 @@
 Every file's size and SHA-256 stand in buddy.json and are checked before anything is used.
 """
 
-import hashlib
-import json
 import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from buddy.engine.cache import KVPolicy
 from buddy.engine.causal_lm import DEFAULT_KV_POLICY, BuddyForCausalLM
+from buddy.engine.manifest import (
+    MANIFEST,
+    base_fingerprint,
+    check_base,
+    identity,
+    read_manifest,
+    write_manifest,
+)
 from buddy.errors import CheckpointError
 from buddy.models.backbone import Backbone
 from buddy.models.loading import load_model, load_prior
 from buddy.models.progress import Progress
 from buddy.routing.router import Router, RouterConfig
-
-MANIFEST: Final = "buddy.json"
-FORMAT: Final = 1
-_SAMPLES: Final = 4096
 
 
 def load(
@@ -59,27 +61,28 @@ def load(
         ModelError: It cannot be found, fetched or understood.
         CheckpointError: It is truncated, foreign or unsafe.
     """
-    folder = Path(name)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "on_progress": on_progress,
+    }
+    folder = Path(name).expanduser()
     if not (folder / MANIFEST).is_file():
-        model = load_model(
-            name, dtype=dtype, device=device, attention=attention, on_progress=on_progress
-        )
+        model = load_model(name, **options)
         made = BuddyForCausalLM(
-            model,
-            prior=load_prior(name),
-            policy=policy,
-            kv_policy=kv_policy or DEFAULT_KV_POLICY,
+            model, prior=load_prior(name), policy=policy, kv_policy=kv_policy or DEFAULT_KV_POLICY
         )
-        made.source = str(name)
+        # A path is kept whole: the checkpoint may be loaded from another folder.
+        made.source = str(folder.resolve()) if folder.exists() else str(name)
+        made.source_fingerprint = base_fingerprint(model)
         return made
     manifest = read_manifest(folder)
-    base = manifest["base"]
-    source = str(folder / "backbone") if base["source"] is None else base["source"]
-    model = load_model(
-        source, dtype=dtype, device=device, attention=attention, on_progress=on_progress
-    )
-    _check_base(folder, base, Backbone(model))
-    if (folder / "adapter").is_dir():
+    source = manifest["base"]["source"]
+    model = load_model(source or folder / "backbone", **options)
+    fingerprint = base_fingerprint(model)
+    check_base(folder, manifest["base"], identity(Backbone(model), fingerprint))
+    if any(name.startswith("adapter/") for name in manifest["files"]):
         model = _with_adapter(model, folder / "adapter", merge=merge_adapter)
     router, prior = _read_routing(folder, manifest)
     made = BuddyForCausalLM(
@@ -89,25 +92,41 @@ def load(
         policy=policy or manifest["policy"],
         kv_policy=kv_policy or manifest["kv_policy"],
     )
-    made.source = base["source"]
+    made.source, made.source_fingerprint = source, fingerprint
     return made
 
 
-def save(model: BuddyForCausalLM, folder: Path, *, include_backbone: bool | None) -> None:
+def save(
+    model: BuddyForCausalLM, folder: Path, *, include_backbone: bool | None, tokenizer: Any
+) -> None:
     """Write a checkpoint under a temporary name, then rename it into place.
 
     Raises:
-        CheckpointError: The folder holds something else, or cannot be written.
+        CheckpointError: The folder holds something else or cannot be written, or the model could
+            not be loaded again.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+    if model.policy_spec is None:
         raise CheckpointError(
-            f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
+            "a policy that was given as an object cannot be written: name one with set_policy, "
+            "such as routed or static, before saving"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    reloadable = model.source is not None and (
+        base_fingerprint(model.model) == model.source_fingerprint
+    )
+    include = not reloadable if include_backbone is None else include_backbone
+    if not include and not reloadable:
+        raise CheckpointError(
+            "the base model's weights were not loaded from a place that still has them (they are "
+            "new, merged or trained): leave include_backbone out, or set it to True"
+        )
+    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
-        include = model.source is None if include_backbone is None else include_backbone
-        _write(model, staging, include_backbone=include)
+        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+            raise CheckpointError(
+                f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
+            )
+        staging.mkdir(parents=True)
+        _write(model, staging, include_backbone=include, tokenizer=tokenizer)
         _swap(staging, folder)
     except OSError as error:
         raise CheckpointError(
@@ -117,7 +136,9 @@ def save(model: BuddyForCausalLM, folder: Path, *, include_backbone: bool | None
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write(model: BuddyForCausalLM, folder: Path, *, include_backbone: bool) -> None:
+def _write(
+    model: BuddyForCausalLM, folder: Path, *, include_backbone: bool, tokenizer: Any
+) -> None:
     from safetensors.torch import save_file
 
     tensors = {}
@@ -132,22 +153,21 @@ def _write(model: BuddyForCausalLM, folder: Path, *, include_backbone: bool) -> 
         hf_model.save_pretrained(folder / "adapter", safe_serialization=True)
     if include_backbone:
         _save_backbone(hf_model, folder / "backbone")
-    manifest = {
-        "format": FORMAT,
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    contents = {
         "base": {
             "source": None if include_backbone else model.source,
-            **_identity(model.backbone),
+            **identity(model.backbone, base_fingerprint(hf_model)),
         },
         "router": None if model.router is None else model.router.config.to_json(),
         "policy": model.policy_spec,
         "kv_policy": model.kv_policy,
-        "files": {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    write_manifest(folder, contents)
+    # safetensors writes for the owner alone; the rest follows the user's umask.
+    for path in folder.rglob("*.safetensors"):
+        path.chmod((folder / MANIFEST).stat().st_mode)
 
 
 def _save_backbone(hf_model: Any, folder: Path) -> None:
@@ -169,42 +189,14 @@ def _swap(staging: Path, folder: Path) -> None:
     if not folder.exists():
         os.replace(staging, folder)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    old = staging.with_name(f"{staging.name}.old")
     os.replace(folder, old)
-    os.replace(staging, folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read buddy.json and check every file it names, by size and SHA-256.
-
-    Raises:
-        CheckpointError: It is damaged, of another format, or a file is missing or changed.
-    """
-    path = folder / MANIFEST
     try:
-        manifest = cast(dict[str, Any], json.loads(path.read_text()))
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {manifest['format']!r}, this version reads {FORMAT}: "
-                "install the version of Buddy that wrote it"
-            )
-        recorded = {folder / name: entry for name, entry in manifest["files"].items()}
-        missing = {"base", "router", "policy", "kv_policy"} - manifest.keys()
-        if missing:
-            raise KeyError(*sorted(missing))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): copy the checkpoint again") from error
-    for file, entry in recorded.items():
-        size = file.stat().st_size if file.is_file() else None
-        if size != entry["bytes"]:
-            found = "is missing" if size is None else f"has {size:,} bytes"
-            raise CheckpointError(
-                f"{file} {found}, expected {entry['bytes']:,} bytes: copy the checkpoint again"
-            )
-        if _digest(file) != entry["sha256"]:
-            raise CheckpointError(f"{file} has been changed or damaged: copy the checkpoint again")
-    return manifest
+        os.replace(staging, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _read_routing(folder: Path, manifest: dict[str, Any]) -> tuple[Router | None, Tensor | None]:
@@ -236,37 +228,3 @@ def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
         )
     adapted = PeftModel.from_pretrained(model, str(folder))
     return adapted.merge_and_unload() if merge else adapted
-
-
-def _identity(backbone: Backbone) -> dict[str, Any]:
-    """What makes a base model this one: its sizes, and a fingerprint of its weights."""
-    config = backbone.config
-    return {
-        "model_type": config.model_type,
-        "num_blocks": backbone.num_blocks,
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "fingerprint": _fingerprint(backbone),
-    }
-
-
-def _fingerprint(backbone: Backbone) -> str:
-    """SHA-256 of evenly spaced embedding weights; the same in bfloat16 and float32."""
-    weights = backbone.embedding_weight.detach().flatten()
-    sample = weights[:: max(1, len(weights) // _SAMPLES)].to(torch.bfloat16).cpu()
-    return hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()
-
-
-def _check_base(folder: Path, expected: dict[str, Any], backbone: Backbone) -> None:
-    found = _identity(backbone)
-    for key, value in found.items():
-        if expected.get(key) != value:
-            raise CheckpointError(
-                f"{folder} was made for another base model: {key} is {expected.get(key)!r} there "
-                f"and {value!r} in the model found; load the base model it names"
-            )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

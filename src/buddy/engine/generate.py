@@ -16,7 +16,7 @@ from buddy.engine.padding import left_padded
 from buddy.engine.session import Session
 from buddy.engine.step import Reroute, check_reroute
 from buddy.engine.trace import DepthTrace
-from buddy.errors import PromptError
+from buddy.errors import PolicyError, PromptError
 
 Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
 """One budget for all rows, one per row, or a tensor of block counts per row."""
@@ -52,10 +52,57 @@ def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
         )
 
 
+def check_shapes(
+    token_ids: Tensor, *, valid: Tensor, prompt_mask: Tensor | None, session: Session | None
+) -> None:
+    """Refuse masks and sessions that do not fit the tokens.
+
+    Raises:
+        PromptError: One does not fit, or there are no tokens.
+    """
+    if token_ids.shape[1] == 0:
+        raise PromptError("there are no new tokens: expected at least one column")
+    for name, mask in (("attention_mask", valid), ("prompt_mask", prompt_mask)):
+        if mask is not None and mask.shape != token_ids.shape:
+            raise PromptError(
+                f"{name} has shape {list(mask.shape)} over the new tokens, "
+                f"expected {list(token_ids.shape)}"
+            )
+    if session is not None and session.timeline.batch != len(token_ids):
+        raise PromptError(
+            f"the session holds {session.timeline.batch} rows and {len(token_ids)} came: "
+            "feed all rows of a batch at every step"
+        )
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options of transformers' `generate` that routing gives no meaning.
+
+    Raises:
+        PolicyError: There is one.
+    """
+    config = options.get("generation_config")
+    for name, why in _REFUSED.items():
+        value = options.get(name, getattr(config, name, None))
+        is_given = value is not None and value is not False
+        if value is False if name == "use_cache" else is_given:
+            raise PolicyError(f"generate takes no {name}={value!r}: {why}")
+
+
+_REFUSED = {
+    "use_cache": "plans of earlier tokens live in the cache",
+    "prefill_chunk_size": "the first plan is chosen from the whole prompt",
+    "prompt_mask": "the whole prompt is routed; mark a part of it in forward",
+    "output_hidden_states": "a skipped block has none; use hooks on the blocks",
+    "output_attentions": "a skipped block has none; use hooks on the blocks",
+}
+
+
 class BudgetedGeneration(GenerationMixin):
     """transformers' `generate` for a model that takes a budget."""
 
     config: Any
+    generation_config: Any
     kv_policy: KVPolicy
     main_input_name = "input_ids"
     input_modalities = ("text",)
@@ -84,7 +131,8 @@ class BudgetedGeneration(GenerationMixin):
         """Transformers' `generate`, under a budget per row.
 
         Pads may stand on either side. The prompt's columns come back as they were given; new
-        tokens follow from column `inputs.shape[1]` on, and end where the context does.
+        tokens follow from column `inputs.shape[1]` on, and end where the context does. Without an
+        `attention_mask`, pad ids are taken for pads as transformers does.
 
         Args:
             inputs: The prompt's token ids; or pass `input_ids` by name.
@@ -101,14 +149,16 @@ class BudgetedGeneration(GenerationMixin):
         prompt = options.pop("input_ids", None) if inputs is None else inputs
         if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
             raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
+        check_options(options)
         mask = options.pop("attention_mask", None)
-        mask = torch.ones_like(prompt) if mask is None else mask
+        mask = self._mask_from_pads(prompt) if mask is None else mask
         budgets = self.resolve_budgets(budget, len(prompt))
         check_prompts(mask.bool(), self.config.max_position_embeddings)
         ids, mask = left_padded(prompt, mask)
         room = self.config.max_position_embeddings - int(mask.sum(1).max())
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
-        stopping.append(ContextEnd(ids.shape[1] + room))
+        # The token after a full context can still be predicted, but not fed.
+        stopping.append(ContextEnd(ids.shape[1] + room + 1))
         out = cast(Any, super()).generate(
             ids,
             attention_mask=mask,
@@ -124,6 +174,15 @@ class BudgetedGeneration(GenerationMixin):
         sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
         return out
 
+    def _mask_from_pads(self, prompt: Int[Tensor, "batch tokens"]) -> Tensor:
+        """As transformers infers it: pad ids are pads, unless they also end sequences."""
+        pad, eos = self.generation_config.pad_token_id, self.generation_config.eos_token_id
+        ends = eos if isinstance(eos, list) else [eos]
+        if pad is None or pad in ends:
+            return torch.ones_like(prompt)
+        mask: Tensor = (prompt != pad).long()
+        return mask
+
     def _prepare_cache_for_generation(
         self,
         generation_config: Any,
@@ -136,7 +195,9 @@ class BudgetedGeneration(GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             copies = max(generation_config.num_beams, generation_config.num_return_sequences)
             model_kwargs["past_key_values"] = self.new_session(
-                batch_size * copies, max_cache_length, model_kwargs["kv_policy"]
+                batch_size * copies,
+                min(max_cache_length, self.config.max_position_embeddings),
+                model_kwargs["kv_policy"],
             )
 
     def is_remote_code(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from buddy.depth.plan import ALL_ROWS, BlockRows, DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation
-from buddy.depth.select import select_blocks
+from buddy.depth.select import check_spendable, select_blocks
 from buddy.engine.cache import BlockKVCache, PassingKV, RowSet
 from buddy.engine.session import Session
 from buddy.engine.timeline import Timeline
@@ -71,14 +71,15 @@ def check_reroute(reroute: Reroute) -> Reroute:
 
 def run_step(backbone: Backbone, policy: DepthPolicy, session: Session, step: Step) -> StepOutput:
     """Extend the session by one step: prefill or decode."""
+    # Before anything changes: a session outlives a request that is refused.
+    check_spendable(step.budgets, policy.num_blocks, policy.pinned)
     session.timeline.extend(step.valid)
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
     if policy.context_layer > 0:
         run.blocks(range(policy.context_layer), None)
     session.route = policy.observe(session.route, _observe(policy, session.kv, step))
-    if session.plan is None or _is_due(session, step):
-        session.plan = make_plan(policy, session.route, step)
-        session.budgets = step.budgets
+    session.plan = _next_plan(policy, session, step)
+    session.budgets = step.budgets
     session.steps += 1
     run.blocks(range(policy.context_layer, backbone.num_blocks), session.plan)
     return StepOutput(run.hidden, session.plan, run.executed())
@@ -106,10 +107,19 @@ def make_plan(policy: DepthPolicy, route: object, step: Step) -> DepthPlan:
     return select_blocks(policy.scores(route), blocks, pinned=policy.pinned)
 
 
-def _is_due(session: Session, step: Step) -> bool:
-    if step.budgets != session.budgets or step.reroute == "step":
-        return True
-    return step.reroute != "prefill" and session.steps % step.reroute == 0
+def _next_plan(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:
+    """The plan of this step: a new one where it is due, and for rows whose budget has changed."""
+    old, every = session.plan, step.reroute
+    due = every == "step" or (every != "prefill" and session.steps % every == 0)
+    if old is not None and not due and step.budgets == session.budgets:
+        return old
+    new = make_plan(policy, session.route, step)
+    if old is None or due:
+        return new
+    changed = [a != b for a, b in zip(step.budgets, session.budgets, strict=True)]
+    return DepthPlan(
+        torch.where(torch.tensor(changed, device=new.mask.device)[:, None], new.mask, old.mask)
+    )
 
 
 def _observe(policy: DepthPolicy, kv: "BlockKVCache | PassingKV", step: Step) -> Observation:

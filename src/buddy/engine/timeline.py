@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from buddy.errors import PromptError
+
 
 class Timeline:
     """Slots of a batch, one for each column fed so far, pads included.
@@ -50,6 +52,18 @@ class Timeline:
         self.positions[:, new] = (self._count[:, None] + valid.cumsum(1) - 1).clamp(min=0)
         self._count = self._count + valid.sum(1)
         self._masks = {}
+
+    def check_room(self, valid: Bool[Tensor, "batch tokens"], context: int) -> None:
+        """Refuse new tokens that the model's context does not hold.
+
+        Raises:
+            PromptError: A row would be longer than the context.
+        """
+        longest = int((self._count + valid.sum(1)).max())
+        if longest > context:
+            raise PromptError(
+                f"a sequence would have {longest} tokens, but the model's context holds {context}"
+            )
 
     def _grow(self, slots: int) -> None:
         self.valid = torch.nn.functional.pad(self.valid, (0, slots))

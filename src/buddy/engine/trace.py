@@ -50,8 +50,10 @@ class DepthTrace:
         return sum(step.tokens * sum(step.executed) for step in self.steps) / max(tokens, 1)
 
     @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt columns of all rows, by the time of the first pass."""
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt columns of all rows, by the time of the first pass; None if there was none."""
+        if not self.steps:
+            return None
         first = self.steps[0]
         return first.tokens * len(first.plans) / (first.ended_s - first.started_s)
 
@@ -69,8 +71,8 @@ class DepthTrace:
             "num_blocks": self.num_blocks,
             "blocks_per_token": round(self.blocks_per_token, 3),
             "distinct_plans": self.distinct_plans,
-            "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 2),
-            "decode_tokens_per_s": self.decode_tokens_per_s and round(self.decode_tokens_per_s, 2),
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
             "steps": [
                 {
                     "tokens": step.tokens,

@@ -65,11 +65,6 @@ class Backbone:
         """The weights' number format."""
         return self._embedding.weight.dtype
 
-    @property
-    def embedding_weight(self) -> Float[Tensor, "vocab hidden"]:
-        """The token embeddings."""
-        return self._embedding.weight
-
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens hidden"]:
         """The residual that enters the first block."""
         return cast(Tensor, self._embedding(token_ids))
@@ -143,7 +138,7 @@ class Backbone:
         layer = self.blocks[block]
         attention = getattr(layer, self.family.attention)
         normed = getattr(layer, self.family.attention_norm)(hidden)
-        shape = (len(hidden), -1, self.head_dim)
+        shape = (len(hidden), self.kv_width // self.head_dim, self.head_dim)
         keys = getattr(attention, self.family.key)(normed).view(shape)
         values = getattr(attention, self.family.value)(normed).view(shape)
         if self.family.key_norm is not None:

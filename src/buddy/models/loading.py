@@ -6,9 +6,10 @@ Weights are read from safetensors alone, and no code of a repository is run.
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from buddy.errors import CheckpointError, FetchError, ModelError
@@ -18,6 +19,9 @@ from buddy.models.progress import Progress
 from buddy.models.quiet import quiet_transformers
 from buddy.models.store import ensure_default, resolve_gguf
 from buddy.routing.prior import normalise_prior
+
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, StrictDataclassError)
+"""What transformers raises on files that are missing, damaged or not what they say."""
 
 
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
@@ -33,6 +37,8 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     if text in PRESETS:
         return str(PRESETS[text].hub_id)
     path = Path(text).expanduser()
+    if (path / "buddy.json").is_file():
+        return locate(_base_of(path), on_progress=on_progress)
     if path.suffix.lower() == ".gguf":
         return str(resolve_gguf(path, on_progress=on_progress))
     if path.is_dir():
@@ -79,7 +85,7 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
     where = locate(name, on_progress=on_progress)
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except _LOADING_ERRORS as error:
         raise _explained(where, error) from error
     find_family(config)
     return config
@@ -114,21 +120,35 @@ def load_model(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
                 where,
                 config=config,
                 dtype=dtype or "auto",
                 attn_implementation=attention,
                 use_safetensors=True,
                 trust_remote_code=False,
+                output_loading_info=True,
             )
     except SafetensorError as error:
         raise CheckpointError(
             f"the weights in {where} are truncated or damaged ({error}): copy or fetch them again"
         ) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except _LOADING_ERRORS as error:
         raise _explained(where, error) from error
+    _check_whole(where, model, report)
     return model.eval().to(torch.device(device))
+
+
+def _check_whole(where: str, model: Any, report: Any) -> None:
+    """Refuse weights that do not fit their config: the rest would be random, or left out."""
+    # A buffer that older files still carry, such as rotary frequencies, is no weight.
+    extra = {name for name in report["unexpected_keys"] if not name.endswith("inv_freq")}
+    wrong = sorted({*report["missing_keys"], *extra, *map(str, report["mismatched_keys"])})
+    if wrong:
+        raise CheckpointError(
+            f"the weights in {where} do not fit its config.json: {len(wrong)} tensors are missing, "
+            f"unexpected or of another shape, such as {wrong[0]}; fetch or copy the model again"
+        )
 
 
 def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
@@ -139,23 +159,26 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
     """
     from transformers import AutoTokenizer
 
-    where = locate(_base_of(name))
+    path = Path(name).expanduser()
+    own = (path / "buddy.json").is_file() and (path / "tokenizer_config.json").is_file()
+    where = str(path) if own else locate(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             where, trust_remote_code=False, padding_side="left"
         )
-    except (OSError, ValueError) as error:
-        raise _explained(where, error) from error
+    except _LOADING_ERRORS as error:
+        raise CheckpointError(
+            f"the tokenizer of {name} cannot be loaded from {where}: {_first_line(error)} "
+            "Save one there with the tokenizer's save_pretrained"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def _base_of(name: str | Path) -> str | Path:
-    """The model that a Buddy checkpoint was made for; any other name as it is."""
+    """The model that a Buddy checkpoint was made for."""
     path = Path(name)
-    if not (path / "buddy.json").is_file():
-        return name
     if (path / "backbone").is_dir():
         return path / "backbone"
     try:
@@ -174,9 +197,13 @@ def load_prior(name: str | Path) -> Tensor | None:
     return normalise_prior(importance[1:-1])
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _explained(where: str, error: Exception) -> ModelError:
     """Say in one line why transformers could not load a model."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = _first_line(error)
     if Path(where).is_dir():
         return CheckpointError(f"the model in {where} cannot be loaded: {reason}")
     return FetchError(

@@ -49,12 +49,12 @@ class RandomPolicy:
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "RandomPolicy":
         """Make it from `random` or `random:SEED`."""
-        try:
-            return cls(resources.num_blocks, int(argument or 0))
-        except ValueError:
+        text = argument or "0"
+        if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
             raise PolicyError(
-                f"policy random:SEED takes a whole number, got {argument!r}"
-            ) from None
+                f"policy random:SEED takes a whole number below 2**63, got {argument!r}"
+            )
+        return cls(resources.num_blocks, int(text))
 
     def observe(self, state: Any, seen: Observation) -> Fingerprint:
         """Fold new tokens into the fingerprint, each with its place among the counted ones."""

@@ -57,7 +57,9 @@ class DecisionModule(nn.Module):
 
     def forward(self, summary: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch middle"]:
         """Score each middle block without the prior."""
-        scores: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
+        # Not under autocast either: one ulp of a score can change a plan.
+        with torch.autocast(summary.device.type, enabled=False):
+            scores: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
         return scores
 
     def fuse(self, scores: Float[Tensor, "batch middle"]) -> Float[Tensor, "batch middle"]:

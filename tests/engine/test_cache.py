@@ -1,0 +1,68 @@
+"""The cache where it grows, where rows part, and where nothing is left to do."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.engine.naive import naive_decode
+from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
+
+
+@every_kv_policy
+@torch.no_grad()
+def test_a_cache_that_grows_at_every_few_steps_changes_nothing(kv_policy):
+    buddy = tiny_buddy("mistral", kv_policy=kv_policy, summary="ema", ema_decay=0.5)
+    ids = random_ids(1, 20)
+    session = buddy.new_session(1, 2)
+    out = buddy(ids[:, :4], budget="3 blocks", past_key_values=session)
+    expected, plans = naive_decode(
+        buddy.backbone, buddy.policy, ids[0], 4, blocks=3, kv_policy=kv_policy
+    )
+    for step in range(4, 20):
+        out = buddy(ids[:, step : step + 1], budget="3 blocks", past_key_values=session)
+        assert_close(out.logits[0, -1], expected[step - 3], atol=5e-5, rtol=1e-4)
+    assert len({tuple(plan.tolist()) for plan in plans}) > 1
+
+
+@every_kv_policy
+@torch.no_grad()
+def test_several_tokens_at_once_after_the_prefill(kv_policy):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,3", kv_policy=kv_policy)
+    ids = random_ids(2, 12)
+    whole = buddy(ids, budget="4 blocks").logits
+    out = buddy(ids[:, :5], budget="4 blocks")
+    for part in (ids[:, 5:8], ids[:, 8:12]):
+        out = buddy(part, budget="4 blocks", past_key_values=out.past_key_values)
+    assert_close(out.logits, whole[:, 8:], atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_that_never_run_a_block_cost_the_others_nothing(monkeypatch):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,2,3")
+    touched = []
+    monkeypatch.setattr("buddy.engine.cache.Hole.part", lambda self, places: touched.append(places))
+    out = buddy(random_ids(2, 4), budget=["3 blocks", 1.0])
+    for step in range(20):
+        new = random_ids(2, 1, seed=step)
+        out = buddy(new, budget=["3 blocks", 1.0], past_key_values=out.past_key_values)
+    assert touched == []
+
+
+@pytest.mark.parametrize("kv_policy", ["project", "lazy"])
+@torch.no_grad()
+def test_a_finished_row_that_is_fed_pads_leaves_nothing_to_project(kv_policy):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,2,3", kv_policy=kv_policy)
+    ids = random_ids(2, 4)
+    mask = torch.ones(2, 4, dtype=torch.long)
+    out = buddy(ids, mask, budget=["3 blocks", 1.0])
+    for _ in range(3):
+        mask = torch.cat([mask, torch.tensor([[0], [1]])], 1)
+        out = buddy(ids[:, :1], mask, budget=["3 blocks", 1.0], past_key_values=out.past_key_values)
+    out = buddy(
+        ids[:, :1],
+        torch.cat([mask, torch.tensor([[0], [1]])], 1),
+        budget=1.0,
+        past_key_values=out.past_key_values,
+    )
+    assert bool(out.logits[1].isfinite().all())
