@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -56,7 +57,18 @@ def folder(tmp_path_factory):
     words = {"<pad>": 0, "<s>": 1, **{f"w{i}": i for i in range(2, 97)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(path)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    fast.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def base_folder(folder, tmp_path_factory):
+    """The same without a chat template."""
+    path = tmp_path_factory.mktemp("base") / "model"
+    shutil.copytree(folder, path)
+    (path / "chat_template.jinja").unlink()
     return str(path)
 
 
@@ -122,6 +134,9 @@ def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
         (["--kv-policy", "keep"], "kv_policy must be one of zero, mask, project, lazy"),
         (["--reroute", "never"], "reroute must be"),
         (["--reroute", "0"], "reroute must be"),
+        (["--reroute", "²"], "reroute must be"),
+        (["--policy", f"random:{10**20}"], "below 2**63"),
+        (["--raw", "--system", "w3"], "leave one out"),
         (["--trace", "/nowhere/t.json"], "there is no folder /nowhere"),
     ],
 )
@@ -160,6 +175,72 @@ def test_a_model_that_cannot_be_had_is_one_line_and_exit_code_2(model, says, tmp
         assert done.returncode == 2
         assert says in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_prompt_on_stdin_is_the_same_prompt(folder):
+    typed = json.loads(generate(folder, "--json").stdout)
+    piped = run(
+        "generate", "-", "-m", folder, "--max-new-tokens", "6", "--json", stdin="w3 w5 w9\n"
+    )
+    assert json.loads(piped.stdout)["text"] == typed["text"]
+    assert piped.stderr.splitlines()[0].startswith("full depth")
+
+
+def test_a_model_without_a_chat_template_takes_one_message(base_folder):
+    assert generate(base_folder).returncode == 0
+    for refused in (
+        generate(base_folder, "--system", "w4"),
+        run("chat", "-m", base_folder, stdin="w3\n"),
+    ):
+        assert refused.returncode == 2
+        assert "no chat template" in refused.stderr
+
+
+def test_a_trace_never_replaces_what_is_no_file(folder, tmp_path):
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    done = generate(folder, "--trace", str(fifo))
+    assert done.returncode == 2
+    assert "no regular file" in done.stderr
+    assert fifo.is_fifo()
+
+
+def test_importance_writes_a_record_that_orders_blocks(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w5 w9 w4 w8 " * 40)
+    for indicator in ("delta-ppl", "sleb"):
+        out = tmp_path / f"{indicator}.json"
+        arguments = ["--text", str(text), "--tokens", "8", "--windows", "5", "--out", str(out)]
+        done = run("importance", folder, "--indicator", indicator, *arguments)
+        assert done.returncode == 0, done.stderr
+        record = json.loads(out.read_text())
+        assert record["config"]["windows"] == 5
+        assert sorted(record["results"]["removal_order"]) == [1, 2, 3, 4]
+        used = generate(folder, "--budget", "4 blocks", "--policy", f"static:{out}", "--json")
+        kept = json.loads(used.stdout)["tokens"][0]["blocks"]
+        assert set(range(6)) - set(kept) == set(record["results"]["removal_order"][:2])
+    bad = run("importance", folder, "--indicator", "magic", "--out", str(tmp_path / "x.json"))
+    assert bad.returncode == 2
+    assert "no indicator 'magic'" in bad.stderr
+
+
+def test_a_checkpoint_with_its_own_backbone_and_tokenizer_answers(folder, tmp_path):
+    from buddy import BuddyForCausalLM, load_tokenizer
+
+    model = BuddyForCausalLM.from_pretrained(folder, policy="random:2")
+    model.save_pretrained(
+        tmp_path / "ckpt", include_backbone=True, tokenizer=load_tokenizer(folder)
+    )
+    model.save_pretrained(tmp_path / "small")
+    for name in ("ckpt", "small"):
+        done = generate(str(tmp_path / name), "--budget", "0.5")
+        assert done.returncode == 0, done.stderr
+        assert "random, seed 2" in done.stderr
+        assert run("info", str(tmp_path / name)).returncode == 0
+    model.save_pretrained(tmp_path / "mute", include_backbone=True)
+    mute = generate(str(tmp_path / "mute"), "--budget", "0.5")
+    assert mute.returncode == 2
+    assert "save_pretrained" in mute.stderr
 
 
 def test_info_counts_blocks_and_costs(folder):

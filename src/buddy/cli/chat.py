@@ -30,6 +30,7 @@ def chat(
 
     console = stderr()
     speaker = Speaker(model, policy=policy, kv_policy=kv_policy, reroute=reroute, console=console)
+    speaker.check_chat()
     speaker.check_budget(budget)
     sampling = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed

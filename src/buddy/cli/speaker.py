@@ -98,15 +98,23 @@ class Speaker:
         """Blocks that a budget allows; refuses one that cannot be spent."""
         return self.model.resolve_budgets(budget, 1)[0]
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, str]], *, raw: bool) -> Any:
-        """Token ids [1, tokens] of a conversation, or of the last message as it stands."""
-        if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
-            return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
+    def check_chat(self) -> None:
+        """Refuse a conversation where the model knows no form for one.
+
+        Raises:
+            PromptError: It has no chat template.
+        """
         if self.tokenizer.chat_template is None:
             raise PromptError(
                 "this model has no chat template, so it takes one message at a time and no system "
                 "message: use buddy generate --raw"
             )
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]], *, raw: bool) -> Any:
+        """Token ids [1, tokens] of a conversation, or of the last message as it stands."""
+        if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
+            return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
+        self.check_chat()
         return self.tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
