@@ -243,6 +243,23 @@ def test_a_checkpoint_with_its_own_backbone_and_tokenizer_answers(folder, tmp_pa
     assert "save_pretrained" in mute.stderr
 
 
+def test_a_model_in_the_hubs_cache_needs_no_network(folder, tmp_path):
+    repo, commit = tmp_path / "hub/models--org--tiny", "0" * 40
+    shutil.copytree(folder, repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    (repo / "refs/main").write_text(commit)
+    home = {"HF_HOME": str(tmp_path), "BUDDY_HOME": str(tmp_path / "buddy")}
+    done = generate("org/tiny", "--budget", "0.5", "--policy", "random", **home)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 6
+    rows = json.loads(run("models", "--json", **home).stdout)
+    assert rows[-1]["name"] == "org/tiny"
+    assert rows[-1]["bytes"] > 0
+    removed = run("models", "remove", "org/tiny", **home)
+    assert removed.returncode == 0, removed.stderr
+    assert generate("org/tiny", **home).returncode == 2
+
+
 def test_info_counts_blocks_and_costs(folder):
     done = run("info", folder, "--json")
     assert done.returncode == 0, done.stderr

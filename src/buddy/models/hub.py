@@ -8,8 +8,10 @@ _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Never *.bin, *.pt or *.py: what is read must not be able to run code."""
 
 
-def pull_from_hub(hub_id: str) -> str:
+def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
     """Fetch a model's safetensors, config and tokenizer; return the folder.
+
+    What is in the hub's cache already is not fetched again, and needs no network.
 
     Raises:
         FetchError: No such model, no access, or no network.
@@ -17,7 +19,8 @@ def pull_from_hub(hub_id: str) -> str:
     from huggingface_hub import snapshot_download
 
     try:
-        return str(snapshot_download(hub_id, allow_patterns=_FILES))
+        patterns = ["config.json"] if config_only else _FILES
+        return str(snapshot_download(hub_id, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FetchError(

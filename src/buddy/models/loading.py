@@ -12,8 +12,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from buddy.errors import CheckpointError, FetchError, ModelError
+from buddy.errors import CheckpointError, ModelError
 from buddy.models.families import find_family
+from buddy.models.hub import pull_from_hub
 from buddy.models.presets import DEFAULT_MODEL, PRESETS
 from buddy.models.progress import Progress
 from buddy.models.quiet import quiet_transformers
@@ -57,6 +58,24 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     return text
 
 
+def local_folder(
+    name: str | Path, *, config_only: bool = False, on_progress: Progress | None = None
+) -> str:
+    """The folder of a model, fetched from the hub if it is not on this machine.
+
+    Raises:
+        ModelError: It cannot be found or fetched.
+        CheckpointError: It holds no weights that are safe to load.
+    """
+    where = locate(name, on_progress=on_progress)
+    if Path(where).is_dir():
+        return where
+    folder = pull_from_hub(where, config_only=config_only)
+    if not config_only:
+        check_folder(Path(folder))
+    return folder
+
+
 def check_folder(folder: Path) -> None:
     """Refuse a folder that is no model, or that only a pickle could be read from."""
     if not (folder / "config.json").is_file():
@@ -82,7 +101,7 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
     """
     from transformers import AutoConfig
 
-    where = locate(name, on_progress=on_progress)
+    where = local_folder(name, config_only=True, on_progress=on_progress)
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
     except _LOADING_ERRORS as error:
@@ -116,7 +135,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     config = load_config(name, on_progress=on_progress)
-    where = locate(name, on_progress=on_progress)
+    where = local_folder(name, on_progress=on_progress)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with quiet_transformers():
@@ -161,7 +180,7 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
 
     path = Path(name).expanduser()
     own = (path / "buddy.json").is_file() and (path / "tokenizer_config.json").is_file()
-    where = str(path) if own else locate(name)
+    where = str(path) if own else local_folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             where, trust_remote_code=False, padding_side="left"
@@ -201,12 +220,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _explained(where: str, error: Exception) -> ModelError:
+def _explained(where: str, error: Exception) -> CheckpointError:
     """Say in one line why transformers could not load a model."""
-    reason = _first_line(error)
-    if Path(where).is_dir():
-        return CheckpointError(f"the model in {where} cannot be loaded: {reason}")
-    return FetchError(
-        f"the model {where} cannot be loaded from the hub or its cache: {reason} "
-        "Check the name and the network, or give a local folder or a .gguf file"
-    )
+    return CheckpointError(f"the model in {where} cannot be loaded: {_first_line(error)}")
