@@ -47,6 +47,7 @@ def test_a_budget_is_read_as_written(value, num_blocks, blocks):
         ("2 blocks", "3 to 30 blocks"),
         ("31 blocks", "3 to 30 blocks"),
         ("-4 blocks", "3 to 30 blocks"),
+        ("9" * 5000 + " blocks", "cannot be read"),
         (0.05, "at least 3 blocks"),
     ],
 )

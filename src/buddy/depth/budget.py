@@ -16,7 +16,7 @@ AUTO: Final = "auto"
 """The budget that leaves the choice to the Budget Predictor."""
 
 
-_COUNT = re.compile(r"([+-]?\d+)\s*blocks?")
+_COUNT = re.compile(r"([+-]?\d{1,9})\s*blocks?")
 _EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
 
 

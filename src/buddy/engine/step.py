@@ -75,8 +75,7 @@ def run_step(backbone: Backbone, policy: DepthPolicy, session: Session, step: St
     check_spendable(step.budgets, policy.num_blocks, policy.pinned)
     session.timeline.extend(step.valid)
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
-    if policy.context_layer > 0:
-        run.blocks(range(policy.context_layer), None)
+    run.blocks(range(policy.context_layer), None)
     session.route = policy.observe(session.route, _observe(policy, session.kv, step))
     session.plan = _next_plan(policy, session, step)
     session.budgets = step.budgets
@@ -91,8 +90,7 @@ def run_once(backbone: Backbone, policy: DepthPolicy, step: Step) -> StepOutput:
     timeline.extend(step.valid)
     kv = PassingKV()
     run = BlockRun(backbone, timeline, kv, step.token_ids)
-    if policy.context_layer > 0:
-        run.blocks(range(policy.context_layer), None)
+    run.blocks(range(policy.context_layer), None)
     plan = make_plan(policy, policy.observe(None, _observe(policy, kv, step)), step)
     run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
     return StepOutput(run.hidden, plan, run.executed())

@@ -69,6 +69,4 @@ class SummaryCosine(_MeanOverTokens):
     def _summary(
         self, windows: Windows, blocks: range, hidden: Float[Tensor, "batch tokens hidden"]
     ) -> Float[Tensor, "batch hidden"]:
-        for _, _, after in windows.run(blocks, hidden):
-            hidden = after
-        return hidden.double().mean(1)
+        return windows.through(blocks, hidden).double().mean(1)

@@ -53,6 +53,14 @@ class Windows:
             )
             yield block, before, hidden
 
+    def through(
+        self, blocks: Iterable[int], hidden: Float[Tensor, "batch tokens hidden"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """The residual after the last of these blocks."""
+        for _, _, after in self.run(blocks, hidden):
+            hidden = after
+        return hidden
+
     def nll(self, hidden: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, ""]:
         """Summed negative log-likelihood of every token but each window's first, float64."""
         inputs, targets = hidden[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten()

@@ -37,9 +37,8 @@ class _BlockGradients(ABC):
         try:
             with torch.enable_grad():
                 windows = Windows.of(self._backbone, ids)
-                hidden = windows.embedded.detach()
-                for _, _, after in windows.run(range(self._backbone.num_blocks), hidden):
-                    hidden = after
+                blocks = range(self._backbone.num_blocks)
+                hidden = windows.through(blocks, windows.embedded.detach())
                 loss = windows.nll(hidden) / windows.num_targets
             gradients = torch.autograd.grad(loss, list(parameters.values()))
         finally:

@@ -1,6 +1,6 @@
 """What each block's absence costs: the loss without it, blocks before it computed once for all."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Float, Int
@@ -38,16 +38,9 @@ def skip_losses(
     for block, before, after in windows.run(kept, windows.embedded):
         hidden = after
         if block in candidates:
-            losses[block] = _continue(windows, [later for later in kept if later > block], before)
+            rest = [later for later in kept if later > block]
+            losses[block] = float(windows.nll(windows.through(rest, before)))
     return float(windows.nll(hidden)), losses
-
-
-def _continue(
-    windows: Windows, blocks: Sequence[int], hidden: Float[Tensor, "batch tokens hidden"]
-) -> float:
-    for _, _, after in windows.run(blocks, hidden):
-        hidden = after
-    return float(windows.nll(hidden))
 
 
 class DeltaPerplexity:

@@ -36,6 +36,7 @@ from buddy.models.fetch import (
     sha256_of,
 )
 from buddy.models.gguf_header import GgufHeader, read_header
+from buddy.models.presets import DEFAULT_MODEL
 from buddy.models.progress import Progress, silent
 
 __all__ = [
@@ -51,7 +52,6 @@ __all__ = [
     "resolve_gguf",
 ]
 
-DEFAULT_MODEL: Final = "smollm2-135m"
 _CONVERTERS: Final = ("gguf", "torch", "transformers")
 _MAX_STEM: Final = 100
 
