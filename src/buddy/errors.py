@@ -8,6 +8,7 @@ BuddyError
 │   ├── FetchError        a download that failed or arrived broken
 │   ├── FamilyError       an architecture with no row in the family table
 │   └── CheckpointError   a missing, truncated, foreign or unsafe checkpoint
+├── DataError         evaluation data or a task that cannot be found or understood
 └── ResultError       a record that cannot be written or read
 
 Each message says what is wrong, what was expected, what was got, and what to do. All of them are
@@ -45,6 +46,10 @@ class FamilyError(ModelError):
 
 class CheckpointError(ModelError):
     """A missing, truncated, foreign or unsafe checkpoint."""
+
+
+class DataError(BuddyError):
+    """Evaluation data, or a task, that cannot be found or understood."""
 
 
 class ResultError(BuddyError):

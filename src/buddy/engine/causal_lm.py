@@ -246,6 +246,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             executed_blocks=out.executed,
         )
 
+    def tie_weights(self) -> None:
+        """Called by tools made for transformers' models: the wrapped model's own."""
+        cast(Any, self.model).tie_weights()
+
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
         """An empty session for a batch, with room for `slots` columns at first."""
         return Session(self.backbone, batch, slots, kv_policy or self.kv_policy)

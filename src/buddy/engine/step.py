@@ -14,7 +14,7 @@ from buddy.engine.cache import BlockKVCache, PassingKV, RowSet
 from buddy.engine.session import Session
 from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
-from buddy.models.backbone import Backbone
+from buddy.models.backbone import Backbone, Rotary
 
 Reroute = Literal["step", "prefill"] | int
 """New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
@@ -76,12 +76,17 @@ def run_step(backbone: Backbone, policy: DepthPolicy, session: Session, step: St
     session.timeline.extend(step.valid)
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
     run.blocks(range(policy.context_layer), None)
-    session.route = policy.observe(session.route, _observe(policy, session.kv, step))
-    session.plan = _next_plan(policy, session, step)
-    session.budgets = step.budgets
+    plan = route_step(policy, session, step)
+    session.plan, session.budgets = plan, step.budgets
     session.steps += 1
-    run.blocks(range(policy.context_layer, backbone.num_blocks), session.plan)
-    return StepOutput(run.hidden, session.plan, run.executed())
+    run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
+    return StepOutput(run.hidden, plan, run.executed())
+
+
+def route_step(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:
+    """Show the policy what is new; return the plan of this step."""
+    session.route = policy.observe(session.route, _observe(policy, session.kv, step))
+    return _next_plan(policy, session, step)
 
 
 def run_once(backbone: Backbone, policy: DepthPolicy, step: Step) -> StepOutput:
@@ -171,10 +176,19 @@ class BlockRun:
             )
             self._by_all += 1
             return
+        hidden, positions, rotary = self.gather(rows)
+        out = self._backbone.run_block(block, hidden, mask, positions, rotary, kv)
+        self.scatter(rows, out)
+
+    def gather(self, rows: Int[Tensor, " chosen"]) -> tuple[Tensor, Tensor, Rotary]:
+        """What a block is given of these rows: residual, positions, rotary."""
         cos, sin = self._rotary
-        out = self._backbone.run_block(
-            block, self.hidden[rows], mask, self._positions[rows], (cos[rows], sin[rows]), kv
-        )
+        return self.hidden[rows], self._positions[rows], (cos[rows], sin[rows])
+
+    def scatter(
+        self, rows: Int[Tensor, " chosen"], out: Float[Tensor, "chosen tokens hidden"]
+    ) -> None:
+        """Put what a block made of these rows in their place."""
         self.hidden = self.hidden.index_copy(0, rows, out)
         self._by_some[rows] += 1
 

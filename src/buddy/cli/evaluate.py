@@ -1,0 +1,16 @@
+"""`buddy eval`: the table of measurements."""
+
+import typer
+
+from buddy.cli.eval_ppl import ppl
+from buddy.cli.eval_rouge import rouge
+from buddy.cli.eval_speed import speed
+from buddy.cli.eval_tasks import gsm8k, mmlu, tasks
+
+evaluate = typer.Typer(help="Measure a model under budgets, into RunRecords.", no_args_is_help=True)
+evaluate.command()(tasks)
+evaluate.command()(ppl)
+evaluate.command()(gsm8k)
+evaluate.command()(mmlu)
+evaluate.command()(rouge)
+evaluate.command()(speed)

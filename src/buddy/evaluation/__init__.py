@@ -1,0 +1,1 @@
+"""Measures a model under every policy and budget asked for, resumably, into RunRecords."""

@@ -1,0 +1,107 @@
+"""What is compared in one run: every policy at every budget, checked before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy
+from buddy.depth.select import check_spendable, select_blocks
+from buddy.engine.causal_lm import BuddyForCausalLM
+from buddy.errors import PolicyError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One policy at one budget."""
+
+    spec: str
+    """As `--policy` takes it."""
+    label: str
+    """Short name, for tables and plots."""
+    policy: DepthPolicy
+    """Who chooses the blocks."""
+    blocks: int
+    """How many run."""
+
+    @property
+    def key(self) -> str:
+        """Tells samples apart in a log; those of one fixed set of blocks are shared."""
+        fixed = self.fixed_blocks()
+        if fixed is None:
+            return f"{self.spec}@{self.blocks}"
+        return "blocks:" + ",".join(str(block) for block in fixed)
+
+    def fixed_blocks(self) -> tuple[int, ...] | None:
+        """The blocks that run whatever the input; None where the input decides."""
+        if self.policy.context_layer > 0:
+            return None
+        nothing = torch.zeros(1, 1, dtype=torch.long)
+        state = self.policy.observe(None, Observation(nothing, nothing.bool()))
+        if not isinstance(state, BatchSize):  # it remembers something of the input
+            return None
+        budget = torch.tensor([self.blocks])
+        plan = select_blocks(self.policy.scores(state), budget, pinned=self.policy.pinned)
+        return plan.keys[0]
+
+    def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:
+        """One figure of a RunRecord, as plots read it."""
+        return {**self.describe(), "task": task, "metric": metric, "value": value, **rest}
+
+    def describe(self) -> dict[str, Any]:
+        """The fields that every figure of this condition carries."""
+        return {
+            "policy": self.spec,
+            "label": self.label,
+            "blocks": self.blocks,
+            "num_blocks": self.policy.num_blocks,
+        }
+
+
+def plan_conditions(
+    model: BuddyForCausalLM, policies: Sequence[str] = (), budgets: Sequence[str] = ("1.0",)
+) -> list[Condition]:
+    """Every policy at every budget; full depth once, as it is the same under all.
+
+    Args:
+        model: Whose blocks they choose.
+        policies: `SPEC` or `LABEL=SPEC`, as in `sleb=static:12,11`; the model's own if none.
+        budgets: As a caller writes them.
+
+    Raises:
+        BudgetError: A budget cannot be read, or a policy cannot spend it.
+        PolicyError: A policy cannot serve this model, or two labels are equal.
+    """
+    wanted = [_split(policy) for policy in policies]
+    repeated = sorted({label for label, _ in wanted if [one for one, _ in wanted].count(label) > 1})
+    if repeated:
+        raise PolicyError(
+            f"policies share the label {', '.join(repeated)}: name them, as in "
+            "--policy mine=static:12,11"
+        )
+    made = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
+    if not made:
+        own = model.policy_spec or model.policy.name
+        made = [(own, own, model.policy)]
+    depths = list(dict.fromkeys(model.resolve_budgets(one, 1)[0] for one in budgets))
+    conditions = []
+    for blocks in depths:
+        if blocks == model.num_blocks:
+            full = build_policy("full", model.resources)
+            conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
+            continue
+        for label, spec, policy in made:
+            check_spendable((blocks,), policy.num_blocks, policy.pinned)
+            conditions.append(Condition(spec=spec, label=label, policy=policy, blocks=blocks))
+    return conditions
+
+
+def _split(policy: str) -> tuple[str, str]:
+    """The label and the spec of `LABEL=SPEC`, or of a spec alone: a record goes by its name."""
+    label, equals, spec = policy.partition("=")
+    if equals:
+        return label, spec
+    _, _, argument = policy.partition(":")
+    return (PurePath(argument).stem if argument.endswith(".json") else policy), policy

@@ -1,0 +1,33 @@
+"""How often each block ran: what block heat maps are made from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from buddy.evaluation.conditions import Condition
+
+
+def execution_rates(
+    condition: Condition, plans: Mapping[str, Sequence[tuple[int, ...]]]
+) -> list[dict[str, Any]]:
+    """Of each task, the share of inputs whose plan ran each block, and how many plans differ.
+
+    Args:
+        condition: Whose plans they are.
+        plans: By task, the blocks that ran for each input.
+    """
+    entries = []
+    for task, ran in plans.items():
+        rates = [
+            sum(block in blocks for blocks in ran) / len(ran)
+            for block in range(condition.policy.num_blocks)
+        ]
+        entries.append(
+            {
+                **condition.describe(),
+                "task": task,
+                "rates": rates,
+                "inputs": len(ran),
+                "distinct_plans": len(set(ran)),
+            }
+        )
+    return entries

@@ -1,0 +1,149 @@
+"""Perplexity over sliding windows, each routed from the tokens before those it scores."""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from buddy.engine.causal_lm import BuddyForCausalLM
+from buddy.engine.step import Step, run_once
+from buddy.errors import DataError
+from buddy.evaluation.conditions import Condition
+from buddy.evaluation.execution import execution_rates
+from buddy.evaluation.samples import SampleLog
+from buddy.evaluation.scoring import token_logprobs
+
+
+def sliding_windows(
+    token_ids: Sequence[int], *, window: int, stride: int, limit: int | None = None
+) -> Int[Tensor, "windows tokens"]:
+    """Windows that overlap by `window - stride` tokens; a rest that fills none is left out.
+
+    Of each window the last `stride` tokens are scored, so every token but the first
+    `window - stride` is scored once, with at least that many before it.
+
+    Raises:
+        DataError: The text does not fill one window, or the stride does not fit the window.
+    """
+    if not 1 <= stride < window:
+        raise DataError(
+            f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}"
+        )
+    count = (len(token_ids) - window) // stride + 1
+    if count < 1:
+        raise DataError(
+            f"the text has {len(token_ids)} tokens, less than one window of {window}: give more "
+            "text or shorter windows"
+        )
+    ids = torch.tensor(token_ids)
+    return ids.unfold(0, window, stride)[:limit]
+
+
+@torch.inference_mode()
+def window_losses(
+    model: BuddyForCausalLM,
+    condition: Condition,
+    ids: Int[Tensor, "windows tokens"],
+    *,
+    stride: int,
+    leaks: bool = False,
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Of each window, the summed negative log-likelihood of its scored tokens, and its plan.
+
+    Args:
+        model: Runs the blocks.
+        condition: Chooses them, and how many.
+        ids: Windows of equal length.
+        stride: Tokens to score, at the end of each.
+        leaks: Let the route see the scored tokens too.
+    """
+    ids = ids.to(model.device)
+    windows, width = ids.shape
+    valid = torch.ones_like(ids, dtype=torch.bool)
+    counted = valid.clone()
+    if not leaks:
+        counted[:, width - stride :] = False
+    step = Step(
+        token_ids=ids,
+        valid=valid,
+        counted=counted,
+        budgets=(condition.blocks,) * windows,
+        reroute="prefill",
+    )
+    out = run_once(model.backbone, condition.policy, step)
+    before = out.hidden[:, width - stride - 1 : -1].flatten(0, 1)
+    logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
+    sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
+    return list(zip(sums, out.plan.keys, strict=True))
+
+
+def run_perplexity(
+    model: BuddyForCausalLM,
+    conditions: Sequence[Condition],
+    ids: Int[Tensor, "windows tokens"],
+    *,
+    text: str,
+    stride: int,
+    batch: int = 4,
+    leaks: bool = False,
+    log: SampleLog | None = None,
+    on_windows: Callable[[Condition, int], None] = lambda condition, windows: None,
+) -> dict[str, Any]:
+    """Perplexity of every condition over all windows.
+
+    Args:
+        model: Runs the blocks.
+        conditions: One after another.
+        ids: From `sliding_windows`.
+        text: What the windows are of; names the task.
+        stride: Tokens scored in each window.
+        batch: Windows at a time.
+        leaks: Let the route see the scored tokens too.
+        log: Keeps each window's loss, and gives back those it has.
+        on_windows: Told of each batch done.
+
+    Returns:
+        `points` and `execution`. A perplexity's standard error is that of the windows' mean loss,
+        times the perplexity; windows are neighbours in a text, so it is on the small side.
+    """
+    points, execution = [], []
+    for condition in conditions:
+        losses: list[float] = []
+        plans: list[tuple[int, ...]] = []
+        for part in torch.split(ids, batch):
+            digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
+            key = f"{condition.key} {text} {digest}"
+            logged = log.find(key) if log is not None else None
+            if logged is None:
+                found = window_losses(model, condition, part, stride=stride, leaks=leaks)
+                logged = {"nll": [loss for loss, _ in found], "blocks": [b for _, b in found]}
+                if log is not None:
+                    log.add(key, task=text, **logged)
+            losses += logged["nll"]
+            plans += [tuple(blocks) for blocks in logged["blocks"]]
+            on_windows(condition, len(part))
+        points += _points(condition, text, losses, stride)
+        execution += execution_rates(condition, {text: plans})
+    return {"points": points, "execution": execution}
+
+
+def _points(
+    condition: Condition, text: str, losses: Sequence[float], stride: int
+) -> list[dict[str, Any]]:
+    means = [loss / stride for loss in losses]
+    mean = statistics.fmean(means)
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
+    rest = {"samples": len(means), "tokens": len(means) * stride}
+    # A broken model can be arbitrarily surprised; JSON has no infinity.
+    value = math.exp(min(mean, 700.0))
+    return [
+        condition.point(
+            text, "perplexity", value, stderr=None if error is None else value * error, **rest
+        ),
+        condition.point(text, "nll", mean, stderr=error, **rest),
+    ]
