@@ -1,0 +1,195 @@
+"""How every figure looks: a paper's column, small type, colours that everyone can tell apart."""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
+from itertools import pairwise
+from typing import Any, Final, ParamSpec
+
+import matplotlib.style
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from buddy.errors import ResultError
+
+# Okabe and Ito's palette, but for its yellow, which fades on white.
+BLUE: Final = "#0072B2"
+VERMILLION: Final = "#D55E00"
+GREEN: Final = "#009E73"
+PURPLE: Final = "#CC79A7"
+ORANGE: Final = "#E69F00"
+SKY: Final = "#56B4E9"
+BLACK: Final = "#000000"
+GREY: Final = "#8A8A8A"
+COLOURS: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+
+SMALL: Final = 6.5
+"""Points: of ticks and legends."""
+MEDIUM: Final = 7.0
+"""Points: of axes and panels."""
+_LARGE: Final = 8.0
+
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+_DASHES: Final = ("solid", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)))
+_WIDTHS: Final = (2.0, 20.0)
+_PAD_INCHES: Final = 0.02
+_RC: Final[dict[str, Any]] = {
+    "font.size": MEDIUM,
+    "axes.titlesize": MEDIUM,
+    "axes.labelsize": MEDIUM,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "figure.titlesize": _LARGE,
+    "axes.titlepad": 3,
+    "axes.labelpad": 2.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.4,
+    "lines.markeredgewidth": 0.4,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.columnspacing": 1.1,
+    "legend.handletextpad": 0.5,
+    "legend.labelspacing": 0.35,
+    "legend.borderaxespad": 0.2,
+    # A dollar in a label is a dollar.
+    "text.parse_math": False,
+    "savefig.dpi": 300,
+    # Type 42 fonts, which publishers ask for; and the same SVG ids in every run.
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "buddy",
+}
+
+P = ParamSpec("P")
+
+
+def paper_style() -> AbstractContextManager[None]:
+    """Our settings alone, whatever the user's own are; these come back at the end."""
+    return matplotlib.style.context(["default", _RC])
+
+
+def in_paper_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Make a figure under `paper_style`, laid out before it leaves.
+
+    Ticks are made when first drawn, from the settings of that moment: so it is drawn here.
+    """
+
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with paper_style():
+            figure = draw(*args, **kwargs)
+            figure.draw_without_rendering()
+        return figure
+
+    return styled
+
+
+def new_figure(width: float, height: float, title: str | None) -> Figure:
+    """An empty figure in inches, and its title.
+
+    Raises:
+        ResultError: A width that nothing fits in, or that no page has.
+    """
+    low, high = _WIDTHS
+    if not low <= width <= high:
+        raise ResultError(
+            f"a figure is {low:g} to {high:g} inches wide, got {width:g}; a paper's column has 3.3"
+        )
+    layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
+    figure = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(figure)
+    if title:
+        text = fold(title, width, _LARGE)
+        figure.suptitle(text)
+        figure.set_figheight(height + 0.15 * (text.count("\n") + 1))
+    return figure
+
+
+def fold(text: str, width: float, size: float) -> str:
+    """Break a line that would not fit a width in inches at a size in points."""
+    # 0.6 em is a wide mean of this typeface's letters.
+    return textwrap.fill(text, max(8, int(width * 72 / (0.6 * size))))
+
+
+def look(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the index-th line; no two of the first 210 are alike."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "markeredgecolor": "white",
+    }
+
+
+def side_label(figure: Figure, text: str) -> None:
+    """Name the y axis of all panels at once; call it last, as it takes the layout for settled."""
+    label = figure.supylabel(text, fontsize=MEDIUM)
+    figure.draw_without_rendering()
+    boxes = [axes.get_position() for axes in figure.axes]
+    middle = (min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2
+    # A label longer than low panels are high stays on the page.
+    half = label.get_window_extent().height / figure.bbox.height / 2
+    label.set_y(min(max(middle, half), 1 - half))
+
+
+def legend_below(
+    figure: Figure, handles: Sequence[Artist], labels: Sequence[str], **look: Any
+) -> Legend:
+    """A legend under the axes, in as few rows as fit; the figure grows by its height."""
+    texts = [fold(label, figure.get_figwidth() - 0.5, SMALL) for label in labels]
+    for rows in range(1, len(texts) + 1):
+        legend = figure.legend(
+            handles=list(handles),
+            labels=texts,
+            loc="outside lower center",
+            ncols=math.ceil(len(texts) / rows),
+            **look,
+        )
+        box = legend.get_window_extent()
+        if box.width <= figure.bbox.width or rows == len(texts):
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
+    return legend
+
+
+def not_measured(axes: Axes) -> None:
+    """Say why a panel is empty."""
+    axes.text(0.5, 0.5, "not measured", color=GREY, ha="center", transform=axes.transAxes)
+
+
+def block_ticks(axes: Axes, blocks: Sequence[int] | None = None) -> None:
+    """Whole numbers on the x axis: the very depths that were run where there is room."""
+    width = axes.get_figure().get_figwidth()  # type: ignore[union-attr]
+    depths = sorted(set(blocks or ()))
+    span = (depths[-1] - depths[0]) if depths else 0
+    gaps = [after - before for before, after in pairwise(depths)]
+    columns = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    room = int((width - 0.6) / columns / 0.24)
+    if depths and (not gaps or min(gaps) * room >= span):
+        axes.xaxis.set_major_locator(FixedLocator(depths))
+    else:
+        axes.xaxis.set_major_locator(
+            MaxNLocator(max(2, min(room, 9)), integer=True, steps=[1, 2, 5, 10])
+        )
+    axes.xaxis.set_minor_locator(NullLocator())
