@@ -67,21 +67,38 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place where no file can be written, before the work that it is for.
+
+    Raises:
+        ResultError: There is no such folder, or something there that is no file.
+    """
+    if not path.parent.is_dir():
+        raise ResultError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is no regular file: name another")
+
+
 def write_text(path: Path, text: str) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file under a temporary name in its own folder, then rename it.
 
     Raises:
         ResultError: It cannot be written; what was there before is intact.
     """
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is no regular file: name another")
+    check_writable(path)
     staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        staging.write_text(text, encoding="utf-8")
+        staging.write_bytes(content)
         os.replace(staging, path)
     except OSError as error:
-        staging.unlink(missing_ok=True)
         raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 def _versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from buddy.errors import PolicyError
 from buddy.importance.cosine import BlockInfluence, SummaryCosine
+from buddy.importance.dense import Windows
 from buddy.importance.indicator import INDICATORS, build_indicator
 from buddy.importance.skipping import DeltaPerplexity, skip_losses
 from buddy.models.backbone import Backbone
@@ -27,20 +28,37 @@ def nll(model):
 def test_loss_without_each_block_is_the_loss_of_the_model_without_it(family):
     model = tiny_model(family)
     whole, without = skip_losses(Backbone(model), IDS, range(NUM_BLOCKS))
-    assert whole == pytest.approx(nll(model), rel=1e-5)
+    assert float(whole.sum()) == pytest.approx(nll(model), rel=1e-5)
     for block in range(NUM_BLOCKS):
-        assert without[block] == pytest.approx(nll(delete_blocks(model, {block})), rel=1e-5)
-    assert len({round(loss, 3) for loss in without.values()}) == NUM_BLOCKS
+        expected = nll(delete_blocks(model, {block}))
+        assert float(without[block].sum()) == pytest.approx(expected, rel=1e-5)
+    assert len({round(float(loss.sum()), 3) for loss in without.values()}) == NUM_BLOCKS
 
 
 def test_blocks_removed_before_stay_removed():
     model = tiny_model()
     whole, without = skip_losses(Backbone(model), IDS, [1, 4], removed=[2, 3])
-    assert whole == pytest.approx(nll(delete_blocks(model, {2, 3})), rel=1e-5)
+    assert float(whole.sum()) == pytest.approx(nll(delete_blocks(model, {2, 3})), rel=1e-5)
     assert set(without) == {1, 4}
     for block in (1, 4):
         removed = nll(delete_blocks(model, {2, 3, block}))
-        assert without[block] == pytest.approx(removed, rel=1e-5)
+        assert float(without[block].sum()) == pytest.approx(removed, rel=1e-5)
+
+
+@every_family
+def test_losses_of_a_batch_are_those_of_its_windows_and_of_their_beginnings(family):
+    backbone = Backbone(tiny_model(family))
+    whole, without = skip_losses(backbone, IDS, range(NUM_BLOCKS))
+    for row, length in itertools.product(range(len(IDS)), (2, 7, 12)):
+        alone, alone_without = skip_losses(backbone, IDS[row : row + 1, :length], range(NUM_BLOCKS))
+        # atol: the batch's matrix products sum in another order.
+        assert_close(alone[0], whole[row, : length - 1], atol=1e-4, rtol=1e-5)
+        for block, losses in alone_without.items():
+            assert_close(losses[0], without[block][row, : length - 1], atol=1e-4, rtol=1e-5)
+    with torch.no_grad():
+        windows = Windows.of(backbone, IDS)
+        summed = windows.nll(windows.through(range(NUM_BLOCKS), windows.embedded))
+    assert float(summed) == pytest.approx(float(whole.double().sum()))
 
 
 @every_family

@@ -1,4 +1,4 @@
-"""Removal orders: by hand, against published orders, and SLEB against the plain search."""
+"""Removal orders: by hand, against published orders, and measured without a break or with one."""
 
 import json
 
@@ -11,10 +11,9 @@ from buddy.importance.calibration import cut_windows, read_text
 from buddy.importance.indicator import build_indicator
 from buddy.importance.measure import measure
 from buddy.importance.orders import ascending_order, shortened_llama_protected
-from buddy.importance.sleb import sleb_search
 from buddy.models.backbone import Backbone
 from buddy.results import RunRecord
-from tests.tiny import NUM_BLOCKS, delete_blocks, random_ids, tiny_model
+from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 
 
 def test_order_by_hand_with_ties_and_protected_blocks():
@@ -40,36 +39,8 @@ def test_the_plus_rule_protects_the_first_four_and_last_two():
     assert free == [block for block in LLAMA_2_PPL if block not in protected]
 
 
-def plain_search(model, ids, rounds):
-    """Every candidate run whole, every round."""
-    gone = []
-    for _ in range(rounds):
-        losses = {}
-        for block in range(1, NUM_BLOCKS - 1):
-            if block not in gone:
-                shorter = delete_blocks(model, {*gone, block})
-                with torch.no_grad():
-                    logprobs = shorter(ids).logits[:, :-1].log_softmax(-1)
-                losses[block] = -float(logprobs.gather(2, ids[:, 1:, None]).double().sum())
-        gone.append(min(losses, key=losses.get))
-    return tuple(gone)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_sleb_finds_what_the_plain_search_finds(seed):
-    model, ids = tiny_model("qwen3", seed=seed), random_ids(5, 9, seed=seed)
-    seen = []
-    found = sleb_search(
-        Backbone(model), ids.split(2), 4, on_round=lambda number, block, nll: seen.append(block)
-    )
-    assert found.order == plain_search(model, ids, 4) == tuple(seen)
-    assert len(found.nll) == 5
-    with pytest.raises(PolicyError, match="0 to 4 of 6"):
-        sleb_search(Backbone(model), ids.split(2), 5)
-
-
 def test_an_interrupted_measurement_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("buddy.importance.measure.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("buddy.importance.resume.SAVE_EVERY_S", 0.0)
     backbone, ids = Backbone(tiny_model()), random_ids(6, 8)
     whole = measure(build_indicator("taylor", backbone), ids, batch=2)
     file = tmp_path / "partial.safetensors"

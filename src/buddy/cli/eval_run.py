@@ -22,6 +22,7 @@ from rich.progress import (
 
 from buddy.cli.display import fetch_progress, stderr
 from buddy.errors import BuddyError, ResultError
+from buddy.results import check_writable
 
 if TYPE_CHECKING:
     from buddy.engine.causal_lm import BuddyForCausalLM
@@ -114,8 +115,7 @@ def eval_run(
     from buddy.evaluation.samples import SampleLog
     from buddy.models.loading import load_tokenizer
 
-    if not out.parent.is_dir():
-        raise ResultError(f"--out {out}: there is no folder {out.parent}; make it first")
+    check_writable(out)
     console = stderr()
     with fetch_progress(console) as on_progress:
         loaded = BuddyForCausalLM.from_pretrained(

@@ -64,9 +64,9 @@ def speed(
     from buddy.cli.speed_table import show_speed
     from buddy.engine.step import check_reroute
     from buddy.evaluation.speed import SpeedConfig, check_context
-    from buddy.results import RunRecord
+    from buddy.results import RunRecord, check_writable
 
-    _check_out(out)
+    check_writable(out)
     config = SpeedConfig(
         new_tokens=new_tokens,
         rounds=rounds,
@@ -102,16 +102,6 @@ def speed(
     ).save(out)
     show_speed(console, results)
     sys.stdout.write(f"{out}\n")
-
-
-def _check_out(path: Path) -> None:
-    """Refuse a record that could not be written, before the work of measuring it."""
-    from buddy.errors import ResultError
-
-    if not path.parent.is_dir():
-        raise ResultError(f"--out {path}: there is no folder {path.parent}; make it first")
-    if path.exists() and not path.is_file():
-        raise ResultError(f"--out {path} is no regular file: name another")
 
 
 def _load(

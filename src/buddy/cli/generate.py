@@ -44,11 +44,11 @@ def generate(
     from buddy.cli.display import read_prompt, show_depth, show_summary, stderr
     from buddy.cli.speaker import Sampling, Speaker
     from buddy.errors import PromptError
-    from buddy.results import write_text
+    from buddy.results import check_writable, write_text
 
     console = stderr()
     if trace is not None:
-        _check_writable(trace)
+        check_writable(trace)
     content = read_prompt() if prompt == "-" else prompt
     if raw and system is not None:
         raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
@@ -104,12 +104,3 @@ def _record(
             for text, step in zip(answer.token_texts, steps, strict=False)
         ],
     }
-
-
-def _check_writable(path: Path) -> None:
-    from buddy.errors import ResultError
-
-    if not path.parent.is_dir():
-        raise ResultError(f"--trace {path}: there is no folder {path.parent}; make it first")
-    if path.exists() and not path.is_file():
-        raise ResultError(f"--trace {path} is no regular file: name another")

@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,48 +28,40 @@ def importance(
         str,
         typer.Option(help="Blocks that go last: ends (first, last), plus (0-3, last two) or none."),
     ] = "ends",
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Blocks that sleb removes; all but the ends if not given."),
+    ] = None,
 ) -> None:
     """Measure each block's importance; write scores, prior and removal order.
 
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
     from buddy.cli.display import fetch_progress, stderr
     from buddy.engine.causal_lm import BuddyForCausalLM
-    from buddy.errors import PolicyError, ResultError
     from buddy.importance.calibration import cut_windows, read_text
-    from buddy.importance.indicator import INDICATORS
     from buddy.models.loading import load_tokenizer
-    from buddy.results import RunRecord
+    from buddy.results import RunRecord, check_writable
 
-    if indicator not in (*INDICATORS, "sleb"):
-        raise PolicyError(
-            f"no indicator {indicator!r}: expected one of {', '.join(INDICATORS)}, sleb"
-        )
-    if not out.parent.is_dir():
-        raise ResultError(f"--out {out}: there is no folder {out.parent}; make it first")
+    _check_indicator(indicator, protect, rounds)
+    check_writable(out)
     calibration = read_text(text, data_dir)
     console = stderr()
     with fetch_progress(console) as on_progress:
         loaded = BuddyForCausalLM.from_pretrained(model, policy="full", on_progress=on_progress)
     ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
-    num_blocks = loaded.num_blocks
-    protected = _protected(protect, num_blocks)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeLeft(compact=True),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    options = {
+        "batch": batch,
+        "resume": out.with_name(f".{out.name}.partial"),
+        "identity": {"model": model, "indicator": indicator, "dtype": str(loaded.dtype)},
+    }
+    with measuring(console) as bar:
         if indicator == "sleb":
-            results = _search(loaded.backbone, ids, batch, bar)
+            results = _search(loaded.backbone, ids, rounds, options, bar)
         else:
-            identity = {"model": model, "indicator": indicator, "dtype": str(loaded.dtype)}
-            results = _score(indicator, loaded.backbone, ids, batch, out, identity, protected, bar)
+            protected = _protected(protect, loaded.num_blocks)
+            results = _score(indicator, loaded.backbone, ids, protected, options, bar)
     RunRecord(
         kind=f"importance-{indicator}",
         command=shlex.join(["buddy", *sys.argv[1:]]),
@@ -80,12 +74,54 @@ def importance(
             "batch": batch,
             "dtype": str(loaded.dtype),
             "protect": protect,
+            "rounds": rounds,
         },
         results=results,
     ).save(out)
     order = " ".join(str(block) for block in results["removal_order"])
     console.print(f"least important first: {order}", style="dim")
     sys.stdout.write(f"{out}\n")
+
+
+@contextmanager
+def measuring(console: Any) -> Iterator[Any]:
+    """Progress bars; Ctrl-C within ends the command and says how to go on."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            yield bar
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", style="dim")
+        raise typer.Exit(130) from None
+
+
+def _check_indicator(indicator: str, protect: str, rounds: int | None) -> None:
+    from buddy.errors import PolicyError
+    from buddy.importance.indicator import INDICATORS
+
+    if indicator not in (*INDICATORS, "sleb"):
+        raise PolicyError(
+            f"no indicator {indicator!r}: expected one of {', '.join(INDICATORS)}, sleb"
+        )
+    if indicator != "sleb" and rounds is not None:
+        raise PolicyError(
+            f"--rounds is for sleb; {indicator} ranks all blocks at once: leave it out"
+        )
+    if indicator == "sleb" and protect != "ends":
+        raise PolicyError(f"sleb always keeps the ends: leave out --protect {protect}")
 
 
 def _protected(rule: str, num_blocks: int) -> tuple[int, ...]:
@@ -106,10 +142,8 @@ def _score(
     name: str,
     backbone: Any,
     ids: Any,
-    batch: int,
-    out: Path,
-    identity: dict[str, Any],
     protected: tuple[int, ...],
+    options: dict[str, Any],
     bar: Any,
 ) -> dict[str, Any]:
     from buddy.importance.indicator import build_indicator
@@ -120,25 +154,30 @@ def _score(
     scores = measure(
         build_indicator(name, backbone),
         ids,
-        batch=batch,
-        resume=out.with_name(f".{out.name}.partial"),
-        identity=identity,
         on_batch=lambda done, total: bar.update(task, completed=done, total=total),
+        **options,
     ).tolist()
     # Protected blocks are left out of the order: they are never to go.
     order = ascending_order(scores, protected)[: len(scores) - len(protected)]
     return {"importance": scores, "removal_order": order}
 
 
-def _search(backbone: Any, ids: Any, batch: int, bar: Any) -> dict[str, Any]:
+def _search(
+    backbone: Any, ids: Any, rounds: int | None, options: dict[str, Any], bar: Any
+) -> dict[str, Any]:
     from buddy.importance.sleb import sleb_search
 
-    rounds = backbone.num_blocks - 2
-    task = bar.add_task("sleb", total=rounds)
+    rounds = backbone.num_blocks - 2 if rounds is None else rounds
+    removed = bar.add_task("sleb: blocks removed", total=rounds)
+    tried = bar.add_task("candidates of this round")
     found = sleb_search(
         backbone,
-        ids.split(batch),
+        ids,
         rounds,
-        on_round=lambda number, block, nll: bar.update(task, completed=number),
+        on_round=lambda number, block, nll: bar.update(
+            removed, completed=number, description=f"sleb: blocks removed, the last {block}"
+        ),
+        on_candidate=lambda done, total: bar.update(tried, completed=done, total=total),
+        **options,
     )
     return {"removal_order": list(found.order), "nll": list(found.nll)}

@@ -6,10 +6,13 @@ import sys
 import typer
 
 from buddy.cli.chat import chat
+from buddy.cli.evaluate import evaluate
 from buddy.cli.generate import generate
 from buddy.cli.importance import importance
 from buddy.cli.info import info
 from buddy.cli.models import models
+from buddy.cli.observe import observe
+from buddy.cli.plot import plot
 from buddy.errors import BuddyError
 
 app = typer.Typer(
@@ -24,6 +27,9 @@ app.command()(chat)
 app.add_typer(models, name="models")
 app.command()(info)
 app.command()(importance)
+app.add_typer(observe, name="observe")
+app.add_typer(evaluate, name="eval")
+app.command()(plot)
 
 
 def main() -> None:

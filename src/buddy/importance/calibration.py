@@ -63,3 +63,17 @@ def cut_windows(
             "give more text or shorter windows"
         )
     return torch.tensor(ids[: count * tokens]).view(count, tokens)
+
+
+def spread(windows: Int[Tensor, "windows tokens"], count: int) -> Int[Tensor, "chosen tokens"]:
+    """Windows as far apart in the text as it allows, so that all its topics have a part.
+
+    Raises:
+        ResultError: There are not as many.
+    """
+    if count > len(windows):
+        raise ResultError(
+            f"the text has {len(windows)} windows of {windows.shape[1]} tokens, less than the "
+            f"{count} inputs asked for: give more text, or fewer or shorter inputs"
+        )
+    return windows[torch.linspace(0, len(windows) - 1, count).round().long()]

@@ -10,8 +10,8 @@ from torch import Tensor
 from buddy.engine.timeline import Timeline
 from buddy.models.backbone import Backbone, Rotary
 
-_HEAD_TOKENS = 1024
-"""Positions whose logits are held at once: the vocabulary is wide."""
+_HEAD_TOKENS = 256
+"""Positions whose logits are held at once: more fall out of the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,58 @@ class Windows:
             hidden = after
         return hidden
 
-    def nll(self, hidden: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, ""]:
-        """Summed negative log-likelihood of every token but each window's first, float64."""
-        inputs, targets = hidden[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten()
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for start in range(0, len(targets), _HEAD_TOKENS):
-            part, target = inputs[start:][:_HEAD_TOKENS], targets[start:][:_HEAD_TOKENS]
-            logits = self.backbone.logits(part).float()
-            total = (
-                total + torch.nn.functional.cross_entropy(logits, target, reduction="sum").double()
-            )
-        return total
+    def logits(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        vocabulary: Int[Tensor, " chosen"] | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and target of every token but each window's first, some positions at a time.
+
+        Args:
+            hidden: The residual after the last block.
+            vocabulary: Ascending ids, the targets among them: logits of these alone, and targets
+                as their places. None = all.
+
+        Yields:
+            Logits [positions, vocabulary], float32, and targets [positions].
+        """
+        inputs, targets = hidden[:, :-1].flatten(0, 1), self.targets
+        if vocabulary is not None:
+            targets = torch.searchsorted(vocabulary, targets)
+        parts = torch.split(inputs, _HEAD_TOKENS), torch.split(targets, _HEAD_TOKENS)
+        for part, target in zip(*parts, strict=True):
+            if vocabulary is None:
+                yield self.backbone.logits(part).float(), target
+            else:
+                yield self.backbone.logits_of(part, vocabulary).float(), target
+
+    def token_losses(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        vocabulary: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "batch targets"]:
+        """Negative log-likelihood of every token but each window's first, float32.
+
+        With a vocabulary (see `logits`), as if there were no other tokens: never above the loss.
+        """
+        losses = [
+            torch.nn.functional.cross_entropy(logits, target, reduction="none")
+            for logits, target in self.logits(hidden, vocabulary)
+        ]
+        return torch.cat(losses).view(len(self.ids), -1)
+
+    def nll(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        vocabulary: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Sum of `token_losses`, float64."""
+        return self.token_losses(hidden, vocabulary).double().sum()
+
+    @property
+    def targets(self) -> Int[Tensor, " targets"]:
+        """Every token but each window's first, window after window."""
+        return self.ids[:, 1:].flatten()
 
     @property
     def num_targets(self) -> int:

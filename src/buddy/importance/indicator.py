@@ -11,8 +11,8 @@ from buddy.models.backbone import Backbone
 
 
 @runtime_checkable
-class Indicator(Protocol):
-    """Importance of each block, measured over windows of text."""
+class Gatherer(Protocol):
+    """Takes in windows of text batch by batch, and can be resumed."""
 
     def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
         """Take in one batch of windows without pads."""
@@ -25,6 +25,11 @@ class Indicator(Protocol):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from an earlier `state`."""
         ...
+
+
+@runtime_checkable
+class Indicator(Gatherer, Protocol):
+    """Importance of each block, measured over windows of text."""
 
     def scores(self) -> Float[Tensor, " blocks"]:
         """Larger = more important, float64."""

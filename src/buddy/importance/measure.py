@@ -1,21 +1,16 @@
 """Measures an indicator over windows, and goes on where an interrupted measurement stopped."""
 
-import hashlib
-import json
-import os
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.errors import ResultError
-from buddy.importance.indicator import Indicator
+from buddy.importance.indicator import Gatherer, Indicator
+from buddy.importance.resume import ResumeFile
 
-SAVE_EVERY_S: Final = 20.0
 OnBatch = Callable[[int, int], None]
 """Called as `on_batch(windows done, windows in all)`."""
 
@@ -44,58 +39,47 @@ def measure(
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
-    mark = _mark(windows, batch, identity or {})
-    done = 0 if resume is None else _restore(indicator, resume, mark)
-    saved_s = time.monotonic()
-    on_batch(done, len(windows))
-    while done < len(windows):
-        indicator.update(windows[done : done + batch])
-        done = min(done + batch, len(windows))
-        on_batch(done, len(windows))
-        if resume is not None and time.monotonic() - saved_s > SAVE_EVERY_S:
-            _save(indicator, resume, mark, done)
-            saved_s = time.monotonic()
-    if resume is not None:
-        resume.unlink(missing_ok=True)
+    file = ResumeFile(resume, windows, [batch, identity or {}])
+    gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
+    file.remove()
     return indicator.scores()
 
 
-def _mark(windows: Tensor, batch: int, identity: dict[str, Any]) -> str:
-    digest = hashlib.sha256(windows.cpu().numpy().tobytes())
-    digest.update(json.dumps([batch, identity], sort_keys=True).encode())
-    return digest.hexdigest()
+def gather(
+    gatherer: Gatherer,
+    windows: Int[Tensor, "windows tokens"],
+    *,
+    batch: int,
+    file: ResumeFile,
+    on_batch: OnBatch,
+    keep: bool = False,
+) -> None:
+    """Feed all windows that the resume file does not have yet.
 
+    Args:
+        gatherer: Fresh.
+        windows: Without pads.
+        batch: Windows at a time.
+        file: Left as it was last written.
+        on_batch: Told of progress.
+        keep: Write the file at the end too, so that it holds all.
 
-def _save(indicator: Indicator, path: Path, mark: str, done: int) -> None:
-    from safetensors.torch import save_file
+    Raises:
+        ResultError: See `measure`.
+    """
+    earlier = file.read("done") or {"done": torch.tensor(0)}
+    done = int(earlier.pop("done"))
+    if done:
+        gatherer.restore(earlier)
 
-    handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        tensors = {name: tensor.contiguous() for name, tensor in indicator.state().items()}
-        save_file(tensors, staging, metadata={"mark": mark, "done": str(done)})
-        os.replace(staging, path)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error}") from error
-    finally:
-        Path(staging).unlink(missing_ok=True)
+    def state() -> dict[str, Tensor]:
+        return {**gatherer.state(), "done": torch.tensor(done)}
 
-
-def _restore(indicator: Indicator, path: Path, mark: str) -> int:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.exists():
-        return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ResultError(f"{path} is damaged ({error}): delete it to start again") from error
-    if metadata.get("mark") != mark:
-        raise ResultError(
-            f"{path} belongs to another measurement (other text, model or settings): "
-            "delete it to start again, or name another file"
-        )
-    indicator.restore(tensors)
-    return int(metadata["done"])
+    on_batch(done, len(windows))
+    while done < len(windows):
+        gatherer.update(windows[done : done + batch])
+        done = min(done + batch, len(windows))
+        on_batch(done, len(windows))
+        file.write_if_due(state)
+    if keep:
+        file.write(state())

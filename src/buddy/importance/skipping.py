@@ -1,6 +1,6 @@
 """What each block's absence costs: the loss without it, blocks before it computed once for all."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -10,17 +10,39 @@ from buddy.importance.dense import Windows
 from buddy.models.backbone import Backbone
 
 
+def without_each(
+    windows: Windows, candidates: Collection[int], removed: Collection[int] = ()
+) -> Iterator[tuple[int | None, Tensor]]:
+    """The residual after the last block without each candidate in turn; under None, with all.
+
+    The pass that keeps every candidate is made once; each candidate continues from the residual
+    that entered it, so on average half the blocks are run. That changes no bit of the result.
+
+    Args:
+        windows: Text.
+        candidates: Blocks to leave out, one at a time.
+        removed: Blocks that are gone already.
+
+    Yields:
+        (candidate, residual), the shallowest first; None comes last.
+    """
+    kept = [block for block in range(windows.backbone.num_blocks) if block not in set(removed)]
+    hidden = windows.embedded
+    for block, before, after in windows.run(kept, windows.embedded):
+        hidden = after
+        if block in candidates:
+            yield block, windows.through([later for later in kept if later > block], before)
+    yield None, hidden
+
+
 @torch.no_grad()
 def skip_losses(
     backbone: Backbone,
     ids: Int[Tensor, "batch tokens"],
     candidates: Collection[int],
     removed: Collection[int] = (),
-) -> tuple[float, dict[int, float]]:
-    """Loss of one batch of windows as it is, and without each candidate in turn.
-
-    The pass that keeps every candidate is made once; each candidate continues from the residual
-    that entered it, so on average half the blocks are run.
+) -> tuple[Float[Tensor, "batch targets"], dict[int, Tensor]]:
+    """Loss of each token of a batch of windows as it is, and without each candidate in turn.
 
     Args:
         backbone: The model.
@@ -29,18 +51,16 @@ def skip_losses(
         removed: Blocks that are gone already.
 
     Returns:
-        Summed negative log-likelihoods: of the whole pass, and by candidate.
+        Negative log-likelihoods [batch, targets] of every token but each window's first, float32:
+        of the whole pass, and by candidate. A window's are the same in any batch, and depend on
+        no later token.
     """
     windows = Windows.of(backbone, ids)
-    kept = [block for block in range(backbone.num_blocks) if block not in set(removed)]
-    losses = {}
-    hidden = windows.embedded
-    for block, before, after in windows.run(kept, windows.embedded):
-        hidden = after
-        if block in candidates:
-            rest = [later for later in kept if later > block]
-            losses[block] = float(windows.nll(windows.through(rest, before)))
-    return float(windows.nll(hidden)), losses
+    losses = {
+        block: windows.token_losses(hidden)
+        for block, hidden in without_each(windows, candidates, removed)
+    }
+    return losses.pop(None), {b: loss for b, loss in losses.items() if b is not None}
 
 
 class DeltaPerplexity:
@@ -59,8 +79,9 @@ class DeltaPerplexity:
         """Take in one batch of windows."""
         blocks = range(self._backbone.num_blocks)
         whole, without = skip_losses(self._backbone, ids, blocks)
-        self._nll += torch.tensor([*(without[block] for block in blocks), whole])
-        self._targets += ids.shape[0] * (ids.shape[1] - 1)
+        losses = torch.stack([*(without[block] for block in blocks), whole])  # [L + 1, B, T - 1]
+        self._nll += losses.double().sum((1, 2)).cpu()
+        self._targets += whole.numel()
 
     def state(self) -> dict[str, Tensor]:
         """Summed losses and the number of tokens."""

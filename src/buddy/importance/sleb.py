@@ -1,16 +1,23 @@
 """SLEB: greedy search for a removal order, one block a round, by calibration loss."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from buddy.errors import PolicyError
-from buddy.importance.skipping import skip_losses
+from buddy.importance.cheapest import Cheapest, Losses, Pruning
+from buddy.importance.resume import ResumeFile
 from buddy.models.backbone import Backbone
 
 OnRound = Callable[[int, int, float], None]
-"""Called as `on_round(round, block removed, mean NLL per token)`."""
+"""Called as `on_round(blocks removed so far, the last of them, mean NLL per token)`."""
+OnCandidate = Callable[[int, int], None]
+"""Called as `on_candidate(candidates run in this round, of how many)`, over all batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,56 +35,117 @@ class SlebSearch:
 
 def sleb_search(
     backbone: Backbone,
-    batches: Sequence[Tensor],
+    windows: Int[Tensor, "windows tokens"],
     rounds: int,
     *,
+    batch: int = 4,
+    pruning: Pruning | None = None,
+    resume: Path | None = None,
+    identity: dict[str, Any] | None = None,
     on_round: OnRound = lambda number, block, nll: None,
+    on_candidate: OnCandidate = lambda done, total: None,
 ) -> SlebSearch:
     """Remove, round by round, the block whose absence costs least on top of those gone.
 
     The first and the last block stay. Blocks before a candidate are computed once for all
-    candidates of a round, which changes no result.
+    candidates of a round, and few candidates need their loss computed in full; neither changes
+    the result.
 
     Args:
         backbone: The model.
-        batches: Calibration windows without pads, [batch, tokens] each; the last may be smaller.
+        windows: Calibration text without pads.
         rounds: Blocks to remove.
-        on_round: Told of each block removed.
+        batch: Windows at a time.
+        pruning: What to spend on not computing losses.
+        resume: File that keeps what was found until the end, however the search stops short;
+            deleted when done.
+        identity: What the search depends on (model ...); a file of another one is refused.
+        on_round: Told of each block removed, at once of those that the resume file has.
+        on_candidate: Told of progress within a round.
 
     Raises:
         PolicyError: More rounds than blocks that may go.
+        ResultError: The resume file is damaged, belongs to another search, or cannot be written.
 
-    Source: SLEB; the sharing is ours.
+    Source: SLEB; the sharing and the bounds are ours.
     """
     num_blocks = backbone.num_blocks
     if not 0 <= rounds <= num_blocks - 2:
         raise PolicyError(
             f"SLEB can remove 0 to {num_blocks - 2} of {num_blocks} blocks, got {rounds} rounds"
         )
-    targets = sum(len(ids) * (ids.shape[1] - 1) for ids in batches)
-    removed: list[int] = []
-    whole = sum(skip_losses(backbone, ids, ())[0] for ids in batches)
-    nll = [whole / targets]
-    for number in range(rounds):
-        candidates = [b for b in range(1, num_blocks - 1) if b not in removed]
-        best, loss = _cheapest(backbone, batches, candidates, removed)
-        removed.append(best)
-        nll.append(loss / targets)
-        on_round(number + 1, best, nll[-1])
-    return SlebSearch(tuple(removed), tuple(nll))
+    batches = torch.split(windows, batch)
+    targets = len(windows) * (windows.shape[1] - 1)
+    file = ResumeFile(resume, windows, ["sleb", batch, identity or {}])
+    found = _Found.read(file, num_blocks, len(batches))
+    for number, block in enumerate(found.order[:rounds], start=1):
+        on_round(number, block, found.nll[number] / targets)
+    cheapest = Cheapest(backbone, batches, pruning or Pruning())
+    if not found.nll or len(found.order) < rounds:
+        # Read or not: the pass also sets up the bounds.
+        found = replace(found, nll=(cheapest.whole_loss(), *found.nll[1:]))
+    try:
+        while len(found.order) < rounds:
+            found = found.without(*_next_block(cheapest, found, file, on_candidate))
+            file.write(found.tensors())
+            on_round(len(found.order), found.order[-1], found.nll[-1] / targets)
+    except BaseException:
+        # Whatever stops the search, Ctrl-C above all: no candidate that was run is run again.
+        file.write(found.tensors())
+        raise
+    file.remove()
+    nll = [loss / targets for loss in found.nll[: rounds + 1]]
+    return SlebSearch(found.order[:rounds], tuple(nll))
 
 
-def _cheapest(
-    backbone: Backbone,
-    batches: Sequence[Tensor],
-    candidates: Sequence[int],
-    removed: Collection[int],
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search has found so far, in the middle of a round too; summed losses.
+
+    Never changed but for `losses`, whose numbers come one by one: an interrupt leaves it whole.
+    """
+
+    order: tuple[int, ...]
+    nll: tuple[float, ...]
+    losses: Losses
+
+    @classmethod
+    def read(cls, file: ResumeFile, num_blocks: int, num_batches: int) -> "_Found":
+        found = file.read("order", "nll", "bound", "exact")
+        if found is None:
+            return cls((), (), Losses.unknown(num_blocks, num_batches))
+        losses = Losses(found["bound"], found["exact"])
+        return cls(tuple(found["order"].tolist()), tuple(found["nll"].tolist()), losses)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "order": torch.tensor(self.order, dtype=torch.long),
+            "nll": torch.tensor(self.nll, dtype=torch.float64),
+            "bound": self.losses.bound,
+            "exact": self.losses.exact,
+        }
+
+    def without(self, block: int, loss: float) -> "_Found":
+        """With one more block gone."""
+        unknown = Losses.unknown(*self.losses.bound.shape)
+        return _Found((*self.order, block), (*self.nll, loss), unknown)
+
+
+def _next_block(
+    cheapest: Cheapest, found: _Found, file: ResumeFile, on_candidate: OnCandidate
 ) -> tuple[int, float]:
-    """The candidate with the lowest summed loss; ties go to the shallower block."""
-    sums = dict.fromkeys(candidates, 0.0)
-    for ids in batches:
-        _, losses = skip_losses(backbone, ids, candidates, removed)
-        for block, loss in losses.items():
-            sums[block] += loss
-    best = min(candidates, key=lambda block: (sums[block], block))
-    return best, sums[best]
+    num_blocks, num_batches = found.losses.bound.shape
+    candidates = [block for block in range(1, num_blocks - 1) if block not in found.order]
+    total = len(candidates) * num_batches
+    done = total - sum(
+        len(found.losses.unvisited(candidates, batch)) for batch in range(num_batches)
+    )
+    on_candidate(done, total)
+
+    def ran() -> None:
+        nonlocal done
+        done += 1
+        on_candidate(done, total)
+        file.write_if_due(found.tensors)
+
+    return cheapest.find(candidates, found.order, found.losses, on_candidate=ran)

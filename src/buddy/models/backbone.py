@@ -150,6 +150,15 @@ class Backbone:
         """Final norm and output projection."""
         return cast(Tensor, self._head(self._final_norm(hidden)))
 
+    def logits_of(
+        self, hidden: Float[Tensor, "*shape hidden"], tokens: Int[Tensor, " chosen"]
+    ) -> Float[Tensor, "*shape chosen"]:
+        """`logits` of these tokens alone: their rows of the output projection."""
+        if type(self._head) is not nn.Linear:  # an adapter's weight is not all it computes
+            return self.logits(hidden)[..., tokens]
+        bias = None if self._head.bias is None else self._head.bias[tokens]
+        return nn.functional.linear(self._final_norm(hidden), self._head.weight[tokens], bias)
+
     def shape(self) -> ModelShape:
         """The counts that costs are made of; weights may be on the meta device."""
         in_blocks = sum(p.numel() for p in self.blocks.parameters())

@@ -1,12 +1,11 @@
 """A figure as a file: PNG, PDF or SVG by its suffix, whole or not at all."""
 
-import os
-import uuid
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from buddy.errors import ResultError
+from buddy.results import check_writable, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +29,7 @@ def check_out(path: Path) -> None:
             f"a figure is written as {', '.join(_METADATA)}, got {path.name!r}: "
             "give it one of these suffixes"
         )
-    if not path.parent.is_dir():
-        raise ResultError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is no regular file: name another")
+    check_writable(path)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
@@ -49,11 +45,4 @@ def save_figure(figure: "Figure", path: Path) -> None:
     drawn = BytesIO()
     with paper_style():
         figure.savefig(drawn, format=suffix[1:], metadata=_METADATA[suffix])
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        staging.write_bytes(drawn.getvalue())
-        os.replace(staging, path)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        staging.unlink(missing_ok=True)
+    write_bytes(path, drawn.getvalue())

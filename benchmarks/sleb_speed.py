@@ -1,0 +1,149 @@
+"""How much faster is a SLEB search that shares prefixes and bounds losses, with the same result?
+
+Every round is searched three ways, one after another, on top of the same blocks gone, so that a
+drift of the machine meets all alike: every candidate run whole; blocks before a candidate computed
+once for all (shared); and losses bounded too (bounded), as `buddy importance --indicator sleb`
+does it. All compute losses by the same code.
+
+    python benchmarks/sleb_speed.py --data-dir DIR --out results/sleb-speed.json
+"""
+
+import argparse
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.importance.calibration import cut_windows, read_text
+from buddy.importance.cheapest import Cheapest, Losses, Pruning
+from buddy.importance.sleb_naive import cheapest_whole
+from buddy.models.presets import DEFAULT_MODEL
+from buddy.results import RunRecord
+
+WAYS = ("whole", "shared", "bounded")
+
+
+def timed(run):
+    """What a call returns, and its seconds."""
+    started_s = time.perf_counter()
+    found = run()
+    return found, time.perf_counter() - started_s
+
+
+def search_round(backbone, batches, searches, order, first):
+    """One round, by every way; `first` is the way that begins, for no one to be always last."""
+    candidates = [block for block in range(1, backbone.num_blocks - 1) if block not in order]
+    before = searches["bounded"].exact_losses
+
+    def search(way):
+        if way == "whole":
+            return cheapest_whole(backbone, batches, order)
+        unknown = Losses.unknown(backbone.num_blocks, len(batches))
+        return searches[way].find(candidates, order, unknown)
+
+    turns = [WAYS[(first + turn) % len(WAYS)] for turn in range(len(WAYS))]
+    found = {way: timed(lambda way=way: search(way)) for way in turns}
+    (block, loss), _ = found["whole"]
+    return {
+        "removed": block,
+        "loss": loss,
+        "same": all(answer == (block, loss) for answer, _ in found.values()),
+        "candidate_losses": len(candidates) * len(batches),
+        "candidate_losses_computed": searches["bounded"].exact_losses - before,
+        **{f"{way}_s": found[way][1] for way in WAYS},
+    }
+
+
+def speedups(rounds, setup_s):
+    """Of each way over whole: of all rounds with what they need once, and round by round."""
+    total_s = {way: setup_s[way] + sum(one[f"{way}_s"] for one in rounds) for way in WAYS}
+    ratios = {way: [one["whole_s"] / one[f"{way}_s"] for one in rounds] for way in WAYS[1:]}
+    return {
+        "total_s": total_s,
+        "speedup": {way: total_s["whole"] / total_s[way] for way in WAYS[1:]},
+        "speedup_by_round": {
+            way: {"median": statistics.median(each), "min": min(each), "max": max(each)}
+            for way, each in ratios.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", default="wikitext2")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=2, help="windows at a time")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    model = BuddyForCausalLM.from_pretrained(DEFAULT_MODEL, policy="full")
+    text = read_text(args.text, args.data_dir)
+    ids = cut_windows(load_tokenizer(DEFAULT_MODEL), text, tokens=args.tokens, limit=args.windows)
+    batches = torch.split(ids, args.batch)
+    pruning = Pruning()
+    searches = {
+        "shared": Cheapest(model.backbone, batches, Pruning(bound_tokens=None)),
+        "bounded": Cheapest(model.backbone, batches, pruning),
+    }
+    searches["shared"].whole_loss()  # warms up
+    setup_s = {way: timed(search.whole_loss)[1] for way, search in searches.items()}
+    setup_s["whole"] = setup_s["shared"]
+    rounds = []
+    console = Console(file=sys.stderr)
+    for number in track(range(args.rounds), "Searching", console=console):
+        order = tuple(one["removed"] for one in rounds)
+        rounds.append(search_round(model.backbone, batches, searches, order, number % len(WAYS)))
+    targets = len(ids) * (args.tokens - 1)
+    results = {
+        "removal_order": [one["removed"] for one in rounds],
+        "nll": [one.pop("loss") / targets for one in rounds],
+        "same_order_and_nll": all(one["same"] for one in rounds),
+        **speedups(rounds, setup_s),
+        "setup_s": setup_s,
+        "rounds": rounds,
+    }
+    RunRecord(
+        kind="sleb-speed",
+        command=shlex.join(["python", "benchmarks/sleb_speed.py", *sys.argv[1:]]),
+        config={
+            "model": DEFAULT_MODEL,
+            "dtype": str(model.dtype),
+            "threads": torch.get_num_threads(),
+            "text": args.text,
+            "windows": len(ids),
+            "tokens": args.tokens,
+            "batch": args.batch,
+            "rounds": args.rounds,
+            "bound_tokens": pruning.bound_tokens,
+            "keep_bytes": pruning.keep_bytes,
+        },
+        results=results,
+    ).save(args.out)
+    table = Table("round", "removed", *(f"{way} s" for way in WAYS), "x", "losses computed", "same")
+    for number, one in enumerate(rounds, start=1):
+        table.add_row(
+            f"{number}",
+            f"{one['removed']}",
+            *(f"{one[f'{way}_s']:.1f}" for way in WAYS),
+            f"{one['whole_s'] / one['bounded_s']:.2f}",
+            f"{one['candidate_losses_computed']} of {one['candidate_losses']}",
+            f"{one['same']}",
+        )
+    Console().print(table)
+    Console().print(f"shared x{results['speedup']['shared']:.2f}", end=", ")
+    Console().print(f"bounded x{results['speedup']['bounded']:.2f}")
+    sys.exit(not results["same_order_and_nll"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What does removing blocks cost, by method? The table of docs/measuring.md, from the records."""
+
+import argparse
+from pathlib import Path
+
+from buddy.results import read_record
+
+LABELS = {
+    "sleb": "SLEB",
+    "ppl": "Shortened LLaMA, PPL, no block protected",
+    "ppl+": "Shortened LLaMA, PPL+",
+    "taylor": "Shortened LLaMA, Taylor, no block protected",
+    "taylor+": "Shortened LLaMA, Taylor+",
+    "shortgpt": "ShortGPT",
+    "prior": "untrained prior (shipped)",
+    "random": "random, another set for every input",
+}
+
+
+def main():
+    """Print both tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", type=Path)
+    parser.add_argument("ppl", type=Path)
+    args = parser.parse_args()
+    print(table(args.tasks, "average", "acc", 100.0, "{:.1f} ± {:.1f}"))
+    print()
+    print(table(args.ppl, "wikitext2", "perplexity", 1.0, "{:.4g} ± {:.2g}"))
+
+
+def table(path, task, metric, scale, form):
+    """One row a method, one column a number of removed blocks."""
+    points = [
+        point
+        for point in read_record(path)["results"]["points"]
+        if (point["task"], point["metric"]) == (task, metric)
+    ]
+    removed = sorted({point["num_blocks"] - point["blocks"] for point in points})
+    cells = {(p["label"], p["num_blocks"] - p["blocks"]): p for p in points}
+    lines = [
+        "| removed of 30 | " + " | ".join(map(str, removed)) + " |",
+        "|---" * (len(removed) + 1) + "|",
+    ]
+    for label, title in LABELS.items():
+        row = [cells.get(("full", count)) or cells.get((label, count)) for count in removed]
+        if any((label, count) in cells for count in removed):
+            shown = [form.format(p["value"] * scale, p["stderr"] * scale) if p else "" for p in row]
+            lines.append(f"| {title} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""`buddy eval tasks` and `ppl`: records, resuming, and what is refused; with a tiny model."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from buddy.cli.main import app
+from buddy.errors import BudgetError, DataError, PolicyError, ResultError
+from tests.tiny import random_ids, tiny_model
+from tests.words import say, word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model, and PIQA and a text in its words."""
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    word_tokenizer().save_pretrained(path)
+    (path / "piqa").mkdir()
+    (path / "boolq").mkdir()
+    rows = [
+        {"goal": say(3 + n, 4), "sol1": say(5 + n), "sol2": say(6 + n, 7), "label": n % 2}
+        for n in range(6)
+    ]
+    (path / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (path / "boolq" / "validation.jsonl").write_text("")
+    (path / "words.txt").write_text(say(*random_ids(1, 300)[0].tolist()))
+    return path
+
+
+def tasks(folder, out, *arguments):
+    return [
+        *["eval", "tasks", "--model", str(folder), "--out", str(out)],
+        *["--data-dir", str(folder), "--task", "piqa", "--policy", "random", *arguments],
+    ]
+
+
+BUDGETS = ["-b", "1.0", "-b", "4 blocks"]
+
+
+def test_a_record_a_table_and_its_path_on_stdout(folder, tmp_path):
+    out = tmp_path / "tasks.json"
+    done = CliRunner().invoke(app, tasks(folder, out, *BUDGETS))
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"{out}\n"
+    record = json.loads(out.read_text())
+    assert record["kind"] == "eval-tasks"
+    points = record["results"]["points"]
+    assert {(p["label"], p["blocks"]) for p in points} == {("full", 6), ("random", 4)}
+    assert {p["samples"] for p in points} == {6}
+    for word in ("full", "random", "piqa", "acc_norm", "±"):
+        assert word in done.stderr
+
+
+def test_more_rows_go_on_from_those_there_are(folder, tmp_path):
+    out = tmp_path / "tasks.json"
+    CliRunner().invoke(app, tasks(folder, out, *BUDGETS, "--limit", "2"), catch_exceptions=False)
+    more = CliRunner().invoke(app, tasks(folder, out, *BUDGETS))
+    assert "going on from 8 samples" in more.stderr  # 2 rows, 2 conditions, answer and score
+    fresh = tmp_path / "fresh.json"
+    CliRunner().invoke(app, tasks(folder, fresh, *BUDGETS), catch_exceptions=False)
+    results = [json.loads(path.read_text())["results"] for path in (out, fresh)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("stops", ["samples", "record"])
+def test_a_full_disk_keeps_what_there_is_and_the_same_command_ends_the_run(folder, tmp_path, stops):
+    whole, out = tmp_path / "whole.json", tmp_path / "out.json"
+    options = ["--limit", "1", "-b", "4 blocks"]
+    CliRunner().invoke(app, tasks(folder, whole, *options), catch_exceptions=False)
+    log_size = whole.with_suffix(".samples.jsonl").stat().st_size
+    assert log_size + 200 < whole.stat().st_size
+    # A limit on the size of files is what a full disk looks like to the writer.
+    most = log_size - 20 if stops == "samples" else log_size + 100
+    command = [sys.executable, "-m", "buddy", *tasks(folder, out, *options)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+    def run(preexec):
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False,
+            preexec_fn=preexec,
+        )  # fmt: skip
+
+    full = run(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    assert full.returncode == 2, full.stderr
+    assert "kept" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert not out.exists()
+    again = run(None)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in again.stderr
+    results = [json.loads(path.read_text())["results"] for path in (out, whole)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--task", "piqqa"], DataError, "no local data for task 'piqqa'"),
+        (["--task", "boolq"], DataError, "is empty"),
+        (["-b", "2 blocks"], BudgetError, "budget of 2 blocks"),
+        (["--policy", "full", "-b", "0.7"], BudgetError, ""),
+        (["--policy", "nobody", "-b", "0.7"], PolicyError, "no policy 'nobody'"),
+        (["--route-on", "answer"], PolicyError, "route_on must be one of"),
+        (["--out", "/nowhere/t.json"], ResultError, "there is no folder"),
+    ],
+)
+def test_refused_before_anything_is_measured(folder, tmp_path, arguments, error, message):
+    out = tmp_path / "tasks.json"
+    done = CliRunner().invoke(app, tasks(folder, out, *arguments))
+    assert isinstance(done.exception, error), done.exception
+    assert message in str(done.exception)
+    assert not out.exists()
+
+
+def test_settings_of_another_run_do_not_mix(folder, tmp_path):
+    out = tmp_path / "tasks.json"
+    CliRunner().invoke(app, tasks(folder, out, "--limit", "1"), catch_exceptions=False)
+    done = CliRunner().invoke(app, tasks(folder, out, "--limit", "1", "--seed", "5"))
+    assert isinstance(done.exception, ResultError)
+    assert "another run" in str(done.exception)
+
+
+def test_perplexity_of_a_text_file(folder, tmp_path):
+    out = tmp_path / "ppl.json"
+    done = CliRunner().invoke(
+        app,
+        [
+            *["eval", "ppl", "--model", str(folder), "--out", str(out)],
+            *["--text", str(folder / "words.txt"), "--window", "16", "--stride", "8"],
+            *["--policy", "random", *BUDGETS],
+        ],
+    )
+    assert done.exit_code == 0, done.stderr
+    points = json.loads(out.read_text())["results"]["points"]
+    assert {(p["task"], p["blocks"], p["metric"]) for p in points} == {
+        ("words.txt", blocks, metric) for blocks in (4, 6) for metric in ("perplexity", "nll")
+    }
+    assert "words.txt" in done.stderr

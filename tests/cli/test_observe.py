@@ -1,0 +1,136 @@
+"""`buddy observe` and the SLEB options, each as the real command."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.cli import test_cli
+
+folder = test_cli.folder
+run = test_cli.run
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(f"w{2 + (i * i + i // 7) % 95}" for i in range(400)))
+    return str(path)
+
+
+@pytest.mark.parametrize("arguments", [[], ["ranks"], ["context"]])
+def test_help_does_not_import_torch(arguments):
+    test_cli.test_help_does_not_import_torch(["observe", *arguments])
+
+
+def test_ranks_of_every_indicator_and_text(folder, text, tmp_path):
+    out = tmp_path / "ranks.json"
+    arguments = ["--text", text, "--inputs", "5", "--tokens", "12", "--out", str(out)]
+    done = run(
+        "observe", "ranks", folder, "--indicator", "delta-ppl", "--indicator", "taylor", *arguments
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(out)
+    record = json.loads(out.read_text())
+    assert record["kind"] == "observe-ranks"
+    assert record["config"]["inputs"] == 5
+    assert record["command"].startswith("buddy observe ranks")
+    series = record["results"]["series"]
+    assert [(one["indicator"], one["text"]) for one in series] == [
+        ("delta-ppl", text),
+        ("taylor", text),
+    ]
+    for one in series:
+        assert len(one["ranks"]) == 5
+        assert all(sorted(row) == list(range(6)) for row in one["ranks"])
+        assert -1 <= one["agreement"]["spearman_between_inputs"] <= 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ranks.json", "text.txt"]
+
+
+def test_ranks_as_the_context_grows(folder, text, tmp_path):
+    out = tmp_path / "context.json"
+    contexts = ["--from", "8", "--to", "16", "--every", "4", "--inputs", "4"]
+    done = run("observe", "context", folder, *contexts, "--text", text, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert record["kind"] == "observe-context"
+    results = record["results"]
+    assert (results["indicator"], results["text"]) == ("delta-ppl", text)
+    assert results["contexts"] == [8, 12, 16]
+    for name in ("ranks", "stderr"):
+        assert [len(row) for row in results[name]] == [6, 6, 6]
+    assert results["stretches"]["tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ranks", "--indicator", "magic"], "no indicator 'magic'"),
+        (["ranks", "--inputs", "90", "--tokens", "12"], "less than the 90 inputs"),
+        (["ranks", "--tokens", "65"], "do not fit the model's context of 64"),
+        (["context", "--from", "8", "--to", "17", "--every", "4"], "numbers that meet"),
+        (["context", "--from", "8", "--to", "8"], "numbers that meet"),
+        (["context", "--text", "wikitext2", "--from", "8", "--to", "40"], "--data-dir"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(folder, text, tmp_path, arguments, says):
+    source = [] if "--text" in arguments else ["--text", text]
+    out = str(tmp_path / "x.json")
+    done = run("observe", arguments[0], folder, *arguments[1:], *source, "--out", out)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def sleb(folder, text, out, *arguments):
+    windows = ["--text", text, "--tokens", "8", "--windows", "5"]
+    return ["importance", folder, "--indicator", "sleb", *windows, "--out", str(out), *arguments]
+
+
+def test_sleb_removes_as_many_blocks_as_asked(folder, text, tmp_path):
+    orders = []
+    for arguments in ([], ["--rounds", "2"]):
+        out = tmp_path / "order.json"
+        done = run(*sleb(folder, text, out, *arguments))
+        assert done.returncode == 0, done.stderr
+        orders.append(json.loads(out.read_text())["results"]["removal_order"])
+    assert [len(order) for order in orders] == [4, 2]
+    assert orders[0][:2] == orders[1]
+    for arguments, says in (
+        (["--rounds", "5"], "0 to 4 of 6"),
+        (["--protect", "none"], "sleb always keeps the ends"),
+        (["--rounds", "1", "--indicator", "taylor"], "--rounds is for sleb"),
+    ):
+        done = run(*sleb(folder, text, out, *arguments))
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on_and_loses_nothing(folder, text, tmp_path):
+    out, partial = tmp_path / "order.json", tmp_path / ".order.json.partial"
+    # A signal from outside would come at any time; this one comes in the middle of a round.
+    code = f"""
+import os, signal, sys
+sys.argv = ["buddy", *{sleb(folder, text, out)!r}]
+from buddy.importance import cheapest
+visit = cheapest.Losses.unvisited
+def stop(self, candidates, batch):
+    if batch == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    return visit(self, candidates, batch)
+cheapest.Losses.unvisited = stop
+from buddy.cli.main import main
+main()
+"""
+    done = subprocess.run(
+        [*test_cli.BUDDY[:1], "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert "the same command goes on" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert partial.exists()
+    assert not out.exists()
+    assert run(*sleb(folder, text, out)).returncode == 0
+    assert len(json.loads(out.read_text())["results"]["removal_order"]) == 4
+    assert not partial.exists()
