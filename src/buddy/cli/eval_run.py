@@ -185,22 +185,26 @@ def show_points(
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     table.add_column("blocks", justify="right")
     for task, metric in columns:
         table.add_column(f"{task}\n{metric}", justify="right")
+    # Many columns leave room for one error: that of the last, which is the average.
+    bare = set(columns[:-1]) if len(columns) > 4 else set()
     rows: dict[tuple[str, int], dict[tuple[str, str], dict[str, Any]]] = {}
     for point in points:
         row = rows.setdefault((point["label"], point["blocks"]), {})
         row[point["task"], point["metric"]] = point
     for (label, blocks), row in rows.items():
-        cells = [_cell(row[column]) if column in row else "" for column in columns]
+        cells = [
+            _cell(row[column], bare=column in bare) if column in row else "" for column in columns
+        ]
         table.add_row(label, str(blocks), *cells)
     console.print(table)
 
 
-def _cell(point: dict[str, Any]) -> str:
+def _cell(point: dict[str, Any], *, bare: bool) -> str:
     scale = 1.0 if point["metric"] in ("perplexity", "nll") else 100.0
     value = f"{point['value'] * scale:.4g}" if scale == 1.0 else f"{point['value'] * scale:.1f}"
     error = point.get("stderr")
-    return value if error is None else f"{value} ± {error * scale:.2g}"
+    return value if error is None or bare else f"{value} ± {error * scale:.2g}"
