@@ -12,7 +12,10 @@ LABELS = {
     "taylor": "Shortened LLaMA, Taylor, no block protected",
     "taylor+": "Shortened LLaMA, Taylor+",
     "shortgpt": "ShortGPT",
-    "prior": "untrained prior (shipped)",
+    "cosine": "cosine of the summary",
+    "fisher": "Fisher",
+    "grad-norm": "gradient norm",
+    "prior": "untrained prior (shipped: cosine)",
     "random": "random, another set for every input",
 }
 
@@ -23,12 +26,22 @@ def main():
     parser.add_argument("tasks", type=Path)
     parser.add_argument("ppl", type=Path)
     args = parser.parse_args()
-    print(table(args.tasks, "average", "acc", 100.0, "{:.1f} ± {:.1f}"))
+    print(accuracy_table(args.tasks))
     print()
-    print(table(args.ppl, "wikitext2", "perplexity", 1.0, "{:.4g} ± {:.2g}"))
+    print(perplexity_table(args.ppl))
 
 
-def table(path, task, metric, scale, form):
+def accuracy_table(path):
+    """The eight tasks' average, in percent."""
+    return table(path, "average", "acc", 100.0)
+
+
+def perplexity_table(path):
+    """On WikiText-2."""
+    return table(path, "wikitext2", "perplexity", 1.0)
+
+
+def table(path, task, metric, scale):
     """One row a method, one column a number of removed blocks."""
     points = [
         point
@@ -44,9 +57,15 @@ def table(path, task, metric, scale, form):
     for label, title in LABELS.items():
         row = [cells.get(("full", count)) or cells.get((label, count)) for count in removed]
         if any((label, count) in cells for count in removed):
-            shown = [form.format(p["value"] * scale, p["stderr"] * scale) if p else "" for p in row]
+            shown = [cell(p["value"] * scale, p["stderr"] * scale) if p else "" for p in row]
             lines.append(f"| {title} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
+
+
+def cell(value, error):
+    """With as many digits as the error bears."""
+    digits = 1 if value < 200 else 0
+    return f"{value:,.{digits}f} ± {error:,.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The pages' Python blocks run, a page's in one namespace, and their links lead somewhere."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,11 @@ def test_python_blocks_run(page):
 def test_links_lead_somewhere(page):
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_tables_of_static_methods_are_those_of_the_records():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "static_table.py"))
+    page = (ROOT / "docs" / "measuring.md").read_text()
+    results = ROOT / "results" / "eval"
+    assert tables["accuracy_table"](results / "static-tasks.json") in page
+    assert tables["perplexity_table"](results / "static-ppl.json") in page

