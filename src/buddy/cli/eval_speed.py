@@ -63,6 +63,7 @@ def speed(
     from buddy.cli.display import stderr
     from buddy.cli.speed_table import show_speed
     from buddy.engine.step import check_reroute
+    from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.speed import SpeedConfig, check_context
     from buddy.results import RunRecord, check_writable
 
@@ -76,7 +77,7 @@ def speed(
     )
     console = stderr()
     loaded = _load(model, kv_policy, threads, console)
-    conditions = _conditions(loaded, policy or [], budget)
+    conditions = plan_conditions(loaded, policy or [], budget)
     check_context(loaded, context, new_tokens)
     shape = (rounds, batch, context)
     if text is None:
@@ -118,25 +119,6 @@ def _load(
         return BuddyForCausalLM.from_pretrained(
             model, kv_policy=kv_policy, merge_adapter=True, on_progress=on_progress
         )
-
-
-def _conditions(
-    model: "BuddyForCausalLM", policies: list[str], budgets: list[str]
-) -> list["Condition"]:
-    """What is compared; refuses a depth that no policy can be measured at."""
-    from buddy.errors import PolicyError
-    from buddy.evaluation.conditions import plan_conditions
-
-    conditions = plan_conditions(model, policies, budgets)
-    asked = {model.resolve_budgets(one, 1)[0] for one in budgets}
-    missing = sorted(asked - {condition.blocks for condition in conditions})
-    if missing:
-        raise PolicyError(
-            f"policy full runs all {model.num_blocks} blocks, so {missing[0]} blocks cannot be "
-            "timed: name another, such as --policy random, or measure an order with buddy "
-            "importance"
-        )
-    return conditions
 
 
 def _random_prompts(vocab: int, shape: tuple[int, int, int], seed: int) -> "Tensor":
