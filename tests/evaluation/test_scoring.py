@@ -24,7 +24,8 @@ def naive_score(model, routed, whole, answer, blocks):
     keys, values = naive_context(backbone, seen, policy.context_layer)
     counted = torch.ones(1, len(seen), dtype=torch.bool)
     state = policy.observe(None, Observation(seen[None], counted, keys, values))
-    mask = select_blocks(policy.scores(state), torch.tensor([blocks]), pinned=policy.pinned).mask
+    budget = torch.tensor([blocks])
+    mask = select_blocks(policy.scores(state, budget), budget, pinned=policy.pinned).mask
     fed = torch.tensor(whole[:-1])
     hidden = naive_hidden(backbone, fed, mask.expand(len(fed), -1), "project")
     logprobs = backbone.logits(hidden).float().log_softmax(-1)[-len(answer) :]

@@ -37,16 +37,16 @@ def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources
     policy = build_policy(SPECS[name], resources)
     seen, more = observation(3, 5), observation(3, 1, seed=1)
     batch = policy.observe(policy.observe(None, seen), more)
-    scores = policy.scores(batch)
-    assert scores.shape == (3, NUM_BLOCKS)
     blocks = torch.full((3,), NUM_BLOCKS if name == "full" else 4)
+    scores = policy.scores(batch, blocks)
+    assert scores.shape == (3, NUM_BLOCKS)
     plan = select_blocks(scores, blocks, pinned=policy.pinned)
-    picked = policy.scores(batch.select_rows(torch.tensor([2, 0])))
+    picked = policy.scores(batch.select_rows(torch.tensor([2, 0])), blocks[:2])
     assert torch.equal(picked, scores[[2, 0]])
     for row in range(3):
         alone = policy.observe(None, _row(seen, row))
         alone = policy.observe(alone, _row(more, row))
-        mine = select_blocks(policy.scores(alone), blocks[:1], pinned=policy.pinned)
+        mine = select_blocks(policy.scores(alone, blocks[:1]), blocks[:1], pinned=policy.pinned)
         assert mine.keys[0] == plan.keys[row]
     assert policy.describe()
 
@@ -67,7 +67,7 @@ def test_static_ties_remove_the_deeper_block_first():
 
 def test_a_static_set_is_never_exceeded(resources):
     policy = build_policy("static:2,3", resources)
-    scores = policy.scores(policy.observe(None, observation(1, 2)))
+    scores = policy.scores(policy.observe(None, observation(1, 2)), torch.tensor([4]))
     assert select_blocks(scores, torch.tensor([4]), pinned=policy.pinned).keys == ((0, 1, 4, 5),)
     assert select_blocks(scores, torch.tensor([5]), pinned=policy.pinned).keys == ((0, 1, 3, 4, 5),)
     with pytest.raises(BudgetError, match="4 of the 6 blocks always run"):
@@ -80,7 +80,8 @@ def test_random_depends_on_seed_tokens_and_step_but_not_on_pads(resources):
 
     def scores(seed, ids, counted):
         policy = build_policy(f"random:{seed}", resources)
-        return policy.scores(policy.observe(None, Observation(ids, counted)))
+        state = policy.observe(None, Observation(ids, counted))
+        return policy.scores(state, torch.tensor([4]))
 
     base = scores(1, ids, counted)
     assert torch.equal(base, scores(1, ids, counted))
@@ -96,7 +97,7 @@ def test_random_scores_are_uniform_over_blocks(resources):
     ids = torch.arange(4000)[:, None]
     state = policy.observe(None, Observation(ids, torch.ones_like(ids, dtype=torch.bool)))
     blocks = torch.full((4000,), 4)
-    rates = select_blocks(policy.scores(state), blocks).mask.float().mean(0)
+    rates = select_blocks(policy.scores(state, blocks), blocks).mask.float().mean(0)
     # Each of 4 middle blocks runs in half the plans; 4000 draws have a standard error of 0.008.
     assert torch.allclose(rates[1:-1], torch.tensor(0.5), atol=0.04)
 

@@ -25,7 +25,7 @@ class ScriptedPolicy:
     def observe(self, state, seen):
         return BatchSize.of(seen)
 
-    def scores(self, state):
+    def scores(self, state, blocks):
         return torch.tensor(self.script.pop(0))
 
     def describe(self):

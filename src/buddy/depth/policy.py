@@ -59,8 +59,8 @@ class DepthPolicy(Protocol):
         """Take in new tokens; `state` is None for the first ones of a batch."""
         ...
 
-    def scores(self, state: Any) -> Float[Tensor, "batch blocks"]:
-        """Higher is kept."""
+    def scores(self, state: Any, blocks: Int[Tensor, " batch"]) -> Float[Tensor, "batch blocks"]:
+        """Higher is kept; `blocks` is each row's budget, which most methods do not look at."""
         ...
 
     def describe(self) -> str:

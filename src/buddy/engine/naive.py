@@ -111,7 +111,8 @@ def naive_decode(
             counted = torch.ones_like(seen, dtype=torch.bool)[None]
             route = policy.observe(None, Observation(seen[None], counted, keys, values))
             budget = torch.tensor([blocks], device=seen.device)
-            plan = select_blocks(policy.scores(route), budget, pinned=policy.pinned).mask[0]
+            scores = policy.scores(route, budget)
+            plan = select_blocks(scores, budget, pinned=policy.pinned).mask[0]
         plans.append(plan)
         repeats = torch.tensor([prompt_tokens] + [1] * step, device=plan.device)
         runs = torch.stack(plans).repeat_interleave(repeats, dim=0)  # [T, L]

@@ -107,7 +107,7 @@ def make_plan(policy: DepthPolicy, route: object, step: Step) -> DepthPlan:
     if all(blocks == policy.num_blocks for blocks in step.budgets):
         return DepthPlan.full(batch, policy.num_blocks, device)
     blocks = torch.tensor(step.budgets, device=device)
-    return select_blocks(policy.scores(route), blocks, pinned=policy.pinned)
+    return select_blocks(policy.scores(route, blocks), blocks, pinned=policy.pinned)
 
 
 def _next_plan(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:

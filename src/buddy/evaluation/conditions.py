@@ -43,7 +43,7 @@ class Condition:
         if not isinstance(state, BatchSize):  # it remembers something of the input
             return None
         budget = torch.tensor([self.blocks])
-        plan = select_blocks(self.policy.scores(state), budget, pinned=self.policy.pinned)
+        plan = select_blocks(self.policy.scores(state, budget), budget, pinned=self.policy.pinned)
         return plan.keys[0]
 
     def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
@@ -31,7 +31,9 @@ class FullPolicy:
         """Nothing but the batch size matters."""
         return BatchSize.of(seen)
 
-    def scores(self, state: BatchSize) -> Float[Tensor, "batch blocks"]:
+    def scores(
+        self, state: BatchSize, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
         """All zero."""
         return torch.zeros(state.rows, self.num_blocks, device=state.device)
 

@@ -66,7 +66,9 @@ class RandomPolicy:
         hashed = _mix(seen.token_ids.long() * _MULTIPLIERS[0] + place) * seen.counted
         return Fingerprint(state.value + hashed.sum(1), state.count + seen.counted.sum(1))
 
-    def scores(self, state: Fingerprint) -> Float[Tensor, "batch blocks"]:
+    def scores(
+        self, state: Fingerprint, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
         """Uniform in [0, 1)."""
         blocks = torch.arange(1, self.num_blocks + 1, device=state.value.device)
         mixed = _mix(_mix(state.value + self.seed)[:, None] + blocks * _MULTIPLIERS[0])

@@ -1,6 +1,6 @@
 """Buddy's own policy: the trained router's scores."""
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -37,7 +37,9 @@ class RoutedPolicy:
         """Add new tokens to the running summary."""
         return self.router.observe(state, seen)
 
-    def scores(self, state: ContextState) -> Float[Tensor, "batch blocks"]:
+    def scores(
+        self, state: ContextState, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
         """The middle blocks' fused scores; pinned blocks need none."""
         return pad(self.router.scores(state), (1, 1))
 

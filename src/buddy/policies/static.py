@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
@@ -86,7 +86,9 @@ class StaticPolicy:
         """Nothing but the batch size matters."""
         return BatchSize.of(seen)
 
-    def scores(self, state: BatchSize) -> Float[Tensor, "batch blocks"]:
+    def scores(
+        self, state: BatchSize, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
         """Place in the removal order: the later, the higher."""
         return self._scores.to(state.device).expand(state.rows, -1)
 
