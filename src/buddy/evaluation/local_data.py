@@ -1,11 +1,10 @@
 """Benchmark data in a local folder, in place of the hub: JSON lines in lm-eval's field names."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from buddy.errors import DataError
+from buddy.instructions.rows import Row, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +55,10 @@ LOCAL_TASKS: Final = {
 }
 
 
-def read_rows(data_dir: Path, folder: str, split: str, fields: tuple[str, ...]) -> list[Any]:
+def read_split(data_dir: Path, folder: str, split: str, fields: tuple[str, ...]) -> list[Row]:
     """The rows of one split.
 
     Raises:
         DataError: The file is missing or empty, or a row is no JSON or lacks a field.
     """
-    path = data_dir / folder / f"{split}.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}; expected a file of JSON lines with the fields "
-            f"{', '.join(fields)}"
-        ) from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}, is no JSON: {error}") from error
-        missing = [name for name in fields if not isinstance(row, dict) or name not in row]
-        if missing:
-            raise DataError(
-                f"{path}, line {number}, has no field {', '.join(missing)}: expected "
-                f"{', '.join(fields)}"
-            )
-        rows.append(row)
-    if not rows:
-        raise DataError(f"{path} is empty: expected one JSON object a line")
-    return rows
+    return read_rows(data_dir / folder / f"{split}.jsonl", fields)

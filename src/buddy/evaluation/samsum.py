@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from buddy.errors import DataError
-from buddy.evaluation.local_data import read_rows
+from buddy.evaluation.local_data import read_split
 
 INSTRUCTION: Final = "Summarize the following dialogue in one or two short sentences."
 HUB_ID: Final = "knkarthick/samsum"
@@ -37,7 +37,7 @@ def read_dialogues(
     Raises:
         DataError: The data is missing, empty, or lacks a field.
     """
-    rows = read_rows(data_dir, "samsum", split, _FIELDS) if data_dir else _from_hub(split)
+    rows = read_split(data_dir, "samsum", split, _FIELDS) if data_dir else _from_hub(split)
     dialogues = [Dialogue(str(row["id"]), row["dialogue"], row["summary"]) for row in rows]
     if limit is None or limit >= len(dialogues):
         return dialogues

@@ -13,7 +13,7 @@ from buddy.errors import DataError
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.harness import BuddyLM
-from buddy.evaluation.local_data import LOCAL_TASKS, read_rows
+from buddy.evaluation.local_data import LOCAL_TASKS, read_split
 
 COMMONSENSE: Final = {
     "openbookqa": "acc_norm",
@@ -92,10 +92,10 @@ def _local_specs(
             f"no local data for task {name!r}: --data-dir serves {', '.join(LOCAL_TASKS)}; leave "
             "it out to take data from the hub"
         )
-    splits = {local.split: read_rows(data_dir, local.folder, local.split, local.fields)}
+    splits = {local.split: read_split(data_dir, local.folder, local.split, local.fields)}
     wants_shots = bool(fewshot) or name in ("gsm8k", "mmlu")
     if wants_shots and local.shots:
-        splits[local.shots] = read_rows(data_dir, local.folder, local.shots, local.fields)
+        splits[local.shots] = read_split(data_dir, local.folder, local.shots, local.fields)
     # A split that is not there must not be asked for.
     absent = {f"{kind}_split": None for kind, split in _SPLITS.items() if split not in splits}
     if name != "mmlu":

@@ -1,0 +1,1 @@
+"""Training: stage 1 (LoRA and router together), stage 2 (Budget Predictor)."""
