@@ -1,0 +1,103 @@
+"""Batches: which examples each step sees, fixed by the seed alone, whoever computes them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from buddy.instructions.examples import Example
+
+_GROUP = 50
+"""Batches whose examples are sorted by length together: little padding, still well mixed."""
+_ROUND = 16
+"""Rows are padded to a multiple of this: fewer shapes to prepare a matrix product for."""
+
+
+def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[int]]:
+    """All examples once, in batches of similar length.
+
+    Args:
+        examples: Of which `order_of_epoch` gives the places.
+        batch_size: Examples a batch; what is left over at the end is dropped.
+        seed: Fixes the order; use another for each epoch.
+    """
+    draw = random.Random(seed)
+    places = list(range(len(examples)))
+    draw.shuffle(places)
+    batches = []
+    for start in range(0, len(places), _GROUP * batch_size):
+        group = places[start : start + _GROUP * batch_size]
+        group.sort(key=lambda place: examples[place].num_tokens)
+        batches += [group[at : at + batch_size] for at in range(0, len(group), batch_size)]
+    batches = [batch for batch in batches if len(batch) == batch_size]
+    draw.shuffle(batches)
+    return batches
+
+
+class BatchOrder:
+    """The batch of any step, computed from the seed: resuming needs no sampler state."""
+
+    def __init__(self, examples: Sequence[Example], batch_size: int, seed: int) -> None:
+        self.examples = examples
+        self.per_epoch = len(order_of_epoch(examples, batch_size, 0))
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._batches: list[list[int]] = []
+
+    def __getitem__(self, step: int) -> list[Example]:
+        """The examples of a step, counted from 0 over all epochs."""
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._batches = order_of_epoch(
+                self.examples, self._batch_size, self._seed * 1_000_003 + epoch
+            )
+            self._epoch = epoch
+        return [self.examples[at] for at in self._batches[place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples side by side, padded on the right.
+
+    Attributes:
+        token_ids: Prompt, answer, pads.
+        is_prompt: What a route may see.
+        rows: Row of each position whose next token is part of an answer.
+        columns: Column of each such position.
+        targets: The answer tokens.
+    """
+
+    token_ids: Int[Tensor, "batch tokens"]
+    is_prompt: Bool[Tensor, "batch tokens"]
+    rows: Int[Tensor, " answers"]
+    columns: Int[Tensor, " answers"]
+    targets: Int[Tensor, " answers"]
+
+    @property
+    def answer_tokens(self) -> Int[Tensor, " batch"]:
+        """Length of each row's answer."""
+        return torch.bincount(self.rows, minlength=len(self.token_ids))
+
+
+def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
+    """Lay examples side by side. Pads stand right, so no causal token ever sees one."""
+    longest = max(example.num_tokens for example in examples)
+    width = -(-longest // _ROUND) * _ROUND
+    token_ids = torch.zeros(len(examples), width, dtype=torch.long)
+    is_prompt = torch.zeros_like(token_ids, dtype=torch.bool)
+    rows: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
+    for row, example in enumerate(examples):
+        prompt, answer = len(example.prompt), len(example.answer)
+        token_ids[row, : prompt + answer] = torch.tensor(example.prompt + example.answer)
+        is_prompt[row, :prompt] = True
+        rows += [row] * answer
+        columns += range(prompt - 1, prompt + answer - 1)
+        targets += example.answer
+    places = (torch.tensor(one, device=device) for one in (rows, columns, targets))
+    return Batch(token_ids.to(device), is_prompt.to(device), *places)

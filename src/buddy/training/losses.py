@@ -1,0 +1,70 @@
+"""Answer loss: logits at answer positions alone, a few at a time, their gradient made at once."""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.models.backbone import Backbone
+
+_HEAD_TOKENS = 128
+"""Positions whose logits are held at once."""
+
+
+class _AnswerLosses(torch.autograd.Function):
+    """Negative log-likelihoods; keeps the gradient of the residual in place of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, backbone: Backbone) -> Tensor:
+        losses: list[Tensor] = []
+        slopes: list[Tensor] = []
+        needs_slope = hidden.requires_grad
+        parts = torch.split(hidden, _HEAD_TOKENS), torch.split(targets, _HEAD_TOKENS)
+        for part, target in zip(*parts, strict=True):
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_(needs_slope)
+                logits = backbone.logits(leaf)
+            with torch.no_grad():
+                wide = logits.float()
+                log_sum = wide.logsumexp(1)
+                chosen = wide.gather(1, target[:, None])[:, 0]
+                losses.append(log_sum - chosen)
+                if needs_slope:
+                    slope = wide.sub_(log_sum[:, None]).exp_()
+                    slope[torch.arange(len(target), device=target.device), target] -= 1
+            if needs_slope:
+                slopes += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))
+        if needs_slope:
+            ctx.save_for_backward(torch.cat(slopes))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *by_loss: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return (slope * by_loss[0][:, None]).to(slope.dtype), None, None
+
+
+def answer_losses(
+    backbone: Backbone,
+    hidden: Float[Tensor, "answers hidden"],
+    targets: Int[Tensor, " answers"],
+) -> Float[Tensor, " answers"]:
+    """Negative log-likelihood of each answer token, in nats, float32.
+
+    The head and the final norm are frozen: their weights get no gradient.
+
+    Args:
+        backbone: Whose head is used.
+        hidden: The residual after the last block, where the next token is part of an answer.
+        targets: Those tokens.
+    """
+    return cast(Tensor, _AnswerLosses.apply(hidden, targets, backbone))  # type: ignore[no-untyped-call]
+
+
+def mean_by_row(
+    losses: Float[Tensor, " answers"], rows: Int[Tensor, " answers"], batch: int
+) -> Float[Tensor, " batch"]:
+    """Each row's mean over its answer."""
+    total = losses.new_zeros(batch).index_add(0, rows, losses)
+    return total / torch.bincount(rows, minlength=batch).clamp(min=1)

@@ -1,0 +1,120 @@
+"""The state of a run in one file, from which it goes on to the same result: safetensors alone.
+
+One file is written under a temporary name and renamed, so a kill at any moment leaves the last
+state whole.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from buddy.errors import TrainingError
+
+_KEY = "buddy"
+
+
+def save_state(
+    path: Path,
+    *,
+    identity: dict[str, Any],
+    step: int,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write the state after `step` steps.
+
+    Args:
+        path: Replaced at once or not at all.
+        identity: All that the result depends on; a run of another identity refuses the state.
+        step: Steps done.
+        parameters: What is trained.
+        optimizer: Over these parameters, in this order.
+        extra: Plain values to carry along.
+
+    Raises:
+        TrainingError: It cannot be written; the state before is intact.
+    """
+    tensors = {f"parameter.{name}": value.detach() for name, value in parameters.items()}
+    names = list(parameters)
+    for place, moments in optimizer.state_dict()["state"].items():
+        for name, value in moments.items():
+            tensors[f"optimizer.{names[place]}:{name}"] = torch.as_tensor(value)
+    about = {"identity": identity, "step": step, "extra": extra or {}}
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        save_file(
+            {name: value.contiguous().cpu() for name, value in tensors.items()},
+            staging,
+            metadata={_KEY: json.dumps(about, sort_keys=True)},
+        )
+        os.replace(staging, path)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"the training state {path} cannot be written: {error}; the state before is intact: "
+            "make room and run the same command with --resume"
+        ) from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def load_state(
+    path: Path,
+    *,
+    identity: dict[str, Any],
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> tuple[int, dict[str, Any]]:
+    """Put a saved state into parameters and optimiser.
+
+    Returns:
+        Steps done, and the plain values that were carried along.
+
+    Raises:
+        TrainingError: It is damaged, or belongs to another run.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()[_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        saved, step, extra = about["identity"], int(about["step"]), dict(about["extra"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"the training state {path} is damaged ({error}): delete it to start again"
+        ) from error
+    _check_identity(path, saved, identity)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"parameter.{name}"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for place, name in enumerate(parameters):
+        prefix = f"optimizer.{name}:"
+        moments = {
+            key.removeprefix(prefix): value
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+        if moments:
+            state[place] = moments
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return step, extra
+
+
+def _check_identity(path: Path, saved: Any, wanted: dict[str, Any]) -> None:
+    # As JSON gives it back, tuples are lists.
+    expected = json.loads(json.dumps(wanted))
+    if saved == expected:
+        return
+    differs = sorted(key for key in {*saved, *expected} if saved.get(key) != expected.get(key))
+    raise TrainingError(
+        f"{path} is the state of another run ({', '.join(differs)} differ): run it with the recipe "
+        "it was begun with, or name another --out"
+    )
