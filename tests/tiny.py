@@ -11,6 +11,7 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from buddy import BuddyForCausalLM
+from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.context import PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 
@@ -83,11 +84,29 @@ def random_router(model, *, seed=1, scale=3.0, prior=None, **planner):
     return router
 
 
-def tiny_buddy(name="llama", *, attention="sdpa", policy=None, kv_policy="lazy", **planner):
-    """A tiny model with a random router."""
+def random_predictor(router, *, seed=2, scale=3.0, rank=8):
+    """A predictor whose choice really depends on the input."""
+    torch.manual_seed(seed)
+    predictor = BudgetPredictor(router.config, BudgetPredictorConfig(rank=rank))
+    with torch.no_grad():
+        for parameter in predictor.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (scale if parameter.ndim > 1 else 0.1))
+    return predictor
+
+
+def tiny_buddy(
+    name="llama", *, attention="sdpa", policy=None, kv_policy="lazy", predictor=False, **planner
+):
+    """A tiny model with a random router, and a random predictor if asked."""
     model = tiny_model(name, attention=attention)
     router = random_router(model, **planner)
-    return BuddyForCausalLM(model, router=router, policy=policy, kv_policy=kv_policy)
+    return BuddyForCausalLM(
+        model,
+        router=router,
+        predictor=random_predictor(router) if predictor else None,
+        policy=policy,
+        kv_policy=kv_policy,
+    )
 
 
 def random_ids(rows, tokens, *, seed=0):

@@ -8,7 +8,9 @@ BuddyError
 │   ├── FetchError        a download that failed or arrived broken
 │   ├── FamilyError       an architecture with no row in the family table
 │   └── CheckpointError   a missing, truncated, foreign or unsafe checkpoint
-├── DataError         evaluation data or a task that cannot be found or understood
+├── DataError         training or evaluation data, or a task, that cannot be understood
+├── RecipeError       a training recipe with an unknown key or a wrong value
+├── TrainingError     a training run that cannot go on: NaN loss, full disk, foreign state
 └── ResultError       a record that cannot be written or read
 
 Each message says what is wrong, what was expected, what was got, and what to do. All of them are
@@ -49,7 +51,15 @@ class CheckpointError(ModelError):
 
 
 class DataError(BuddyError):
-    """Evaluation data, or a task, that cannot be found or understood."""
+    """Training or evaluation data, or a task, that cannot be found or understood."""
+
+
+class RecipeError(BuddyError):
+    """A training recipe with an unknown key or a wrong value."""
+
+
+class TrainingError(BuddyError):
+    """A training run that cannot go on: a NaN loss, a full disk, a state of another run."""
 
 
 class ResultError(BuddyError):

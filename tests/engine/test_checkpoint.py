@@ -11,7 +11,7 @@ from buddy import BuddyForCausalLM
 from buddy.engine.manifest import base_fingerprint
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
-from tests.tiny import random_ids, random_router, tiny_model
+from tests.tiny import random_ids, random_predictor, random_router, tiny_model
 
 IDS = random_ids(3, 9)
 
@@ -49,6 +49,46 @@ def test_round_trip_with_router_and_prior(routed, tmp_path):
     assert loaded.kv_policy == "mask"
     assert torch.equal(loaded.prior, routed.prior)
     assert len(set(before[1])) > 1
+
+
+def test_round_trip_with_a_predictor(routed, tmp_path):
+    routed.save_pretrained(tmp_path / "old")
+    routed.predictor = random_predictor(routed.router, rank=5)
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    assert loaded.predictor.config.rank == 5
+    assert loaded.predictor.down.weight.dtype == torch.float32
+    for name, parameter in routed.predictor.named_parameters():
+        assert torch.equal(loaded.predictor.get_parameter(name), parameter)
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        before = routed(IDS, budget="auto").executed_blocks.tolist()
+        assert loaded(IDS, budget="auto").executed_blocks.tolist() == before
+    assert len(set(before)) > 1
+
+
+def test_a_checkpoint_older_than_the_predictor_still_loads(routed, tmp_path):
+    routed.save_pretrained(tmp_path / "model")
+    _manifest(lambda m: m.pop("predictor"))(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.predictor is None
+    assert torch.equal(logits(loaded)[0], logits(routed)[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(router=None),
+        lambda m: m["predictor"].update(rank=9),
+        lambda m: m["predictor"].update(extra=1),
+    ],
+)
+def test_a_spoilt_predictor_is_refused(routed, tmp_path, change):
+    routed.predictor = random_predictor(routed.router)
+    routed.save_pretrained(tmp_path / "model")
+    _manifest(change)(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "model")
 
 
 @pytest.mark.parametrize("merge", [False, True])

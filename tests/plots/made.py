@@ -165,6 +165,19 @@ def sleb_record(num_blocks=L):
     return record("importance-sleb", {"removal_order": order, "nll": nll}, protect="ends")
 
 
+def predictor_record(steps=range(500, 10_001, 500), lambda_cost=0.05):
+    curve = {
+        "step": list(steps),
+        "loss": [0.02 * (-1) ** i - 0.03 for i, _ in enumerate(steps)],
+        "reward": [-9.0 + 1.2 * (1 - 0.8**i) for i, _ in enumerate(steps)],
+        "cross_entropy": [1.8 - 0.24 * (1 - 0.8**i) for i, _ in enumerate(steps)],
+        "entropy": [3.33 * 0.9**i for i, _ in enumerate(steps)],
+    }
+    results = {"curve": curve, "evaluation": {"constant_reward": -7.5}}
+    grpo = {"samples": 4, "lambda_perf": 5.0, "lambda_cost": lambda_cost}
+    return record("training-budget", results, grpo=grpo, optim={"steps": 10_000})
+
+
 EXAMPLES = {
     "accuracy": [tasks_record()],
     "perplexity": [perplexity_record()],
@@ -174,4 +187,5 @@ EXAMPLES = {
     "speed": [speed_record()],
     "breakdown": [speed_record()],
     "importance": [importance_record("taylor"), importance_record("delta-ppl"), sleb_record()],
+    "predictor": [predictor_record(), predictor_record(lambda_cost=1.0)],
 }

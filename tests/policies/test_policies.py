@@ -1,15 +1,26 @@
 """One suite for every policy."""
 
+import json
+
 import pytest
 import torch
 
 from buddy.depth.policy import Observation, PolicyResources, build_policy, policy_names
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
+from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 from tests.tiny import NUM_BLOCKS, random_router, tiny_model
 
-SPECS = {"full": "full", "random": "random:3", "static": "static", "routed": "routed"}
+SPECS = {
+    "full": "full",
+    "random": "random:3",
+    "static": "static",
+    "routed": "routed",
+    "searched": "searched:RECORD",
+}
+SETS = {"3": [0, 4, 5], "5": [0, 1, 2, 3, 5]}
+ORDER = [4, 1, 3, 2]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +43,17 @@ def test_every_registered_policy_is_tested():
     assert set(SPECS) == set(policy_names())
 
 
+@pytest.fixture
+def record(tmp_path):
+    path = tmp_path / "sets.json"
+    results = {"sets": SETS, "removal_order": ORDER}
+    path.write_text(json.dumps({"kind": "searched", "config": {}, "results": results}))
+    return path
+
+
 @pytest.mark.parametrize("name", SPECS)
-def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources):
-    policy = build_policy(SPECS[name], resources)
+def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources, record):
+    policy = build_policy(SPECS[name].replace("RECORD", str(record)), resources)
     seen, more = observation(3, 5), observation(3, 1, seed=1)
     batch = policy.observe(policy.observe(None, seen), more)
     blocks = torch.full((3,), NUM_BLOCKS if name == "full" else 4)
@@ -74,6 +93,64 @@ def test_a_static_set_is_never_exceeded(resources):
         select_blocks(scores, torch.tensor([3]), pinned=policy.pinned)
 
 
+def blocks_of(policy, *budgets):
+    """What runs at these budgets, in one batch."""
+    state, blocks = policy.observe(None, observation(len(budgets), 2)), torch.tensor(budgets)
+    return select_blocks(policy.scores(state, blocks), blocks, pinned=policy.pinned).keys
+
+
+def test_searched_sets_run_at_their_depths_and_grow_between_them(resources, record):
+    policy = build_policy(f"searched:{record}", resources)
+    assert policy.pinned == (0, 5)
+    # 2: no smaller set, so the order alone. 4: the set of 3, and the last block to go. 5: a set
+    # that the one of 3 is no part of. 6: all.
+    assert blocks_of(policy, 2, 3, 4, 5, 6) == (
+        (0, 5),
+        (0, 4, 5),
+        (0, 2, 4, 5),
+        (0, 1, 2, 3, 5),
+        (0, 1, 2, 3, 4, 5),
+    )
+    assert blocks_of(policy, 5) == ((0, 1, 2, 3, 5),)
+    one = SearchedPolicy({5: [0, 1, 2, 4, 5]}, ORDER, NUM_BLOCKS)
+    assert blocks_of(one, 3, 4, 5) == ((0, 2, 5), (0, 2, 3, 5), (0, 1, 2, 4, 5))
+    assert policy.describe() == "searched sets of 3, 5 blocks, searched sets.json"
+
+
+@pytest.mark.parametrize(
+    ("sets", "order", "says"),
+    [
+        ({3: [0, 5]}, ORDER, "must name 3 blocks"),
+        ({3: [0, 5, 5]}, ORDER, "each once"),
+        ({3: [0, 5, 6]}, ORDER, "from 0 to 5"),
+        ({3: [0, 1, 2]}, ORDER, "lacks block 5"),
+        ({4: [0, 1, 4, 5]}, [1, 4], "lacks block 2"),
+        ({3: [0, 4, 5]}, [4, 4], "each block once"),
+    ],
+)
+def test_a_searched_set_that_is_no_set_of_its_depth_is_refused(sets, order, says):
+    with pytest.raises(PolicyError, match=says):
+        SearchedPolicy(sets, order, NUM_BLOCKS)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"removal_order": ORDER},
+        {"sets": SETS},
+        {"sets": {}, "removal_order": ORDER},
+        {"sets": {"three": [0, 4, 5]}, "removal_order": ORDER},
+        {"sets": {"3": [0, True, 5]}, "removal_order": ORDER},
+        {"sets": [[0, 4, 5]], "removal_order": ORDER},
+    ],
+)
+def test_a_record_without_searched_sets_is_refused(resources, tmp_path, results):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"kind": "searched", "config": {}, "results": results}))
+    with pytest.raises(PolicyError, match="no sets and removal_order"):
+        build_policy(f"searched:{path}", resources)
+
+
 def test_random_depends_on_seed_tokens_and_step_but_not_on_pads(resources):
     seen = observation(1, 6)
     ids, counted = seen.token_ids, seen.counted
@@ -105,11 +182,13 @@ def test_random_scores_are_uniform_over_blocks(resources):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nonsense", "expected one of full, random, routed, static"),
+        ("nonsense", "expected one of full, random, routed, searched, static"),
         ("random:x", "whole number"),
         ("static:1,x", "block numbers"),
         ("static:1,1", "each block once"),
         ("static:9", "from 0 to 5"),
+        ("searched", "takes a record"),
+        ("searched:3,1", "takes a record"),
         ("full:1", "no argument"),
         ("routed:1", "no argument"),
     ],

@@ -3,13 +3,13 @@
 import sys
 
 from buddy.cli import options
-from buddy.models.presets import DEFAULT_MODEL
+from buddy.models.presets import ROUTED_MODEL
 
 _HELP = "/budget 0.5 changes the budget · /reset forgets the conversation · /exit leaves"
 
 
 def chat(
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = ROUTED_MODEL,
     budget: options.Budget = None,
     max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
     temperature: options.Temperature = 0.0,
@@ -49,7 +49,8 @@ def chat(
                 wanted = line.removeprefix("/budget").strip() or None
                 blocks = speaker.check_budget(wanted)
                 budget = wanted
-                console.print(f"{blocks} of {speaker.model.num_blocks} blocks", style="dim")
+                allowed = "auto: chosen for each turn, up to" if blocks is None else f"{blocks} of"
+                console.print(f"{allowed} {speaker.model.num_blocks} blocks", style="dim")
                 continue
             if line.startswith("/"):
                 console.print(_HELP, style="dim")

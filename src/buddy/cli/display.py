@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from buddy.depth.budget import AUTO
 from buddy.errors import PromptError
 from buddy.models.progress import Progress as OnProgress
 
@@ -95,6 +96,8 @@ def show_summary(
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
     asked = "full depth" if budget is None else f"budget {budget}"
+    if budget is not None and budget.strip().lower() == AUTO:
+        asked = f"auto: {trace.steps[0].executed[0]} of {trace.num_blocks} blocks"
     plans = f"{trace.distinct_plans} distinct plan{'s' if trace.distinct_plans != 1 else ''}"
     run = f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks per token"
     decode = trace.decode_tokens_per_s

@@ -38,7 +38,9 @@ Out = Annotated[
 Budgets = Annotated[
     list[str] | None,
     typer.Option(
-        "--budget", "-b", help='Repeat for several: 0.75, 75%, "18 blocks". Full depth if none.'
+        "--budget",
+        "-b",
+        help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto. Full depth if none.',
     ),
 ]
 Policies = Annotated[
@@ -82,7 +84,8 @@ class EvalRun:
 
     def show(self, condition: "Condition") -> None:
         """Say which condition is running."""
-        self.bar.update(self.task, description=f"{condition.label} {condition.blocks} blocks")
+        depth = "" if condition.is_auto else f" {condition.blocks} blocks"
+        self.bar.update(self.task, description=f"{condition.label}{depth}")
 
     def advance(self, samples: int = 1) -> None:
         """Move the bar on."""
@@ -97,6 +100,7 @@ def eval_run(
     policies: Sequence[str] | None,
     budgets: Sequence[str] | None,
     config: dict[str, Any],
+    auto: bool = False,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
 
@@ -106,6 +110,7 @@ def eval_run(
         policies: To compare; the model's own if none.
         budgets: To compare them at; full depth if none.
         config: All settings that samples depend on, and `limit`.
+        auto: Whether the Budget Predictor may choose: what is measured are prompts.
 
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
@@ -121,7 +126,7 @@ def eval_run(
         loaded = BuddyForCausalLM.from_pretrained(
             model, merge_adapter=True, on_progress=on_progress
         )
-    conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",))
+    conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
     identity = {name: value for name, value in full.items() if name != "limit"}
@@ -192,15 +197,17 @@ def show_points(
         table.add_column(f"{task}\n{metric}", justify="right", overflow="fold", no_wrap=last)
     # Many columns leave room for one error: that of the last, which is the average.
     bare = set(columns[:-1]) if len(columns) > 4 else set()
-    rows: dict[tuple[str, int], dict[tuple[str, str], dict[str, Any]]] = {}
+    rows: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for point in points:
-        row = rows.setdefault((point["label"], point["blocks"]), {})
+        # What the predictor spends differs from task to task.
+        blocks = "auto" if point.get("budget") == "auto" else str(point["blocks"])
+        row = rows.setdefault((point["label"], blocks), {})
         row[point["task"], point["metric"]] = point
     for (label, blocks), row in rows.items():
         cells = [
             _cell(row[column], bare=column in bare) if column in row else "" for column in columns
         ]
-        table.add_row(label, str(blocks), *cells)
+        table.add_row(label, blocks, *cells)
     console.print(table)
 
 
@@ -208,4 +215,5 @@ def _cell(point: dict[str, Any], *, bare: bool) -> str:
     scale = 1.0 if point["metric"] in ("perplexity", "nll") else 100.0
     value = f"{point['value'] * scale:.4g}" if scale == 1.0 else f"{point['value'] * scale:.1f}"
     error = point.get("stderr")
-    return value if error is None or bare else f"{value} ± {error * scale:.2g}"
+    value = value if error is None or bare else f"{value} ± {error * scale:.2g}"
+    return f"{value} at {point['mean_blocks']:.1f}" if "mean_blocks" in point else value

@@ -105,7 +105,7 @@ def _evaluate(
     batch: int,
     seed: int,
 ) -> None:
-    _quiet()
+    quiet()
     from buddy.evaluation.extra import require_lm_eval
 
     require_lm_eval()
@@ -126,7 +126,9 @@ def _evaluate(
         "batch": batch,
         "seed": seed,
     }
-    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+    with eval_run.eval_run(
+        model, out, policies=policy, budgets=budget, config=config, auto=True
+    ) as run:
         lm = BuddyLM(
             run.model,
             tokenizer=run.tokenizer,
@@ -157,7 +159,7 @@ def _evaluate(
     eval_run.save_record(run, kind, out, results)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Our progress bar speaks for lm-eval's, which would draw over it."""
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

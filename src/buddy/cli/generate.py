@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
-from buddy.models.presets import DEFAULT_MODEL
+from buddy.models.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from buddy.cli.speaker import Answer, Speaker
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = ROUTED_MODEL,
     budget: options.Budget = None,
     max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
     temperature: options.Temperature = 0.0,
@@ -88,10 +88,13 @@ def _record(
     """The answer for machines: text, what was asked, and the blocks of every token."""
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
+    blocks = speaker.check_budget(budget)
+    if blocks is None and steps:
+        blocks = steps[0]["executed"][0]
     return {
         "model": model,
         "budget": budget,
-        "budget_blocks": speaker.check_budget(budget),
+        "budget_blocks": blocks,
         "policy": speaker.policy,
         "kv_policy": speaker.model.kv_policy,
         "reroute": speaker.reroute,

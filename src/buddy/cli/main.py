@@ -6,6 +6,7 @@ import sys
 import typer
 
 from buddy.cli.chat import chat
+from buddy.cli.data import data
 from buddy.cli.evaluate import evaluate
 from buddy.cli.generate import generate
 from buddy.cli.importance import importance
@@ -13,6 +14,9 @@ from buddy.cli.info import info
 from buddy.cli.models import models
 from buddy.cli.observe import observe
 from buddy.cli.plot import plot
+from buddy.cli.search import search
+from buddy.cli.train import train
+from buddy.cli.train_budget import train_budget
 from buddy.errors import BuddyError
 
 app = typer.Typer(
@@ -26,7 +30,11 @@ app.command()(generate)
 app.command()(chat)
 app.add_typer(models, name="models")
 app.command()(info)
+app.command()(data)
 app.command()(importance)
+app.command()(search)
+app.command()(train)
+app.command()(train_budget)
 app.add_typer(observe, name="observe")
 app.add_typer(evaluate, name="eval")
 app.command()(plot)

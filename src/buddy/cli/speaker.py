@@ -94,9 +94,9 @@ class Speaker:
         untrained = "" if self.model.router is not None else " (no trained router)"
         return self.model.policy.describe() + untrained
 
-    def check_budget(self, budget: str | None) -> int:
-        """Blocks that a budget allows; refuses one that cannot be spent."""
-        return self.model.resolve_budgets(budget, 1)[0]
+    def check_budget(self, budget: str | None) -> int | None:
+        """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
+        return self.model.read_budgets(budget, 1)[0]
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.

@@ -100,6 +100,7 @@ class PolicyResources:
 BUILT_IN: Final = {
     "full": "buddy.policies.full:FullPolicy",
     "random": "buddy.policies.random:RandomPolicy",
+    "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",
     "routed": "buddy.policies.routed:RoutedPolicy",
 }

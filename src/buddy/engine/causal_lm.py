@@ -10,16 +10,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from buddy.depth.budget import AUTO, parse_budgets
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
+from buddy.engine.budgets import Budgets, check_predictor
 from buddy.engine.cache import KVPolicy, check_kv_policy
-from buddy.engine.generate import BudgetedGeneration, Budgets, check_prompts, check_shapes
+from buddy.engine.generate import BudgetedGeneration, check_prompts, check_shapes
 from buddy.engine.session import Session
 from buddy.engine.step import Reroute, Step, check_reroute, run_once, run_step
 from buddy.engine.trace import DepthTrace
-from buddy.errors import BudgetError, PolicyError
+from buddy.errors import PolicyError
 from buddy.models.backbone import Backbone
+from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
 
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
@@ -52,13 +53,14 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
         prior: Normalised importance of the middle blocks, [blocks - 2].
         router: A trained router.
+        predictor: A trained Budget Predictor for that router; budget "auto" needs one.
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
             else the prior's static order, else full depth.
         kv_policy: What a skipped block leaves in its KV cache.
 
     Raises:
         FamilyError: The architecture is not supported.
-        PolicyError: The policy cannot serve this model.
+        PolicyError: The policy cannot serve this model, or the predictor the router.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         *,
         prior: Float[Tensor, " middle"] | None = None,
         router: Router | None = None,
+        predictor: BudgetPredictor | None = None,
         policy: str | DepthPolicy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
     ) -> None:
@@ -74,7 +77,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self._policy: DepthPolicy
         self.policy_spec: str | None
         self.model = model
-        self.router = router
+        check_predictor(predictor, router)
+        self.router, self.predictor = router, predictor
         self.prior = prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
@@ -201,6 +205,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             input_ids: New tokens; pads on either side.
             attention_mask: 0 = pad, over all columns so far; None = no pads.
             budget: One for all rows, one per row, or block counts as a tensor; None = full depth.
+                "auto" is chosen from the tokens that the route may see, when a session begins;
+                later in a session the row goes on as it is.
             prompt_mask: Tokens that the route may see; by default all that are no pads. When the
                 continuation is fed along with the prompt, mark the prompt alone.
             past_key_values: The `Session` of earlier steps.
@@ -273,29 +279,17 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             check_prompts(valid, self.config.max_position_embeddings)
         elif session.timeline.length + tokens > self.config.max_position_embeddings:
             session.timeline.check_room(valid, self.config.max_position_embeddings)
+        counted = valid if prompt_mask is None else valid & prompt_mask.bool()
+        wanted = self.read_budgets(budget, batch)
+        if session is not None and session.steps > 0:
+            wanted = tuple(
+                now if one is None else one
+                for one, now in zip(wanted, session.budgets, strict=True)
+            )
         return Step(
             token_ids=input_ids,
             valid=valid,
-            counted=valid if prompt_mask is None else valid & prompt_mask.bool(),
-            budgets=self.resolve_budgets(budget, batch),
+            counted=counted,
+            budgets=self.choose_budgets(wanted, input_ids, valid, counted),
             reroute=check_reroute(reroute),
         )
-
-    def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
-        """Blocks that each row runs.
-
-        Raises:
-            BudgetError: A budget cannot be read or spent, or needs a predictor that is not there.
-        """
-        if budget is None:
-            return (self.num_blocks,) * batch
-        if isinstance(budget, Tensor):
-            budget = budget.reshape(-1)
-            budget = [f"{blocks} blocks" for blocks in budget.tolist()]
-        parsed = parse_budgets(budget, self.num_blocks, batch)
-        if AUTO in parsed:
-            raise BudgetError(
-                "budget 'auto' needs a trained Budget Predictor and this model has none: "
-                'name a budget such as 0.75 or "18 blocks"'
-            )
-        return tuple(one.blocks for one in parsed if one != AUTO)

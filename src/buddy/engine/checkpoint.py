@@ -1,7 +1,7 @@
 """A Buddy checkpoint: what turns a base model into a routed one. Safetensors and JSON only.
 
-    buddy.json            format, base model and its fingerprint, router config, policy, files
-    routing.safetensors   router weights and prior
+    buddy.json            format, base model and its fingerprint, configs, policy, files
+    routing.safetensors   weights of router and predictor, and the prior
     adapter/              LoRA weights, as PEFT writes them (if any)
     backbone/             the base model's weights (only if they cannot be loaded from elsewhere)
 
@@ -29,8 +29,9 @@ from buddy.engine.manifest import (
 )
 from buddy.errors import CheckpointError
 from buddy.models.backbone import Backbone
-from buddy.models.loading import load_model, load_prior
+from buddy.models.loading import load_model, load_prior, shipped_checkpoint
 from buddy.models.progress import Progress
+from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import Router, RouterConfig
 
 
@@ -67,7 +68,8 @@ def load(
         "attention": attention,
         "on_progress": on_progress,
     }
-    folder = Path(name).expanduser()
+    shipped = shipped_checkpoint(name)
+    folder = shipped or Path(name).expanduser()
     if not (folder / MANIFEST).is_file():
         model = load_model(name, **options)
         made = BuddyForCausalLM(
@@ -84,11 +86,9 @@ def load(
     check_base(folder, manifest["base"], identity(Backbone(model), fingerprint))
     if any(name.startswith("adapter/") for name in manifest["files"]):
         model = _with_adapter(model, folder / "adapter", merge=merge_adapter)
-    router, prior = _read_routing(folder, manifest)
     made = BuddyForCausalLM(
         model,
-        prior=prior,
-        router=None if router is None else router.to(model.device),
+        **_read_routing(folder, manifest, model.device),
         policy=policy or manifest["policy"],
         kv_policy=kv_policy or manifest["kv_policy"],
     )
@@ -144,13 +144,14 @@ def _write(
     tensors = {}
     if model.prior is not None:
         tensors["prior"] = model.prior.contiguous().cpu()
-    if model.router is not None:
-        state = model.router.state_dict()
-        tensors |= {f"router.{name}": t.contiguous().cpu() for name, t in state.items()}
+    for part in ("router", "predictor"):
+        module = getattr(model, part)
+        state = {} if module is None else module.state_dict()
+        tensors |= {f"{part}.{name}": t.contiguous().cpu() for name, t in state.items()}
     save_file(tensors, folder / "routing.safetensors")
     hf_model = cast(Any, model.model)
     if hasattr(hf_model, "peft_config"):
-        hf_model.save_pretrained(folder / "adapter", safe_serialization=True)
+        _save_adapter(hf_model, folder / "adapter", model.dtype)
     if include_backbone:
         _save_backbone(hf_model, folder / "backbone")
     if tokenizer is not None:
@@ -161,6 +162,7 @@ def _write(
             **identity(model.backbone, base_fingerprint(hf_model)),
         },
         "router": None if model.router is None else model.router.config.to_json(),
+        "predictor": None if model.predictor is None else model.predictor.config.to_json(),
         "policy": model.policy_spec,
         "kv_policy": model.kv_policy,
     }
@@ -168,6 +170,17 @@ def _write(
     # safetensors writes for the owner alone; the rest follows the user's umask.
     for path in folder.rglob("*.safetensors"):
         path.chmod((folder / MANIFEST).stat().st_mode)
+
+
+def _save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """As PEFT writes it, in the backbone's number format: that is what it will be added to."""
+    from safetensors.torch import load_file, save_file
+
+    hf_model.save_pretrained(folder, safe_serialization=True)
+    (folder / "README.md").unlink(missing_ok=True)  # an empty form
+    path = folder / "adapter_model.safetensors"
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def _save_backbone(hf_model: Any, folder: Path) -> None:
@@ -199,23 +212,38 @@ def _swap(staging: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _read_routing(folder: Path, manifest: dict[str, Any]) -> tuple[Router | None, Tensor | None]:
+def _read_routing(folder: Path, manifest: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Prior, router and predictor, as many of them as the checkpoint has."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    found: dict[str, Any] = {}
     try:
         tensors = load_file(folder / "routing.safetensors")
-        prior = tensors.pop("prior", None)
-        if manifest["router"] is None:
-            return None, prior
-        router = Router(RouterConfig.from_json(manifest["router"]))
-        router.load_state_dict({name.removeprefix("router."): t for name, t in tensors.items()})
+        if "prior" in tensors:
+            found["prior"] = tensors["prior"]
+        if manifest["router"] is not None:
+            router = Router(RouterConfig.from_json(manifest["router"]))
+            found["router"] = _restore(router, "router.", tensors, device)
+        # Checkpoints older than the predictor say nothing of one.
+        if manifest.get("predictor") is not None:
+            size = BudgetPredictorConfig(**manifest["predictor"])
+            predictor = BudgetPredictor(RouterConfig.from_json(manifest["router"]), size)
+            found["predictor"] = _restore(predictor, "predictor.", tensors, device)
     except (SafetensorError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the router in {folder} does not fit its description "
+            f"the router or the predictor in {folder} does not fit its description "
             f"({' '.join(str(error).split())}): copy the checkpoint again"
         ) from error
-    return router.eval(), prior
+    return found
+
+
+def _restore(
+    module: nn.Module, prefix: str, tensors: dict[str, Tensor], device: torch.device
+) -> nn.Module:
+    mine = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    module.load_state_dict(mine)
+    return module.eval().to(device)
 
 
 def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:

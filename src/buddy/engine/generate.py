@@ -1,7 +1,6 @@
 """Generation under a budget: transformers' own loop, with a session as its cache."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -10,16 +9,13 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
-from buddy.depth.budget import BudgetLike
+from buddy.engine.budgets import BudgetReader, Budgets
 from buddy.engine.cache import KVPolicy
 from buddy.engine.padding import left_padded
 from buddy.engine.session import Session
 from buddy.engine.step import Reroute, check_reroute
 from buddy.engine.trace import DepthTrace
 from buddy.errors import PolicyError, PromptError
-
-Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
-"""One budget for all rows, one per row, or a tensor of block counts per row."""
 
 
 class ContextEnd(StoppingCriteria):
@@ -98,7 +94,7 @@ _REFUSED = {
 }
 
 
-class BudgetedGeneration(GenerationMixin):
+class BudgetedGeneration(BudgetReader, GenerationMixin):
     """transformers' `generate` for a model that takes a budget."""
 
     config: Any
@@ -108,10 +104,6 @@ class BudgetedGeneration(GenerationMixin):
     input_modalities = ("text",)
     base_model_prefix = "model"
     _is_stateful = True  # assisted generation needs a cache that can be cut back
-
-    @abstractmethod
-    def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
-        """Blocks that each row runs."""
 
     @abstractmethod
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
@@ -136,7 +128,8 @@ class BudgetedGeneration(GenerationMixin):
 
         Args:
             inputs: The prompt's token ids; or pass `input_ids` by name.
-            budget: One for all rows, or one per row; None = full depth.
+            budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
+                row's prompt and holds to its end.
             reroute: "step", "prefill" or a number of decode steps.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
             trace: Collects plans and times.
@@ -152,9 +145,10 @@ class BudgetedGeneration(GenerationMixin):
         check_options(options)
         mask = options.pop("attention_mask", None)
         mask = self._mask_from_pads(prompt) if mask is None else mask
-        budgets = self.resolve_budgets(budget, len(prompt))
+        wanted = self.read_budgets(budget, len(prompt))
         check_prompts(mask.bool(), self.config.max_position_embeddings)
         ids, mask = left_padded(prompt, mask)
+        budgets = self.choose_budgets(wanted, ids, mask.bool(), mask.bool())
         room = self.config.max_position_embeddings - int(mask.sum(1).max())
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
         # The token after a full context can still be predicted, but not fed.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from buddy.depth.budget import AUTO
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy
 from buddy.depth.select import check_spendable, select_blocks
 from buddy.engine.causal_lm import BuddyForCausalLM
@@ -24,19 +25,21 @@ class Condition:
     policy: DepthPolicy
     """Who chooses the blocks."""
     blocks: int
-    """How many run."""
+    """How many run; under `auto` the most that may."""
+    is_auto: bool = False
+    """The Budget Predictor chooses how many, for each prompt."""
 
     @property
     def key(self) -> str:
         """Tells samples apart in a log; those of one fixed set of blocks are shared."""
         fixed = self.fixed_blocks()
         if fixed is None:
-            return f"{self.spec}@{self.blocks}"
+            return f"{self.spec}@{'auto' if self.is_auto else self.blocks}"
         return "blocks:" + ",".join(str(block) for block in fixed)
 
     def fixed_blocks(self) -> tuple[int, ...] | None:
         """The blocks that run whatever the input; None where the input decides."""
-        if self.policy.context_layer > 0:
+        if self.policy.context_layer > 0 or self.is_auto:
             return None
         nothing = torch.zeros(1, 1, dtype=torch.long)
         state = self.policy.observe(None, Observation(nothing, nothing.bool()))
@@ -46,22 +49,36 @@ class Condition:
         plan = select_blocks(self.policy.scores(state, budget), budget, pinned=self.policy.pinned)
         return plan.keys[0]
 
+    @property
+    def budget(self) -> int | None:
+        """Blocks of every prompt; None where the predictor chooses."""
+        return None if self.is_auto else self.blocks
+
     def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:
         """One figure of a RunRecord, as plots read it."""
         return {**self.describe(), "task": task, "metric": metric, "value": value, **rest}
 
     def describe(self) -> dict[str, Any]:
         """The fields that every figure of this condition carries."""
-        return {
+        fields = {
             "policy": self.spec,
             "label": self.label,
             "blocks": self.blocks,
             "num_blocks": self.policy.num_blocks,
         }
+        return {**fields, "budget": AUTO} if self.is_auto else fields
+
+    def spent(self, mean: float) -> dict[str, Any]:
+        """Under `auto`, the mean depth in the place of `blocks`; else nothing."""
+        return {"blocks": round(mean), "mean_blocks": mean} if self.is_auto else {}
 
 
 def plan_conditions(
-    model: BuddyForCausalLM, policies: Sequence[str] = (), budgets: Sequence[str] = ("1.0",)
+    model: BuddyForCausalLM,
+    policies: Sequence[str] = (),
+    budgets: Sequence[str] = ("1.0",),
+    *,
+    auto: bool = False,
 ) -> list[Condition]:
     """Every policy at every budget; full depth once, as it is the same under all.
 
@@ -69,6 +86,7 @@ def plan_conditions(
         model: Whose blocks they choose.
         policies: `SPEC` or `LABEL=SPEC`, as in `sleb=static:12,11`; the model's own if none.
         budgets: As a caller writes them.
+        auto: Whether `auto` may be among them: the measurement must be one of prompts.
 
     Raises:
         BudgetError: A budget cannot be read, or a policy cannot spend it.
@@ -85,9 +103,13 @@ def plan_conditions(
     if not made:
         own = model.policy_spec or model.policy.name
         made = [(own, own, model.policy)]
-    depths = list(dict.fromkeys(model.resolve_budgets(one, 1)[0] for one in budgets))
+    read = model.read_budgets if auto else model.resolve_budgets
+    depths = list(dict.fromkeys(read(one, 1)[0] for one in budgets))
     conditions = []
     for blocks in depths:
+        if blocks is None:
+            conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
+            continue
         if blocks == model.num_blocks:
             full = build_policy("full", model.resources)
             conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
@@ -96,6 +118,14 @@ def plan_conditions(
             check_spendable((blocks,), policy.num_blocks, policy.pinned)
             conditions.append(Condition(spec=spec, label=label, policy=policy, blocks=blocks))
     return conditions
+
+
+def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: DepthPolicy) -> Condition:
+    assert model.predictor is not None
+    check_spendable((model.predictor.lowest,), policy.num_blocks, policy.pinned)
+    return Condition(
+        spec=spec, label=f"{label} auto", policy=policy, blocks=model.num_blocks, is_auto=True
+    )
 
 
 def _split(policy: str) -> tuple[str, str]:

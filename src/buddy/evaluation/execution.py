@@ -24,6 +24,7 @@ def execution_rates(
         entries.append(
             {
                 **condition.describe(),
+                **condition.spent(sum(rates)),
                 "task": task,
                 "rates": rates,
                 "inputs": len(ran),

@@ -111,7 +111,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self.execution: dict[str, list[tuple[int, ...]]] = {}
         """By task, the plan of each question of the present condition."""
         budgets = ("1.0",) if budget is None else (str(budget),)
-        self.set_condition(plan_conditions(model, () if policy is None else (policy,), budgets)[0])
+        policies = () if policy is None else (policy,)
+        self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
 
     def set_condition(self, condition: Condition) -> None:
         """Run under another policy and budget from now on."""
@@ -146,7 +147,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             batch = pending[start : start + self.batch_size]
             questions = [question for document in batch for question in document.questions]
             scored = iter(
-                score(self.model, self.condition.policy, self.condition.blocks, questions)
+                score(self.model, self.condition.policy, self.condition.budget, questions)
             )
             for document in batch:
                 mine = [next(scored) for _ in document.questions]
@@ -229,7 +230,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             context,
             max_length,
             stop,
-            budget=f"{self.condition.blocks} blocks",
+            budget="auto" if self.condition.is_auto else f"{self.condition.blocks} blocks",
             reroute=self._reroute,
             kv_policy=self._kv_policy,
             trace=trace,

@@ -95,14 +95,18 @@ def _common(contexts: Sequence[Tokens]) -> int:
 
 @torch.inference_mode()
 def score(
-    model: BuddyForCausalLM, policy: DepthPolicy, blocks: int, questions: Sequence[Question]
+    model: BuddyForCausalLM,
+    policy: DepthPolicy,
+    blocks: int | None,
+    questions: Sequence[Question],
 ) -> list[Scored]:
     """Run a batch of questions: each context once, then every candidate from its cache.
 
     Args:
         model: Runs the blocks.
         policy: Chooses them.
-        blocks: How many, for every question.
+        blocks: How many, for every question; None lets the predictor choose for each, from what
+            its route sees.
         questions: Any number; those of like length waste least.
     """
     session = model.new_session(len(questions), 1)
@@ -137,7 +141,7 @@ class _Feed:
     model: BuddyForCausalLM
     policy: DepthPolicy
     session: Session
-    blocks: int
+    blocks: int | None
 
     def tokens(
         self, sequences: Sequence[Tokens], *, left: bool
@@ -151,11 +155,15 @@ class _Feed:
             ids[row, at] = torch.tensor(tokens, dtype=torch.long)
             valid[row, at] = True
         ids, valid = ids.to(self.model.device), valid.to(self.model.device)
+        budgets = self.session.budgets
+        if self.session.steps == 0:
+            wanted = (self.blocks,) * len(sequences)
+            budgets = self.model.choose_budgets(wanted, ids, valid, valid)
         step = Step(
             token_ids=ids,
             valid=valid,
             counted=valid,
-            budgets=(self.blocks,) * len(sequences),
+            budgets=budgets,
             reroute="prefill",
         )
         return run_step(self.model.backbone, self.policy, self.session, step).hidden

@@ -1,5 +1,6 @@
 """Tasks of lm-evaluation-harness under every condition, one log and one set of figures."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from buddy.errors import DataError
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.harness import BuddyLM
-from buddy.evaluation.local_data import LOCAL_TASKS, read_split
+from buddy.evaluation.local_data import LOCAL_TASKS, LocalTask, read_split
 
 COMMONSENSE: Final = {
     "openbookqa": "acc_norm",
@@ -57,41 +58,86 @@ def load_tasks(
     Raises:
         DataError: No such task, or its data is missing, empty or lacks a field.
     """
-    manager = TaskManager()
     if data_dir is None:
-        unknown = [name for name in names if name not in manager.all_tasks]
-        if unknown:
-            raise DataError(
-                f"lm-eval has no task {', '.join(unknown)}: `lm_eval ls tasks` lists them; for "
-                f"instance {', '.join(COMMONSENSE)}"
-            )
-        specs: list[Any] = list(names)
+        loaded = _load_hub(names)
     else:
-        members = [spec for name in names for spec in _local_specs(name, data_dir, fewshot, limit)]
-        # Only a member of a group may change a part of a task that lm-eval knows.
-        specs = [{"group": "local", "task": members}]
-    try:
-        loaded = {"tasks": cast(dict[str, Any], manager.load(specs))["tasks"]}
-    except (OSError, RuntimeError) as error:  # no network, or no such data set
-        raise DataError(
-            f"the data of {', '.join(names)} cannot be had from the hub: {error}; give a local "
-            "folder with --data-dir"
-        ) from error
+        loaded = _load_served(
+            spec for name in names for spec in _local_specs(name, data_dir, fewshot, limit)
+        )
     for task in loaded["tasks"].values():
         if fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", fewshot or 0)
     return loaded
 
 
+def load_training(names: Sequence[str], *, data_dir: Path | None) -> dict[str, Any]:
+    """Build lm-eval's tasks for their training rows: `training_docs` of each gives them.
+
+    Args:
+        names: Tasks of lm-eval; with a folder, those of `LOCAL_TASKS`.
+        data_dir: With `TASK/train.jsonl`; the hub if None.
+
+    Returns:
+        By name, lm-eval's tasks.
+
+    Raises:
+        DataError: No such task, it has no training rows, or they are missing, empty or lack a
+            field.
+    """
+    if data_dir is None:
+        loaded = _load_hub(names)["tasks"]
+    else:
+        loaded = _load_served(_training_spec(name, data_dir) for name in names)["tasks"]
+    without = [name for name, task in loaded.items() if not task.has_training_docs()]
+    if without:
+        raise DataError(f"task {', '.join(without)} has no training rows: leave it out")
+    return cast(dict[str, Any], loaded)
+
+
+def _training_spec(name: str, data_dir: Path) -> dict[str, Any]:
+    local = _find_local(name)
+    if local.shots != "train":
+        have = ", ".join(task for task, one in LOCAL_TASKS.items() if one.shots == "train")
+        raise DataError(f"task {name} has no training rows: expected one of {have}")
+    rows = read_split(data_dir, local.folder, "train", local.fields)
+    # lm-eval builds no task without rows to evaluate: it is shown the same ones.
+    splits = {"training_split": "train", "validation_split": "train", "test_split": None}
+    return {"task": name, "custom_dataset": _serve({"train": rows}), **splits}
+
+
+@functools.cache
+def _manager() -> TaskManager:
+    """It knows where each task's file is: finding that out takes seconds."""
+    return TaskManager()
+
+
+def _load_hub(names: Sequence[str]) -> dict[str, Any]:
+    manager = _manager()
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise DataError(
+            f"lm-eval has no task {', '.join(unknown)}: `lm_eval ls tasks` lists them; for "
+            f"instance {', '.join(COMMONSENSE)}"
+        )
+    try:
+        return {"tasks": cast(dict[str, Any], manager.load(list(names)))["tasks"]}
+    except (OSError, RuntimeError) as error:  # no network, or no such data set
+        raise DataError(
+            f"the data of {', '.join(names)} cannot be had from the hub: {error}; give a local "
+            "folder with --data-dir"
+        ) from error
+
+
+def _load_served(specs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    # Only a member of a group may change a part of a task that lm-eval knows.
+    group = {"group": "local", "task": list(specs)}
+    return {"tasks": cast(dict[str, Any], _manager().load([group]))["tasks"]}
+
+
 def _local_specs(
     name: str, data_dir: Path, fewshot: int | None, limit: int | None
 ) -> Iterable[dict[str, Any]]:
-    local = LOCAL_TASKS.get(name)
-    if local is None:
-        raise DataError(
-            f"no local data for task {name!r}: --data-dir serves {', '.join(LOCAL_TASKS)}; leave "
-            "it out to take data from the hub"
-        )
+    local = _find_local(name)
     splits = {local.split: read_split(data_dir, local.folder, local.split, local.fields)}
     wants_shots = bool(fewshot) or name in ("gsm8k", "mmlu")
     if wants_shots and local.shots:
@@ -114,6 +160,16 @@ def _local_specs(
         }
         for subject in subjects
     ]
+
+
+def _find_local(name: str) -> LocalTask:
+    local = LOCAL_TASKS.get(name)
+    if local is None:
+        raise DataError(
+            f"no local data for task {name!r}: --data-dir serves {', '.join(LOCAL_TASKS)}; leave "
+            "it out to take data from the hub"
+        )
+    return local
 
 
 def _serve(splits: dict[str, list[Any]]) -> Callable[..., DatasetDict]:
@@ -166,7 +222,9 @@ def run_tasks(
             ),
         )
         _log_scores(lm, found["samples"])
-        points += _points(condition, found, loaded["tasks"])
+        plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
+        depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
+        points += _points(condition, found, depths)
         execution += execution_rates(condition, lm.execution)
     return {"points": points, "execution": execution}
 
@@ -184,10 +242,10 @@ def _log_scores(lm: BuddyLM, samples: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _points(
-    condition: Condition, found: dict[str, Any], tasks: Iterable[str]
+    condition: Condition, found: dict[str, Any], depths: dict[str, float]
 ) -> list[dict[str, Any]]:
     points = []
-    for task in tasks:
+    for task, depth in depths.items():
         samples = found["n-samples"][task]["effective"]
         figures = found["results"][task]
         for name, value in figures.items():
@@ -202,6 +260,7 @@ def _points(
                     value,
                     stderr=error if isinstance(error, float) else None,
                     samples=samples,
+                    **condition.spent(depth),
                 )
             )
     return [*points, *_means(condition, points)]
@@ -227,6 +286,7 @@ def _mean(
     pairs = list(zip(points, weights, strict=True))
     value = sum(one["value"] * weight for one, weight in pairs) / total
     errors = [one["stderr"] * weight if one["stderr"] else 0.0 for one, weight in pairs]
+    depth = sum(one.get("mean_blocks", one["blocks"]) * weight for one, weight in pairs) / total
     return condition.point(
         task,
         "acc",
@@ -234,4 +294,5 @@ def _mean(
         stderr=math.hypot(*errors) / total,
         samples=sum(one["samples"] for one in points),
         tasks=[one["task"] for one in points],
+        **condition.spent(depth),
     )

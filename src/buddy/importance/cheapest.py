@@ -105,7 +105,7 @@ class Cheapest:
         for ids in self._batches:
             windows = Windows.of(self._backbone, ids)
             hidden = windows.through(range(self._backbone.num_blocks), windows.embedded)
-            losses.append(_number(windows.nll(hidden)))
+            losses.append(as_number(windows.nll(hidden)))
             self._vocabularies.append(None if size is None else likeliest(windows, hidden, size))
         return sum(losses)
 
@@ -152,7 +152,7 @@ class Cheapest:
         for block, hidden in without_each(windows, candidates, removed):
             if block is None:
                 continue
-            nll = _number(windows.nll(hidden, vocabulary))
+            nll = as_number(windows.nll(hidden, vocabulary))
             if vocabulary is None:
                 losses.exact[block, batch] = nll
                 self.exact_losses += 1
@@ -175,11 +175,15 @@ class Cheapest:
             rest = [other for other in range(self._backbone.num_blocks) if other not in gone]
             hidden = windows.through(rest, windows.embedded)
         self.exact_losses += 1
-        return _number(windows.nll(hidden))
+        return as_number(windows.nll(hidden))
 
 
-def _number(nll: Float[Tensor, ""]) -> float:
-    """A summed loss that can be compared."""
+def as_number(nll: Float[Tensor, ""]) -> float:
+    """A summed loss that can be compared.
+
+    Raises:
+        ModelError: It is NaN.
+    """
     if nll.isnan():
         raise ModelError(
             "the loss on the calibration text is not a number: the model's weights are damaged or "

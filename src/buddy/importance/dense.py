@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.engine.timeline import Timeline
@@ -22,6 +22,8 @@ class Windows:
         backbone: The model.
         ids: [batch, tokens].
         embedded: The residual that enters the first block.
+        counted: Tokens, each window's first left out, that are targets; None = all. Where it
+            leaves out what follows the last target, pads may stand there: nothing before sees them.
     """
 
     backbone: Backbone
@@ -30,16 +32,24 @@ class Windows:
     _positions: Int[Tensor, "batch tokens"]
     _rotary: Rotary
     _timeline: Timeline
+    counted: Bool[Tensor, "batch targets"] | None = None
 
     @classmethod
-    def of(cls, backbone: Backbone, ids: Int[Tensor, "batch tokens"]) -> "Windows":
+    def of(
+        cls,
+        backbone: Backbone,
+        ids: Int[Tensor, "batch tokens"],
+        counted: Bool[Tensor, "batch targets"] | None = None,
+    ) -> "Windows":
         """Embed a batch and lay out its positions and masks."""
         ids = ids.to(backbone.device)
+        counted = None if counted is None else counted.to(backbone.device)
         timeline = Timeline(len(ids), ids.shape[1], backbone.device)
         timeline.extend(torch.ones_like(ids, dtype=torch.bool))
         hidden = backbone.embed(ids)
         positions = timeline.new_positions
-        return cls(backbone, ids, hidden, positions, backbone.rotary(hidden, positions), timeline)
+        rotary = backbone.rotary(hidden, positions)
+        return cls(backbone, ids, hidden, positions, rotary, timeline, counted)
 
     def run(
         self, blocks: Iterable[int], hidden: Float[Tensor, "batch tokens hidden"]
@@ -66,7 +76,7 @@ class Windows:
         hidden: Float[Tensor, "batch tokens hidden"],
         vocabulary: Int[Tensor, " chosen"] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and target of every token but each window's first, some positions at a time.
+        """Logits and target of every target, some positions at a time.
 
         Args:
             hidden: The residual after the last block.
@@ -76,7 +86,7 @@ class Windows:
         Yields:
             Logits [positions, vocabulary], float32, and targets [positions].
         """
-        inputs, targets = hidden[:, :-1].flatten(0, 1), self.targets
+        inputs, targets = self._chosen(hidden[:, :-1]), self.targets
         if vocabulary is not None:
             targets = torch.searchsorted(vocabulary, targets)
         parts = torch.split(inputs, _HEAD_TOKENS), torch.split(targets, _HEAD_TOKENS)
@@ -93,28 +103,40 @@ class Windows:
     ) -> Float[Tensor, "batch targets"]:
         """Negative log-likelihood of every token but each window's first, float32.
 
-        With a vocabulary (see `logits`), as if there were no other tokens: never above the loss.
+        For windows whose tokens are all targets. With a vocabulary (see `logits`), as if there
+        were no other tokens: never above the loss.
         """
-        losses = [
-            torch.nn.functional.cross_entropy(logits, target, reduction="none")
-            for logits, target in self.logits(hidden, vocabulary)
-        ]
-        return torch.cat(losses).view(len(self.ids), -1)
+        return self._losses(hidden, vocabulary).view(len(self.ids), -1)
 
     def nll(
         self,
         hidden: Float[Tensor, "batch tokens hidden"],
         vocabulary: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Sum of `token_losses`, float64."""
-        return self.token_losses(hidden, vocabulary).double().sum()
+        """Sum of the targets' losses, float64."""
+        return self._losses(hidden, vocabulary).double().sum()
+
+    def _losses(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        vocabulary: Int[Tensor, " chosen"] | None,
+    ) -> Float[Tensor, " targets"]:
+        losses = [
+            torch.nn.functional.cross_entropy(logits, target, reduction="none")
+            for logits, target in self.logits(hidden, vocabulary)
+        ]
+        return torch.cat(losses)
+
+    def _chosen(self, of_tokens: Tensor) -> Tensor:
+        """Of what there is for each token but the first (or the last), that of the targets."""
+        return of_tokens.flatten(0, 1) if self.counted is None else of_tokens[self.counted]
 
     @property
     def targets(self) -> Int[Tensor, " targets"]:
-        """Every token but each window's first, window after window."""
-        return self.ids[:, 1:].flatten()
+        """The tokens whose loss counts, window after window."""
+        return self._chosen(self.ids[:, 1:])
 
     @property
     def num_targets(self) -> int:
         """Tokens that `nll` sums over."""
-        return len(self.ids) * (self.ids.shape[1] - 1)
+        return len(self.targets)

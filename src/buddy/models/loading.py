@@ -25,6 +25,14 @@ _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, Stric
 """What transformers raises on files that are missing, damaged or not what they say."""
 
 
+def shipped_checkpoint(name: str | Path) -> Path | None:
+    """The folder of a preset that ships trained; None for any other name."""
+    preset = PRESETS.get(str(name))
+    if preset is None or preset.trained is None:
+        return None
+    return Path(str(files("buddy.models") / "trained" / preset.trained))
+
+
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     """Turn a model's name into a local folder or a hub id; fetch the default model if needed.
 
@@ -32,7 +40,7 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
         FetchError: The default model could not be fetched.
         CheckpointError: A file or folder is not a model.
     """
-    text = str(name)
+    text = str(shipped_checkpoint(name) or name)
     if text == DEFAULT_MODEL:
         return str(ensure_default(on_progress=on_progress))
     if text in PRESETS:

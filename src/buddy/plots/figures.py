@@ -40,6 +40,7 @@ FIGURES: Final[dict[str, FigureEntry]] = {
     "speed": FigureEntry(kinds=("eval-speed",)),
     "breakdown": FigureEntry(kinds=("eval-speed",)),
     "importance": FigureEntry(kinds=("importance-*",)),
+    "predictor": FigureEntry(kinds=("training-budget",)),
 }
 
 

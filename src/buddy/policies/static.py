@@ -77,9 +77,7 @@ class StaticPolicy:
     @classmethod
     def _from_record(cls, path: Path, num_blocks: int) -> "StaticPolicy":
         record = read_record(path)
-        order = record["results"].get("removal_order")
-        if not isinstance(order, list) or not all(isinstance(block, int) for block in order):
-            raise PolicyError(f"{path} has no removal_order: write it with buddy importance")
+        order = removal_order_of(record, path)
         return cls(order, num_blocks, source=f"{record['kind']} {path.name}")
 
     def observe(self, state: Any, seen: Observation) -> BatchSize:
@@ -95,3 +93,15 @@ class StaticPolicy:
     def describe(self) -> str:
         """As shown in a summary line."""
         return f"static, {self.source}"
+
+
+def removal_order_of(record: dict[str, Any], path: Path) -> list[int]:
+    """The removal order in a record that was read from a path.
+
+    Raises:
+        PolicyError: There is none.
+    """
+    order = record["results"].get("removal_order")
+    if not isinstance(order, list) or not all(isinstance(block, int) for block in order):
+        raise PolicyError(f"{path} has no removal_order: write it with buddy importance")
+    return order

@@ -1,6 +1,5 @@
 """Decision Module: a summary of the context -> a score for each middle block, prior fused."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.errors import PolicyError
+from buddy.routing.float32 import Float32Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class DecisionConfig:
             raise PolicyError(f"rank must be at least 1, got {self.rank}")
 
 
-class DecisionModule(nn.Module):
+class DecisionModule(Float32Module):
     """Linear, SiLU, Linear, in float32 whatever the model's dtype, plus `omega` times the prior.
 
     The last layer starts at zero, so an untrained module ranks by its prior alone.
@@ -65,13 +65,3 @@ class DecisionModule(nn.Module):
     def fuse(self, scores: Float[Tensor, "batch middle"]) -> Float[Tensor, "batch middle"]:
         """Add the prior: `s' = s + omega * p`."""
         return scores + self.config.omega * self.prior
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DecisionModule":
-        # `model.to(bfloat16)` must not reach the router: one ulp of a score can change a plan.
-        # Devices still move.
-        def keep_dtype(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]  # torch's own
-        return self

@@ -25,6 +25,13 @@ class RouterConfig:
     decision: DecisionConfig = field(default_factory=DecisionConfig)
     """Size and weight of the prior."""
 
+    @property
+    def summary_width(self) -> int:
+        """Width of the summary that decisions are made from."""
+        if self.planner.pool == "scores":
+            return self.num_blocks - 2
+        return self.planner.summary_width(self.token_width)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values only."""
         return asdict(self)
@@ -59,12 +66,15 @@ class Router(nn.Module):
         state = ContextState.empty(tokens) if state is None else state
         return state.add(tokens, seen.counted, planner.decay)
 
+    def summary(self, state: ContextState) -> Float[Tensor, "batch summary"]:
+        """What decisions are made from: the pooled context, float32."""
+        pooled = state.pooled()
+        if self.config.planner.summary == "mean+last":
+            return torch.cat([pooled, state.last.float()], dim=1)
+        return pooled
+
     def scores(self, state: ContextState) -> Float[Tensor, "batch middle"]:
         """Fused scores of the middle blocks."""
-        planner = self.config.planner
-        pooled = state.pooled()
-        if planner.pool == "scores":
-            return self.decision.fuse(pooled)
-        if planner.summary == "mean+last":
-            pooled = torch.cat([pooled, state.last.float()], dim=1)
-        return self.decision.fuse(self.decision(pooled))
+        summary = self.summary(state)
+        is_scored = self.config.planner.pool == "scores"
+        return self.decision.fuse(summary if is_scored else self.decision(summary))

@@ -1,0 +1,143 @@
+"""Does routing pay? Every method tuned on the same rows for the same steps, and measured alike.
+
+Trains and measures, one after another, each in a folder of its own that a later run goes on from:
+
+    buddy           one model, the recipe as it stands: LoRA and router under random budgets
+    nested          one model, LoRA under random budgets, blocks in one static order (no router)
+    searched        the same, with the best searched set of each depth
+    random          the same, with random masks
+    sleb-N, ...     one model a depth: pruned to N blocks by a static method, and tuned there
+
+Writes one record with the answer cross-entropy on unseen rows and, if asked, the eight tasks.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from buddy.results import RunRecord, read_record
+
+SHARED = {
+    "buddy": [],
+    "nested": ["router.policy=static:results/importance/sleb.json"],
+    "searched": ["router.policy=searched:results/importance/searched.json"],
+    "random": ["router.policy=random"],
+}
+PRUNED = {
+    "sleb": "static:results/importance/sleb.json",
+    "shortgpt": "static:results/importance/shortgpt.json",
+    "ppl+": "static:results/importance/ppl.json",
+}
+
+
+def main():
+    """Train what is not trained yet, measure what is not measured yet, collect."""
+    args = read_arguments()
+    points = []
+    for name, changes, depths in conditions(args):
+        if args.only and name not in args.only:
+            continue
+        folder = args.runs / name
+        if not (folder / "record.json").exists():
+            sets = [part for one in [*changes, *args.set] for part in ("--set", one)]
+            buddy("train", args.recipe, "--out", folder, "--resume", *sets)
+        points += answers(args, name, folder, depths)
+        if args.tasks_dir:
+            points += tasks(args, name, folder, depths)
+    record = RunRecord(
+        kind="comparison",
+        command=" ".join(["python", *sys.argv]),
+        config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
+        results={"points": points},
+    )
+    record.save(args.out)
+    print(table(points, "answers", "nll"))
+    if args.tasks_dir:
+        print(table(points, "average", "acc"))
+
+
+def read_arguments():
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/compare"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--depths", default="26,22,18,15")
+    parser.add_argument("--rows", required=True, metavar="FILE:START:STOP", help="unseen rows")
+    parser.add_argument("--tasks-dir", type=Path, help="measure the eight tasks from this folder")
+    parser.add_argument("--limit", type=int, default=160, help="rows of each task")
+    parser.add_argument("--only", action="append", help="this method alone; may be repeated")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args()
+
+
+def conditions(args):
+    """Name, changes to the recipe, depths to measure."""
+    depths = [int(depth) for depth in args.depths.split(",")]
+    for name, changes in SHARED.items():
+        yield name, changes, depths
+    for method, policy in PRUNED.items():
+        for depth in depths:
+            changes = [
+                f"router.policy={policy}",
+                f'budget.choices=["{depth} blocks"]',
+                f'log.evaluate_budgets=["{depth} blocks"]',
+            ]
+            yield f"{method}-{depth}", changes, [depth]
+
+
+def buddy(*arguments):
+    """Run a command of ours, and stop where it stops."""
+    subprocess.run([sys.executable, "-m", "buddy", *map(str, arguments)], check=True)
+
+
+def measured(args, name, folder, kind, depths, *command):
+    """The points of one evaluation of one model, under this method's name."""
+    out = folder / f"{kind}.json"
+    budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
+    if not out.exists():
+        buddy("eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets)
+    return [
+        {**point, "label": name, "policy": name} for point in read_record(out)["results"]["points"]
+    ]
+
+
+def answers(args, name, folder, depths):
+    """Answer cross-entropy on rows that none was trained on."""
+    path, start, stop = args.rows.rsplit(":", 2)
+    found = measured(
+        *(args, name, folder, "answers", depths),
+        *("answers", path, "--start", start, "--stop", stop),
+    )
+    return [{**point, "task": "answers"} for point in found if point["task"] == "all"]
+
+
+def tasks(args, name, folder, depths):
+    """The eight commonsense tasks and their average."""
+    return measured(
+        *(args, name, folder, "tasks", depths),
+        *("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit),
+    )
+
+
+def table(points, task, metric):
+    """One row a method, one column a depth; the methods of one depth each share a row."""
+    cells = {}
+    for point in points:
+        if (point["task"], point["metric"]) == (task, metric):
+            method = point["label"].rsplit("-", 1)[0]
+            cells.setdefault(method, {})[point["blocks"]] = point["value"]
+    depths = sorted({depth for row in cells.values() for depth in row}, reverse=True)
+    lines = [f"| {task}, {metric} | " + " | ".join(map(str, depths)) + " |"]
+    lines.append("|---|" + "---:|" * len(depths))
+    for method, row in cells.items():
+        shown = (f"{row[depth]:.3f}" if depth in row else "-" for depth in depths)
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""`buddy data`: training rows of evaluation tasks, for `buddy train`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def data(
+    task: Annotated[list[str], typer.Argument(help="Tasks of lm-eval, and samsum.")],
+    out: Annotated[Path, typer.Option(help="Where the rows go (JSON lines).")],
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with TASK/train.jsonl; the hub if not given."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most this many of each task, drawn at random; all if none."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw, and of the rows' order.")] = 0,
+) -> None:
+    """Write training rows of tasks: prompts and right answers as evaluation words them.
+
+    Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
+    the file is a sample of the mix.
+    """
+    import json
+
+    from buddy.cli.display import stderr
+    from buddy.cli.eval_tasks import quiet
+    from buddy.evaluation.export import export_rows
+    from buddy.results import check_writable, write_text
+
+    check_writable(out)
+    quiet()
+    console = stderr()
+    written = export_rows(
+        task,
+        data_dir=data_dir,
+        limit=rows,
+        seed=seed,
+        on_task=lambda name, count: console.print(f"{name}: {count} rows", style="dim"),
+    )
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
+    sys.stdout.write(f"{out}\n")

@@ -1,0 +1,119 @@
+"""Searched sets: one set of blocks for each of some depths, none of them part of another."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.depth.policy import BatchSize, Observation, PolicyResources
+from buddy.errors import PolicyError
+from buddy.results import read_record
+
+
+class SearchedPolicy:
+    """The set that was searched at a depth; between them, blocks of a removal order are added.
+
+    At a depth that was not searched the nearest smaller set runs, and the blocks that the order
+    removes last beside it; where none is smaller, the order alone decides.
+
+    Args:
+        sets: By depth, the blocks that run.
+        removal_order: 0-based blocks, least important first; blocks not named never go.
+        num_blocks: Blocks of the model.
+        source: Where the sets come from, for summary lines.
+
+    Raises:
+        PolicyError: A set has not as many blocks as its depth, or lacks a block that never goes;
+            or a block is named twice, or does not exist.
+    """
+
+    name = "searched"
+    context_layer = 0
+
+    def __init__(
+        self,
+        sets: Mapping[int, Sequence[int]],
+        removal_order: Sequence[int],
+        num_blocks: int,
+        *,
+        source: str = "given sets",
+    ) -> None:
+        order = list(removal_order)
+        if len(set(order)) != len(order) or not all(0 <= block < num_blocks for block in order):
+            raise PolicyError(
+                f"a removal order names each block once, from 0 to {num_blocks - 1}, got {order}"
+            )
+        self.num_blocks = num_blocks
+        self.source = source
+        self.pinned = tuple(block for block in range(num_blocks) if block not in set(order))
+        self.sets = {depth: self._check(depth, blocks) for depth, blocks in sorted(sets.items())}
+        self._scores = torch.stack(
+            [self._scores_at(depth, order) for depth in range(num_blocks + 1)]
+        )  # [L + 1, L], by budget
+
+    def _check(self, depth: int, blocks: Sequence[int]) -> tuple[int, ...]:
+        found = set(blocks)
+        if len(blocks) != depth or len(found) != depth or not found <= set(range(self.num_blocks)):
+            raise PolicyError(
+                f"the set for {depth} blocks must name {depth} blocks, each once, from 0 to "
+                f"{self.num_blocks - 1}, got {list(blocks)}: search it again for this model"
+            )
+        missing = [block for block in self.pinned if block not in found]
+        if missing:
+            raise PolicyError(
+                f"the set for {depth} blocks lacks block {missing[0]}, which the removal order "
+                "never removes: search it again from this order"
+            )
+        return tuple(sorted(found))
+
+    def _scores_at(self, depth: int, order: Sequence[int]) -> Float[Tensor, " blocks"]:
+        """Place in the removal order, the later the higher; the blocks of the set above all."""
+        scores = torch.zeros(self.num_blocks)
+        scores[list(order)] = torch.arange(1.0, len(order) + 1)
+        smaller = [searched for searched in self.sets if searched <= depth]
+        if smaller:
+            scores[list(self.sets[smaller[-1]])] += self.num_blocks + 1
+        return scores
+
+    @classmethod
+    def from_spec(cls, argument: str, resources: PolicyResources) -> "SearchedPolicy":
+        """Make it from `searched:RECORD.json`, which `buddy search` writes."""
+        if not argument.endswith(".json"):
+            raise PolicyError(
+                "policy searched takes a record, as in searched:RECORD.json: write it with buddy "
+                f"search; got {argument!r}"
+            )
+        path = Path(argument)
+        record = read_record(path)
+        sets, order = (record["results"].get(name) for name in ("sets", "removal_order"))
+        whole = isinstance(sets, dict) and all(map(_are_blocks, [order, *sets.values()]))
+        if not whole or not sets or not all(depth.isdecimal() for depth in sets):
+            raise PolicyError(f"{path} has no sets and removal_order: write it with buddy search")
+        return cls(
+            {int(depth): blocks for depth, blocks in sets.items()},
+            order,
+            resources.num_blocks,
+            source=f"{record['kind']} {path.name}",
+        )
+
+    def observe(self, state: Any, seen: Observation) -> BatchSize:
+        """Nothing but the batch size matters."""
+        return BatchSize.of(seen)
+
+    def scores(
+        self, state: BatchSize, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
+        """Those of each row's budget: its set above all else."""
+        return self._scores.to(state.device)[blocks]
+
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        depths = ", ".join(map(str, self.sets))
+        return f"searched sets of {depths} blocks, {self.source}"
+
+
+def _are_blocks(value: Any) -> bool:
+    return isinstance(value, list) and all(type(block) is int for block in value)

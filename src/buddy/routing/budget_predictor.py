@@ -1,0 +1,88 @@
+"""Budget Predictor: a summary of the prompt -> a distribution over budgets."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from buddy.errors import PolicyError
+from buddy.routing.float32 import Float32Module
+from buddy.routing.router import RouterConfig
+
+ALWAYS: Final = 2
+"""Blocks that run besides the `k` that are chosen: the first and the last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetPredictorConfig:
+    """Size of the Budget Predictor; JSON in a checkpoint."""
+
+    rank: int = 32
+    """Width of the hidden layer."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise PolicyError(f"rank must be at least 1, got {self.rank}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values only."""
+        return asdict(self)
+
+
+class BudgetPredictor(Float32Module):
+    """Linear, SiLU, Linear: a logit for each number of middle blocks, `k` in 1 ... blocks - 2.
+
+    It reads the summary that the router reads, so it is made for one. A `k` that the router's
+    pinned blocks alone exceed has a logit of minus infinity. The last layer starts at zero, so an
+    untrained predictor holds all budgets for alike.
+
+    Args:
+        router: Config of the router whose summary it reads.
+        config: Its size.
+
+    Source: paper (Budget Predictor); the zero start and the mask are ours.
+    """
+
+    def __init__(self, router: RouterConfig, config: BudgetPredictorConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or BudgetPredictorConfig()
+        self.router_config = router
+        self.num_blocks = router.num_blocks
+        # Blocks up to the context layer, and the last one, run whatever is chosen.
+        self.lowest = max(router.planner.context_layer + 1, ALWAYS + 1)
+        if self.lowest > self.num_blocks:
+            raise PolicyError(
+                f"all {self.num_blocks} blocks are pinned by context_layer "
+                f"{router.planner.context_layer}: there is no budget to predict"
+            )
+        self.down = nn.Linear(router.summary_width, self.config.rank, dtype=torch.float32)
+        self.up = nn.Linear(self.config.rank, self.num_blocks - ALWAYS, dtype=torch.float32)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, summary: Float[Tensor, "batch summary"]) -> Float[Tensor, "batch middle"]:
+        """Logits over `k`, the first for k = 1."""
+        with torch.autocast(summary.device.type, enabled=False):
+            logits: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
+        impossible = self.lowest - ALWAYS - 1
+        return torch.cat(
+            [torch.full_like(logits[:, :impossible], -torch.inf), logits[:, impossible:]], 1
+        )
+
+    @torch.no_grad()
+    def choose(self, summary: Float[Tensor, "batch summary"]) -> Int[Tensor, " batch"]:
+        """The likeliest number of blocks, first and last included; ties go to the fewer.
+
+        Raises:
+            PolicyError: A logit is NaN.
+        """
+        logits = self(summary)
+        if bool(logits.isnan().any()):
+            raise PolicyError(
+                "a budget's logit is NaN, so none can be chosen: the predictor's weights or its "
+                "input are broken; name a budget, or load another checkpoint"
+            )
+        k = logits.argmax(1) + 1  # the first of equals
+        return cast(Tensor, k + ALWAYS)

@@ -1,0 +1,267 @@
+"""`buddy train` with a tiny model: a run, a kill, resuming, several processes, what is refused."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from buddy import BuddyForCausalLM
+from buddy.cli.main import app
+from buddy.errors import DataError, ModelError, RecipeError, TrainingError
+from tests.tiny import tiny_model
+from tests.training.examples import random_examples
+from tests.words import say, word_tokenizer
+
+RECIPE = """
+[model]
+name = "{folder}"
+dtype = "float32"
+[data]
+train = [{{ path = "{folder}/rows.jsonl", template = "alpaca", stop = 40 }}]
+validation = [{{ path = "{folder}/rows.jsonl", template = "alpaca", start = 40 }}]
+max_tokens = 60
+[lora]
+rank = 2
+[router]
+prior = "none"
+relaxation = "scaled-softmax"
+[optim]
+steps = 12
+batch_size = 4
+warmup_steps = 2
+learning_rate = 1e-2
+[log]
+every = 2
+save_every = 3
+evaluate_every = 6
+evaluate_rows = 8
+evaluate_budgets = ["1.0", "4 blocks"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    word_tokenizer().save_pretrained(path)
+    rows = [
+        {"instruction": say(*one.prompt), "output": say(*one.answer)} for one in random_examples(48)
+    ]
+    (path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (path / "recipe.toml").write_text(RECIPE.format(folder=path))
+    return path
+
+
+def arguments(folder, out, *changes, resume=False):
+    sets = [part for change in changes for part in ("--set", change)]
+    return [
+        *["train", str(folder / "recipe.toml"), "--out", str(out), *sets],
+        *(["--resume"] if resume else []),
+    ]
+
+
+def run(folder, out, *changes, resume=False):
+    done = CliRunner().invoke(app, arguments(folder, out, *changes, resume=resume))
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    return done
+
+
+def trained(out):
+    return load_file(out / "state.safetensors")
+
+
+def log(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, run(folder, out)
+
+
+def test_a_run_leaves_a_checkpoint_logs_and_a_record(whole):
+    out, done = whole
+    assert done.stdout == f"{out / 'checkpoint'}\n"
+    for words in ("12/12", "tokens/s", "cross-entropy by blocks", "distinct plans"):
+        assert words in done.stderr
+    lines = log(out)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
+    last = [line for line in lines if line["kind"] == "train"][-1]
+    assert last["rows"] == 8
+    assert len(last["execution"]) == 6
+    assert last["execution"]["0"] == last["execution"]["5"] == 1.0
+    assert last["router_grad_norm"] > 0
+    assert {line["step"] for line in lines if line["kind"] == "evaluation/4"} == {6, 12}
+    assert list((out / "tensorboard").glob("events*"))
+    record = json.loads((out / "record.json").read_text())
+    assert record["kind"] == "training"
+    assert record["results"]["steps"] == 12
+    assert [one["blocks"] for one in record["results"]["evaluation"]] == [6, 4]
+
+
+def test_the_checkpoint_routes_as_the_trained_model_did(folder, whole):
+    model = BuddyForCausalLM.from_pretrained(whole[0] / "checkpoint")
+    state = trained(whole[0])
+    weights = dict(model.router.named_parameters())
+    assert torch.equal(weights["decision.up.weight"], state["parameter.router.decision.up.weight"])
+    assert state["parameter.router.decision.up.weight"].abs().max() > 0
+    assert model.policy.name == "routed"
+    ids = torch.arange(3, 9)[None]
+    with torch.no_grad():
+        adapted = model(ids, budget="4 blocks")
+        base = BuddyForCausalLM.from_pretrained(folder)(ids)
+    assert adapted.executed_blocks.tolist() == [4]
+    assert not torch.allclose(model(ids).logits, base.logits, atol=1e-3)
+
+
+def test_killed_at_any_moment_and_resumed_it_ends_the_same(folder, whole, tmp_path):
+    command = [sys.executable, "-m", "buddy", *arguments(folder, tmp_path)]
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+    )
+    state = tmp_path / "state.safetensors"
+    deadline = time.monotonic() + 300
+    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists()
+    run(folder, tmp_path, resume=True)
+    expected = trained(whole[0])
+    found = trained(tmp_path)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    steps = [line["step"] for line in log(tmp_path) if line["kind"] == "train"]
+    assert steps == sorted(set(steps))
+
+
+def test_two_processes_end_where_one_does(folder, whole, tmp_path):
+    # `--cpu` would start one process; `--multi_gpu` says several, and the variable: on CPUs.
+    launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "buddy"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, *arguments(folder, tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count(f"{tmp_path / 'checkpoint'}") == 1
+    pairs = zip(log(tmp_path), log(whole[0]), strict=True)
+    for found, expected in pairs:
+        assert found["step"] == expected["step"]
+        if found["kind"] == "train":
+            # Gradients are summed in another order, and AdamW makes the most of it.
+            assert found["loss"] == pytest.approx(expected["loss"], rel=2e-3)
+            assert found["rows"] == expected["rows"]
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["config"]["processes"] == 2
+
+
+def test_a_router_that_stays_at_its_prior_is_called_collapsed(folder, tmp_path):
+    done = run(
+        folder,
+        tmp_path,
+        "optim.router_learning_rate=1e-9",
+        "optim.steps=2",
+        "log.evaluate_rows=40",
+        f"data.validation=[{{path='{folder / 'rows.jsonl'}', template='alpaca'}}]",
+    )
+    assert "warning: the router has collapsed" in " ".join(done.stderr.split())
+    assert [line for line in log(tmp_path) if line["kind"] == "warning"]
+
+
+def refused(folder, out, *changes, resume=False):
+    done = CliRunner().invoke(app, arguments(folder, out, *changes, resume=resume))
+    assert done.exit_code == 1
+    return done.exception
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ("optim.step=3", RecipeError, "unknown key step"),
+        ("data.train=[{path='none.jsonl'}]", DataError, "none.jsonl cannot be read"),
+        ("model.name='no-such-model'", ModelError, "no model named"),
+        ("router.prior='default'", RecipeError, "no prior of its own"),
+        ("router.policy='static:9,8'", ValueError, "names each block once"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_file_is_written(
+    folder, tmp_path, change, error, says
+):
+    found = refused(folder, tmp_path, change)
+    assert isinstance(found, error)
+    assert re.search(says, str(found))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ('{"instruction": "w3", "output": "w4"}\n{"instruction"', "line 2, is no JSON"),
+        ('{"question": "w3"}', "row 1, has the fields question: expected instruction and output"),
+        ('{"instruction": "w3", "output": 4}', "row 1, field output: expected a text"),
+        ('{"instruction": "w3", "output": ""}', "no usable row"),
+    ],
+)
+def test_malformed_data_is_named_by_its_row(folder, tmp_path, text, says):
+    (tmp_path / "rows.jsonl").write_text(text)
+    rows = f"data.train=[{{path='{tmp_path / 'rows.jsonl'}', template='alpaca'}}]"
+    found = refused(folder, tmp_path / "out", rows)
+    assert isinstance(found, DataError)
+    assert re.search(says, str(found))
+
+
+def test_a_run_is_not_overwritten_nor_mixed_with_another(folder, whole):
+    assert "holds a run already" in str(refused(folder, whole[0]))
+    found = refused(folder, whole[0], "optim.learning_rate=1e-3", resume=True)
+    assert isinstance(found, TrainingError)
+    assert "state of another run (optim differ)" in str(found)
+
+
+def test_a_damaged_state_is_refused(folder, whole, tmp_path):
+    content = (whole[0] / "state.safetensors").read_bytes()
+    (tmp_path / "state.safetensors").write_bytes(content[: len(content) // 2])
+    assert "is damaged" in str(refused(folder, tmp_path, resume=True))
+
+
+def test_a_full_disk_leaves_the_last_state(folder, whole, tmp_path):
+    run(folder, tmp_path, "optim.steps=12", "log.save_every=3", "log.tensorboard=false")
+    before = (tmp_path / "state.safetensors").read_bytes()
+    # A run that is to write a state, on a file system that takes no more bytes.
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
+        "from buddy.cli.main import main; sys.argv = ['buddy', *sys.argv[1:]]; main()"
+    )
+    out = tmp_path / "full"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments(folder, out, "log.tensorboard=false")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "cannot be written" in done.stderr
+    assert "--resume" in done.stderr
+    assert not list(out.glob("*.safetensors"))
+    assert not list(out.glob(".*safetensors*"))
+    assert (tmp_path / "state.safetensors").read_bytes() == before
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20000

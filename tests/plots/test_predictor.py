@@ -1,0 +1,38 @@
+"""The predictor figure shows the record's curves."""
+
+import pytest
+
+from buddy.errors import ResultError
+from buddy.plots import predictor
+from tests.plots.made import predictor_record
+
+
+def test_each_panel_shows_its_curve_and_the_best_constant():
+    given = predictor_record()
+    panels = predictor.draw([given]).axes
+    curve = given["results"]["curve"]
+    for axes, name in zip(panels, ("loss", "reward", "cross_entropy", "entropy"), strict=True):
+        line = axes.lines[0]
+        assert list(line.get_xdata()) == curve["step"]
+        assert list(line.get_ydata()) == curve[name]
+        assert len(axes.lines) == 1 + (name == "reward")
+    assert panels[1].lines[1].get_ydata()[0] == -7.5
+
+
+def test_runs_are_named_by_what_differs():
+    figure = predictor.draw([predictor_record(), predictor_record(lambda_cost=1.0)])
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["grpo.lambda_cost 0.05", "grpo.lambda_cost 1.0"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2, 2]
+
+
+def test_what_cannot_be_told_apart_or_read_is_refused():
+    with pytest.raises(ResultError, match="same settings"):
+        predictor.draw([predictor_record()] * 2)
+    spoilt = predictor_record()
+    spoilt["results"]["curve"]["reward"].pop()
+    with pytest.raises(ResultError, match="'reward' must be a list of 20 numbers"):
+        predictor.draw([spoilt])
+    del spoilt["results"]["curve"]
+    with pytest.raises(ResultError, match="has no 'curve', an object of lists"):
+        predictor.draw([spoilt])

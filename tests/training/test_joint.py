@@ -1,0 +1,197 @@
+"""Steps of stage 1 on a tiny model."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.errors import RecipeError, TrainingError
+from buddy.instructions.examples import Source
+from buddy.training.evaluate import evaluate
+from buddy.training.joint import JointTrainer, budget_range, policy_gradient_loss
+from buddy.training.lora import add_lora
+from buddy.training.recipe import (
+    BudgetSettings,
+    DataSettings,
+    LoraSettings,
+    OptimSettings,
+    Recipe,
+    RouterSettings,
+)
+from buddy.training.schedule import learning_rate_share
+from tests.tiny import NUM_BLOCKS, random_router, tiny_model
+from tests.training.examples import random_examples
+
+EXAMPLES = random_examples(24)
+
+
+def recipe(*, router=None, optim=None, budget=None, lora=None):
+    return Recipe(
+        data=DataSettings(train=(Source(path="unused"),)),
+        router=RouterSettings(**(router or {})),
+        optim=OptimSettings(
+            **{"learning_rate": 1e-2, "warmup_steps": 1, "steps": 12, "batch_size": 4}
+            | (optim or {})
+        ),
+        budget=budget or BudgetSettings(),
+        lora=LoraSettings(**(lora or {"rank": 4})),
+    )
+
+
+def routed_model(policy="routed", rank=4):
+    model = tiny_model()
+    router = random_router(model, scale=0.5) if policy == "routed" else None
+    adapted = add_lora(model, LoraSettings(rank=rank), seed=0)
+    return BuddyForCausalLM(adapted, router=router, policy=policy).train()
+
+
+def trainer(policy="routed", *, process=(0, 1), **settings):
+    settings["router"] = {"policy": policy, **settings.get("router", {})}
+    rank = settings.get("lora", {"rank": 4})["rank"]
+    return JointTrainer(routed_model(policy, rank), recipe(**settings), EXAMPLES, process=process)
+
+
+def weights(of):
+    return {name: p.detach().clone() for name, p in of.parameters.items()}
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        {"relaxation": "softmax"},
+        {"relaxation": "scaled-softmax", "dense_share": 0.5},
+        {"relaxation": "sigmoid", "second_route": 1.0},
+        {"relaxation": "gumbel"},
+        {"method": "policy-gradient", "samples": 3},
+        {"policy": "random"},
+    ],
+)
+def test_the_loss_falls_and_everything_trained_moves(router):
+    made = trainer(**{"policy": router.pop("policy", "routed"), "router": router})
+    before = weights(made)
+    reports = [made.step(step) for step in range(12)]
+    assert sum(r.loss for r in reports[-4:]) < sum(r.loss for r in reports[:4])
+    moved = [name for name, p in made.parameters.items() if not torch.equal(p, before[name])]
+    assert sorted(moved) == sorted(before)
+    for report in reports:
+        assert all(3 <= len(plan) <= NUM_BLOCKS for plan in report.plans)
+        assert sum(count for _, count in report.by_budget.values()) == len(report.plans)
+        assert (report.router_grad_norm is not None) == (made.model.router is not None)
+
+
+def test_every_example_draws_its_own_budget_from_the_whole_range():
+    made = trainer(budget=BudgetSettings(low="0.5", high="1.0"))
+    drawn = [made.step(step).by_budget.keys() for step in range(12)]
+    assert set().union(*drawn) == {3, 4, 5, 6}
+    assert any(len(one) > 1 for one in drawn)
+
+
+def test_two_processes_make_the_gradient_of_one():
+    alone = trainer(router={"method": "policy-gradient"})
+    alone_rows = alone._backward(alone.order[0], seed=5)
+    parts = []
+    for rank in range(2):
+        made = trainer(process=(rank, 2), router={"method": "policy-gradient"})
+        made._reduce = lambda whole: whole
+        rows = made._backward(made.order[0], seed=5)
+        parts.append((rows, {n: p.grad.clone() for n, p in made.parameters.items()}))
+    for found, expected in zip(sorted(parts[0][0] + parts[1][0]), sorted(alone_rows), strict=True):
+        assert found[0] == pytest.approx(expected[0], abs=1e-5)
+        assert found[1:3] == expected[1:3]
+        assert found[3] == pytest.approx(expected[3])
+    for name, parameter in alone.parameters.items():
+        whole = parts[0][1][name] + parts[1][1][name]
+        assert_close(whole, parameter.grad, atol=1e-5, rtol=1e-4)  # other sums
+        # B starts at zero, so A has no slope yet.
+        assert (whole.abs().max() > 0) == ("lora_A" not in name)
+
+
+def test_weighting_by_token_is_the_mean_over_tokens_and_by_example_over_examples():
+    full = BudgetSettings(choices=("1.0",))
+    reports = {
+        kind: trainer("random", budget=full, optim={"loss": kind}).step(0)
+        for kind in ("token", "example")
+    }
+    examples = trainer("random").order[0]
+    model = routed_model("random").eval()
+    nll = []
+    for example in examples:
+        ids = torch.tensor([example.prompt + example.answer])
+        with torch.no_grad():
+            logprobs = model(ids, use_cache=False).logits[0].log_softmax(-1)
+        at = range(len(example.prompt) - 1, ids.shape[1] - 1)
+        nll.append([-float(logprobs[c, t]) for c, t in zip(at, example.answer, strict=True)])
+    assert reports["token"].loss == pytest.approx(sum(map(sum, nll)) / sum(map(len, nll)), abs=1e-4)
+    assert reports["example"].loss == pytest.approx(
+        sum(sum(one) / len(one) for one in nll) / len(nll), abs=1e-4
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_changes_nothing():
+    made = trainer()
+    made.step(0)
+    before = weights(made)
+    with torch.no_grad():
+        made.model.backbone.blocks[0].mlp.down_proj.base_layer.weight[0, 0] = torch.nan
+    with pytest.raises(TrainingError, match="loss of step 2 is NaN"):
+        made.step(1)
+    for name, parameter in made.parameters.items():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+
+
+def test_policy_gradient_by_hand():
+    by_row = torch.tensor([1.0, 3.0, 2.0, 2.0])
+    log_prob = torch.tensor([-0.5, -1.0, -2.0, -3.0], requires_grad=True)
+    loss = policy_gradient_loss(by_row, log_prob, 2, 2)
+    # Rewards -1 and -3: advantages 1 and -1; equal rewards: none.
+    assert_close(loss.item(), -(1 * -0.5 + -1 * -1.0) / 4, atol=1e-5, rtol=1e-5)
+    loss.backward()
+    assert_close(log_prob.grad, torch.tensor([-0.25, 0.25, 0.0, 0.0]), atol=1e-5, rtol=1e-5)
+
+
+def test_a_policy_gradient_learns_which_block_matters():
+    made = trainer(
+        router={"method": "policy-gradient", "samples": 4, "temperature": 1.0},
+        lora={"rank": 0},
+        budget=BudgetSettings(choices=("4 blocks",)),
+        optim={"steps": 60, "router_learning_rate": 3e-2},
+    )
+    with torch.no_grad():
+        made.model.router.decision.up.weight.mul_(0.1)  # nearly every plan is tried at first
+    before = evaluate(made.model, EXAMPLES, [4])[0][0].cross_entropy
+    for step in range(60):
+        made.step(step)
+    assert evaluate(made.model, EXAMPLES, [4])[0][0].cross_entropy < before - 0.05
+
+
+def test_learning_rate_rises_and_falls():
+    settings = OptimSettings(warmup_steps=4, schedule="linear", steps=10)
+    shares = [learning_rate_share(settings, step, 10) for step in range(10)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    cosine = dataclasses.replace(settings, schedule="cosine")
+    assert learning_rate_share(cosine, 7, 10) == pytest.approx(0.5)
+    constant = dataclasses.replace(settings, schedule="constant")
+    assert learning_rate_share(constant, 9, 10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (BudgetSettings(low="0.9", high="0.6"), "is above"),
+        (BudgetSettings(choices=("auto",)), "auto is for inference"),
+    ],
+)
+def test_budgets_that_cannot_be_drawn(settings, says):
+    with pytest.raises(RecipeError, match=says):
+        budget_range(settings, NUM_BLOCKS)
+
+
+def test_too_few_rows_or_too_many_processes():
+    with pytest.raises(RecipeError, match="24 training rows do not fill one batch of 32"):
+        trainer(optim={"batch_size": 32})
+    with pytest.raises(RecipeError, match="below the number of processes"):
+        trainer(process=(0, 5))
