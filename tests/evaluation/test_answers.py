@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from buddy.errors import DataError
+from buddy.evaluation import answers
 from buddy.evaluation.answer_points import Answered, answer_points, by_token, exchange_points
 from buddy.evaluation.answers import GivenPlans, answer_losses, others, rounds_of, run_answers
 from buddy.evaluation.conditions import plan_conditions
@@ -182,6 +183,19 @@ def test_a_log_gives_back_what_it_holds(tmp_path):
         found = run_answers(model, conditions, EXAMPLES, shuffle_seed=1, log=log)
         broken = tiny_buddy("qwen3")  # would give other losses
         assert run_answers(broken, conditions, EXAMPLES, shuffle_seed=1, log=log) == found
+
+
+def test_no_input_is_run_twice_under_one_plan(monkeypatch):
+    model, ran = tiny_buddy(), []
+
+    def counting(model, policy, blocks, examples):
+        found = answer_losses(model, policy, blocks, examples)
+        ran.extend((one, plan) for one, (_, plan) in zip(examples, found, strict=True))
+        return found
+
+    monkeypatch.setattr(answers, "answer_losses", counting)
+    run_answers(model, [condition_of(model)], EXAMPLES, shuffle_seed=2)
+    assert len(EXAMPLES) < len(ran) == len(set(ran)) < 3 * len(EXAMPLES)
 
 
 def test_plans_of_one_example_cannot_be_exchanged():

@@ -23,6 +23,7 @@ from buddy.training.attention import fast_attention
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.choosing import training_choice
 from buddy.training.gated import gated_pass
+from buddy.training.grpo import group_advantages
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.recipe import BudgetSettings, Recipe
 from buddy.training.schedule import learning_rate_share
@@ -273,12 +274,9 @@ def policy_gradient_loss(
 ) -> Float[Tensor, ""]:
     """Minus the advantage times the plan's log-probability, averaged over examples and samples.
 
-    The advantage is minus the loss, less its mean over the plans of one example, over their
-    population standard deviation: as stage 2 does for `k`.
+    The advantage is that of stage 2: minus the loss, normalised among the plans of one example.
     """
-    reward = -by_row.detach().view(-1, samples)
-    centred = reward - reward.mean(1, keepdim=True)
-    advantage = centred / (reward.std(1, correction=0, keepdim=True) + 1e-6)
+    advantage = group_advantages(-by_row.detach().view(-1, samples))
     return -(advantage.flatten() * log_prob).sum() / (num_examples * samples)
 
 

@@ -61,6 +61,8 @@ class RouterSettings:
     """Weight of the prior."""
     prior: str = "default"
     """`default` (the model's own), `none`, or a record of `buddy importance`."""
+    spread: float = 0.0
+    """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     method: Method = "straight-through"
     """Gradient of a relaxation of the top-k, or of the probability of sampled plans."""
     relaxation: Relaxation = "softmax"
@@ -80,6 +82,8 @@ class RouterSettings:
         for name in ("dense_share", "second_route"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.spread < 0:
+            raise RecipeError(f"spread must not be negative, got {self.spread}")
         if self.temperature <= 0:
             raise RecipeError(f"temperature must be positive, got {self.temperature}")
         if self.method == "policy-gradient" and self.samples < 2:

@@ -22,6 +22,7 @@ from buddy.training.joint import JointTrainer, StepReport, budget_range
 from buddy.training.model import build_model
 from buddy.training.monitor import RouteCounts, TrainingLog
 from buddy.training.recipe import BudgetSettings, Recipe
+from buddy.training.start import start_router
 from buddy.training.state import load_state, save_state
 
 CHECKPOINT = "checkpoint"
@@ -81,6 +82,7 @@ def train(
     tokenizer = load_tokenizer(recipe.model.name)
     examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
     validation = _validation(recipe, tokenizer)
+    start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
     trainer = JointTrainer(
         model,
         recipe,
