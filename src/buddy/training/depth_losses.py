@@ -9,7 +9,7 @@ from buddy.engine.step import Step, run_once
 from buddy.models.backbone import Backbone
 from buddy.training.batches import Batch
 from buddy.training.losses import answer_losses, mean_by_row
-from buddy.training.shared_prefix import run_shared
+from buddy.training.shared_prefix import SharedPass, run_shared
 
 
 @torch.no_grad()
@@ -26,7 +26,11 @@ def depth_losses(
         batch: Prompts and answers.
         blocks: How many, first and last included.
     """
-    out = run_shared(backbone, policy, batch, blocks)
+    return leaf_losses(backbone, run_shared(backbone, policy, batch, blocks), batch)
+
+
+def leaf_losses(backbone: Backbone, out: SharedPass, batch: Batch) -> Float[Tensor, "batch plans"]:
+    """Mean negative log-likelihood of each row's answer under each of its plans."""
     # Every leaf is asked for its row's answer.
     leaf, place = (out.owner[:, None] == batch.rows).nonzero(as_tuple=True)
     hidden = out.hidden[leaf, batch.columns[place]]

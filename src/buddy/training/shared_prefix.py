@@ -5,11 +5,12 @@ are run, all rows together: as top-k plans of one ranking are nested, all depths
 about half of what they cost apart.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
@@ -54,19 +55,41 @@ def run_shared(
         batch: Prompts and answers, padded on the right.
         blocks: Budgets of each row; equal ones cost nothing twice.
     """
+    return run_plans(
+        backbone,
+        policy.context_layer,
+        batch,
+        lambda seen: _plans(policy, seen, blocks).mask.view(*blocks.shape, -1),
+    )
+
+
+@torch.no_grad()
+def run_plans(
+    backbone: Backbone,
+    context_layer: int,
+    batch: Batch,
+    plans: Callable[[Observation], Bool[Tensor, "batch plans blocks"]],
+) -> SharedPass:
+    """Run each row under several plans.
+
+    Args:
+        backbone: Runs the blocks.
+        context_layer: Blocks that run before the plans are asked for.
+        batch: Prompts and answers, padded on the right.
+        plans: From what these blocks cached of the prompts to the plans of each row.
+    """
     # Pads stand right: under causal attention no token sees them, so none need be masked.
     timeline = Timeline(len(batch.token_ids), batch.token_ids.shape[1], batch.token_ids.device)
     timeline.extend(torch.ones_like(batch.is_prompt))
     kv = PassingKV()
     run = BlockRun(backbone, timeline, kv, batch.token_ids)
-    run.blocks(range(policy.context_layer), None)
-    keys, values = kv.new_tokens(policy.context_layer - 1) if policy.context_layer else (None, None)
-    seen = Observation(batch.token_ids, batch.is_prompt, keys, values)
-    masks = _plans(policy, seen, blocks).mask.view(*blocks.shape, -1)  # [B, plans, L]
+    run.blocks(range(context_layer), None)
+    keys, values = kv.new_tokens(context_layer - 1) if context_layer else (None, None)
+    masks = plans(Observation(batch.token_ids, batch.is_prompt, keys, values))
     walk = _Walk(backbone, timeline, run.hidden, masks)
-    for block in range(policy.context_layer, backbone.num_blocks):
+    for block in range(context_layer, backbone.num_blocks):
         walk.step(block)
-    before = policy.context_layer * len(blocks)
+    before = context_layer * len(batch.token_ids)
     return SharedPass(walk.hidden, walk.owner, walk.leaf, walk.num_block_runs + before)
 
 
