@@ -18,7 +18,10 @@ def test_the_shipped_checkpoint_is_whole_and_small():
     assert manifest["policy"] == "routed"
     assert manifest["base"]["source"] in PRESETS
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
-    assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors"}
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {
+        ".json",
+        ".safetensors",
+    }
 
 
 def test_its_record_says_how_it_was_made():

@@ -19,6 +19,25 @@ def test_each_panel_shows_its_curve_and_the_best_constant():
     assert panels[1].lines[1].get_ydata()[0] == -7.5
 
 
+def test_a_single_run_shows_what_each_source_gets_most_first():
+    given = predictor_record()
+    given["results"]["evaluation"] |= {
+        "constant_blocks": 18,
+        "by_source": {"boolq": {"blocks": 14.5}, "alpaca": {"blocks": 25.0}},
+    }
+    *curves, bars = predictor.draw([given]).axes
+    assert [len(axes.patches) for axes in curves] == [0] * 4
+    assert [bar.get_width() for bar in bars.patches] == [25.0, 14.5]
+    assert [text.get_text() for text in bars.get_yticklabels()] == ["alpaca", "boolq"]
+    assert bars.yaxis_inverted()
+    assert bars.lines[0].get_xdata()[0] == 18
+    two = predictor.draw([given, predictor_record(lambda_cost=1.0)])
+    assert len(two.axes) == 4
+    given["results"]["evaluation"]["by_source"] = [1]
+    with pytest.raises(ResultError, match="'by_source' must be an object of sources"):
+        predictor.draw([given])
+
+
 def test_runs_are_named_by_what_differs():
     figure = predictor.draw([predictor_record(), predictor_record(lambda_cost=1.0)])
     shown = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.errors import CheckpointError, DataError, RecipeError, TrainingError
@@ -35,7 +36,7 @@ def state(folder, out="out"):
 
 
 def test_a_run_makes_a_checkpoint_that_chooses(folder):
-    checkpoint = run(folder, predictor__rank=7)
+    checkpoint = run(folder, predictor__rank=7, optim__standardise=False)
     model = BuddyForCausalLM.from_pretrained(checkpoint)
     stage_1 = BuddyForCausalLM.from_pretrained(folder / "stage1")
     assert model.predictor.config.rank == 7
@@ -54,7 +55,30 @@ def test_a_run_makes_a_checkpoint_that_chooses(folder):
     assert record["results"]["curve"]["step"] == [5, 10, 15, 20, 25, 30, 35, 40]
     assert len(record["results"]["curve"]["reward"]) == 8
     assert [line["step"] for line in lines(folder) if line["kind"] == "evaluation"] == [20, 40]
-    assert record["results"]["evaluation"]["rows"] == 10
+    evaluation = record["results"]["evaluation"]
+    assert evaluation["rows"] == 10
+    (source,) = evaluation["by_source"].values()
+    assert source["blocks"] == evaluation["blocks"]
+    by_source = [line for line in lines(folder) if line["kind"].startswith("evaluation/")]
+    assert [line["blocks"] for line in by_source][-1] == evaluation["blocks"]
+
+
+def test_what_is_saved_reads_summaries_as_they_are(folder):
+    checkpoint = run(folder)
+    learned, table = state(folder), load_file(folder / "out/train-losses.safetensors")
+    summaries = table["summaries"]  # of all 12 rows, so mean and deviation are theirs
+    heard = (summaries - summaries.mean(0)) / summaries.std(0)
+    down = heard @ learned["parameter.down.weight"].T + learned["parameter.down.bias"]
+    up = torch.nn.functional.silu(down) @ learned["parameter.up.weight"].T
+    with torch.no_grad():
+        found = BuddyForCausalLM.from_pretrained(checkpoint).predictor(summaries)
+    expected = up + learned["parameter.up.bias"]
+    assert_close(found, expected, atol=1e-4, rtol=1e-4)  # sums of other sizes
+    assert expected.std(0).max() > 0.01
+    raw = run(folder, "raw", optim__standardise=False)
+    with torch.no_grad():
+        other = BuddyForCausalLM.from_pretrained(raw).predictor(summaries)
+    assert not torch.allclose(found, other, atol=0.01)
 
 
 def kill_at(step):
@@ -67,9 +91,12 @@ def kill_at(step):
     return BudgetListener(stepped=stepped)
 
 
-@pytest.mark.parametrize("precompute", [True, False])
-def test_killed_and_resumed_it_comes_to_the_same_end(folder, precompute):
+@pytest.mark.parametrize(
+    ("precompute", "standardise"), [(True, True), (False, True), (True, False)]
+)
+def test_killed_and_resumed_it_comes_to_the_same_end(folder, precompute, standardise):
     options = {"measure__precompute": precompute, "log__every": 4, "optim__steps": 24}
+    options["optim__standardise"] = standardise
     run(folder, "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         run(folder, "out", listener=kill_at(17), **options)

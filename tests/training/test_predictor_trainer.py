@@ -1,5 +1,7 @@
 """The predictor learns what pays, and is told apart from one that does not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -63,6 +65,28 @@ def test_it_spends_on_hard_prompts_and_saves_on_easy_ones():
     assert_close(found.cross_entropy, 1.0)
     assert found.choices == {"3": 12, "6": 12}
     assert not found.collapsed
+
+
+def test_choices_are_counted_by_source():
+    table = easy_and_hard(8)
+    named = [replace(one, source="ab"[row >= 6]) for row, one in enumerate(table.examples)]
+    table = LossTable(named, table._summaries, table.by_depth)
+    predictor = new_predictor()
+    with torch.no_grad():  # easy prompts get 3 blocks, hard ones 6
+        predictor.down.weight.fill_(1.0)
+        predictor.down.bias.zero_()
+        predictor.up.weight.copy_(torch.tensor([-1.0, 0, 0, 1])[:, None].expand(4, 4))
+        predictor.up.bias.copy_(torch.tensor([1.0, 0, 0, -1]))
+    found = evaluate_predictor(predictor, table, recipe().grpo)
+    a, b = found.by_source["a"], found.by_source["b"]
+    assert list(found.by_source) == ["a", "b"]
+    assert (a["rows"], a["blocks"], b["rows"], b["blocks"]) == (6, 4.5, 2, 4.5)
+    # By hand: -1 - 0.6 * 3/6 and -1 - 0.6, against -1.6 at 6 blocks for all.
+    for one in (a, b):
+        assert_close([one["reward"], one["constant_reward"]], [-1.45, -1.6], atol=1e-6, rtol=0)
+    table.by_depth[7] += 1.0  # the one hard prompt of b
+    b = evaluate_predictor(predictor, table, recipe().grpo).by_source["b"]
+    assert_close([b["reward"], b["constant_reward"]], [-1.95, -2.1], atol=1e-6, rtol=0)
 
 
 def test_a_constant_choice_is_a_collapse():

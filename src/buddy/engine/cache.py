@@ -6,7 +6,7 @@ cannot see (`mask`), keys and values projected from the residual that passed by 
 that residual itself, projected in one batch when the block next runs (`lazy`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.depth.plan import ALL_ROWS
+from buddy.engine.passed import PassedResiduals
 from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
 
@@ -25,22 +25,6 @@ RowSet = slice | Tensor
 
 Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(block, residuals [N, D], positions [N]) -> keys and values [N, heads, head]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Residuals that passed a block by: `hidden[i, t]` at row `rows[i]`, slot `start + t`.
-
-    Where all rows skip, neighbouring blocks hold the same tensor: a run of them costs one.
-    """
-
-    hidden: Float[Tensor, "batch tokens hidden"]
-    rows: Int[Tensor, " batch"]
-    start: int
-
-    def part(self, places: list[int]) -> "Hole":
-        """The part of the rows that stand at these places."""
-        return Hole(self.hidden[places], self.rows[places], self.start)
 
 
 def check_kv_policy(kv_policy: KVPolicy) -> KVPolicy:
@@ -72,9 +56,11 @@ class BlockKVCache:
         self._project = project
         self._keys: list[Tensor | None] = [None] * num_blocks
         self._values: list[Tensor | None] = [None] * num_blocks
-        # By the rows they belong to: rows that never run a block cost those that do nothing.
-        self._holes: list[dict[tuple[int, ...], list[Hole]]] = [{} for _ in range(num_blocks)]
+        keeps = kv_policy in ("project", "lazy")
+        self.passed = PassedResiduals(num_blocks, timeline) if keeps else None
         self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [B, slots], `mask`
+        self.revision = 0
+        """Changes when a buffer of keys or values is another one."""
 
     def view(self, block: int, rows: RowSet) -> "BlockView":
         """What attention writes to and reads from, when `rows` run `block`."""
@@ -106,57 +92,26 @@ class BlockKVCache:
         if self.kv_policy == "mask":
             self._hide(block, rows)
             return
-        every = self.timeline.every_row
-        if isinstance(rows, slice):
-            key, hole = self._all, Hole(hidden, every, self.timeline.start)
-        else:
-            key, hole = tuple(rows.tolist()), Hole(hidden[rows], rows, self.timeline.start)
-        self._holes[block].setdefault(key, []).append(hole)
+        assert self.passed is not None
+        self.passed.keep(block, self._numbers(rows), hidden)
         if self.kv_policy == "project":
             self.fill(block, rows)
 
     def fill(self, block: int, rows: RowSet) -> None:
         """Close the holes that `rows` have in `block`, in one batched projection."""
-        waiting = self._holes[block]
-        if not waiting:
+        if self.passed is None:
             return
-        chosen = set(self._all if isinstance(rows, slice) else rows.tolist())
-        due: list[Hole] = []
-        for key in [key for key in waiting if not chosen.isdisjoint(key)]:
-            holes = waiting.pop(key)
-            rest = tuple(row for row in key if row not in chosen)
-            if not rest:
-                due += holes
-                continue
-            inside = [place for place, row in enumerate(key) if row in chosen]
-            outside = [place for place, row in enumerate(key) if row not in chosen]
-            due += [hole.part(inside) for hole in holes]
-            waiting.setdefault(rest, []).extend(hole.part(outside) for hole in holes)
-        if due:
-            self._write_projected(block, due)
-
-    @property
-    def _all(self) -> tuple[int, ...]:
-        return tuple(range(self.timeline.batch))
-
-    def _write_projected(self, block: int, holes: list[Hole]) -> None:
-        hidden = torch.cat([hole.hidden.flatten(0, 1) for hole in holes])  # [N, D]
-        row = torch.cat([hole.rows.repeat_interleave(hole.hidden.shape[1]) for hole in holes])
-        slot = torch.cat(
-            [
-                torch.arange(hole.start, hole.start + hole.hidden.shape[1], device=row.device)
-                .expand(len(hole.rows), -1)
-                .flatten()
-                for hole in holes
-            ]
-        )
-        if self.timeline.has_pads:
-            real = self.timeline.valid[row, slot]
-            hidden, row, slot = hidden[real], row[real], slot[real]
+        due = self.passed.due(block, self._numbers(rows), self.timeline.length)
+        if due is None:
+            return
+        row, slot, hidden = due
         keys, values = self._project(block, hidden, self.timeline.positions[row, slot])
         key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
         key_buffer[row, :, slot] = keys
         value_buffer[row, :, slot] = values
+
+    def _numbers(self, rows: RowSet) -> Sequence[int]:
+        return range(self.timeline.batch) if isinstance(rows, slice) else rows.tolist()
 
     def _hide(self, block: int, rows: RowSet) -> None:
         self._hidden(block)[rows, self.timeline.start : self.timeline.length] = True
@@ -184,7 +139,30 @@ class BlockKVCache:
             grown[0][:, :, : keys.shape[2]] = keys
             grown[1][:, :, : values.shape[2]] = values
         self._keys[block], self._values[block] = grown
+        self.revision += 1
         return grown
+
+    def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """All blocks' buffers, wide enough for the timeline: for who writes them by address."""
+        like = torch.empty(0, dtype=dtype, device=self.timeline.device)
+        for block in range(len(self._keys)):
+            self._buffers(block, heads, head_dim, like)
+
+    def buffers(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Keys and values of every block, [batch, heads, capacity, head] each."""
+        return self._keys, self._values
+
+    def hidden_slots(self) -> list[Tensor | None] | None:
+        """By block the slots [batch, capacity] that are holes under `mask`; None without any."""
+        found = [None if t is None else self._hidden(b) for b, t in enumerate(self._hidden_slots)]
+        return found if any(t is not None for t in found) else None
+
+    def hide(self, blocks: range, runs: Bool[Tensor, "batch blocks"]) -> None:
+        """Under `mask`: the step's slots are holes in the blocks that their rows skip."""
+        for block in blocks:
+            rows = (~runs[:, block]).nonzero()[:, 0]
+            if len(rows):
+                self._hide(block, rows)
 
     def write(
         self, block: int, rows: RowSet, keys: Tensor, values: Tensor
@@ -202,22 +180,30 @@ class BlockKVCache:
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""
-        for block in range(len(self._keys)):
-            self.fill(block, ALL_ROWS)
-            for buffers in (self._keys, self._values, self._hidden_slots):
-                held = buffers[block]
+        for buffers in (self._keys, self._values, self._hidden_slots):
+            for block, held in enumerate(buffers):
                 buffers[block] = None if held is None else held[rows]
+        self.revision += 1
+        if self.passed is not None:
+            self.passed.select_rows(rows)
+
+    def cut(self, length: int) -> None:
+        """Forget slots from `length` on."""
+        for keys, values in zip(self._keys, self._values, strict=True):
+            if keys is not None and values is not None and self.kv_policy == "zero":
+                keys[:, :, length:] = 0  # a slot that is skipped next must read as zero
+                values[:, :, length:] = 0
+        for hidden in self._hidden_slots:
+            if hidden is not None:
+                hidden[:, length:] = False
+        if self.passed is not None:
+            self.passed.cut(length)
 
     def num_bytes(self) -> int:
-        """Bytes of the buffers, and of the residuals that wait in holes."""
+        """Bytes of the buffers, and of the residuals that passed blocks by."""
         buffers = {id(t): t for t in (*self._keys, *self._values) if t is not None}
-        waiting = {
-            hole.hidden.untyped_storage().data_ptr(): hole.hidden
-            for by_rows in self._holes
-            for holes in by_rows.values()
-            for hole in holes
-        }
-        return sum(t.nbytes for t in (*buffers.values(), *waiting.values()))
+        kept = 0 if self.passed is None else self.passed.num_bytes()
+        return kept + sum(t.nbytes for t in buffers.values())
 
 
 @dataclass(frozen=True, slots=True)

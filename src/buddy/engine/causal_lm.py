@@ -1,7 +1,7 @@
 """BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +14,19 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
 from buddy.engine.budgets import Budgets, check_predictor
 from buddy.engine.cache import KVPolicy, check_kv_policy
+from buddy.engine.decoder_choice import DecoderChoice, EngineName
 from buddy.engine.generate import BudgetedGeneration, check_prompts, check_shapes
 from buddy.engine.session import Session
-from buddy.engine.step import Reroute, Step, check_reroute, run_once, run_step
+from buddy.engine.step import (
+    BatchRoute,
+    Reroute,
+    Step,
+    check_batch_route,
+    check_reroute,
+    run_once,
+    run_step,
+)
+from buddy.engine.tabulate import Tabulator
 from buddy.engine.trace import DepthTrace
 from buddy.errors import PolicyError
 from buddy.models.backbone import Backbone
@@ -57,6 +67,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
             else the prior's static order, else full depth.
         kv_policy: What a skipped block leaves in its KV cache.
+        engine: Who runs decode steps: "native" (compiled, on CPUs), "general" (the Hugging Face
+            modules, any device) or "auto", native where it can be.
 
     Raises:
         FamilyError: The architecture is not supported.
@@ -72,6 +84,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         predictor: BudgetPredictor | None = None,
         policy: str | DepthPolicy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
+        engine: EngineName = "auto",
     ) -> None:
         super().__init__()
         self._policy: DepthPolicy
@@ -90,6 +103,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
         self.set_policy(self._default_policy() if policy is None else policy)
+        self.decoder = DecoderChoice(self.backbone, engine)
+        self._tabulate = Tabulator(self.backbone)
 
     @property
     def device(self) -> torch.device:
@@ -115,6 +130,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     def policy(self) -> DepthPolicy:
         """Who chooses the blocks; `set_policy` changes it."""
         return self._policy
+
+    def inference_policy(self) -> DepthPolicy:
+        """The policy; without gradients, from a token table where it gives the same plans."""
+        return self._tabulate(self._policy)
 
     def set_policy(self, policy: str | DepthPolicy) -> None:
         """Choose blocks by another policy from now on.
@@ -194,6 +213,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         labels: Int[Tensor, "batch tokens"] | None = None,
         use_cache: bool | None = None,
         reroute: Reroute = "step",
+        batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
         logits_to_keep: int = 0,
         trace: DepthTrace | None = None,
@@ -213,6 +233,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             labels: Targets as in transformers (-100 = ignored); adds `loss`.
             use_cache: Return a session to continue from; by default when gradients are off.
             reroute: "step", "prefill" or a number of decode steps.
+            batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in a new session's cache.
             logits_to_keep: Compute logits of the last columns alone; 0 = of all.
             trace: Collects plans and times.
@@ -228,15 +249,23 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         if labels is not None and logits_to_keep:
             raise ValueError("labels need all logits: leave logits_to_keep at 0")
         session = past_key_values
-        step = self._step(input_ids, attention_mask, budget, prompt_mask, session, reroute)
+        step = self._step(input_ids, attention_mask, budget, prompt_mask, session)
+        step = replace(
+            step, reroute=check_reroute(reroute), batch_route=check_batch_route(batch_route)
+        )
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
             slots = max(INITIAL_SLOTS, 2 * input_ids.shape[1])
             session = self.new_session(len(input_ids), slots, kv_policy)
         if session is None:
-            out = run_once(self.backbone, self.policy, step)
+            out = run_once(self.backbone, self.inference_policy(), step)
         else:
-            out = run_step(self.backbone, self.policy, session, step)
-        logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
+            out = run_step(
+                self.backbone, self.inference_policy(), session, step, self.decoder.native()
+            )
+        if out.logits is None:
+            logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
+        else:
+            logits = out.logits[:, -logits_to_keep:]
         if trace is not None:
             trace.record(out.plan, out.executed.tolist(), input_ids.shape[1], started_s)
         loss = None
@@ -267,7 +296,6 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         budget: Budgets | None,
         prompt_mask: Tensor | None,
         session: Session | None,
-        reroute: Reroute,
     ) -> Step:
         batch, tokens = input_ids.shape
         if attention_mask is None:
@@ -291,5 +319,5 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             valid=valid,
             counted=counted,
             budgets=self.choose_budgets(wanted, input_ids, valid, counted),
-            reroute=check_reroute(reroute),
+            reroute="step",
         )

@@ -1,6 +1,7 @@
 """Generation under a budget: transformers' own loop, with a session as its cache."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
+from buddy.depth.budget import parse_budget
 from buddy.engine.budgets import BudgetReader, Budgets
 from buddy.engine.cache import KVPolicy
+from buddy.engine.loop import decode_loop, loops_here
 from buddy.engine.padding import left_padded
 from buddy.engine.session import Session
-from buddy.engine.step import Reroute, check_reroute
+from buddy.engine.speculative import check_speculation, speculative_loop
+from buddy.engine.step import BatchRoute, Reroute, check_batch_route, check_reroute
 from buddy.engine.trace import DepthTrace
 from buddy.errors import PolicyError, PromptError
 
@@ -116,8 +120,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         *,
         budget: Budgets | None = None,
         reroute: Reroute = "step",
+        batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
         trace: DepthTrace | None = None,
+        draft_budget: str | int | float | None = None,
         **options: Any,
     ) -> Any:
         """Transformers' `generate`, under a budget per row.
@@ -131,8 +137,11 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
                 row's prompt and holds to its end.
             reroute: "step", "prefill" or a number of decode steps.
+            batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
             trace: Collects plans and times.
+            draft_budget: Draft tokens at this budget and verify them at full depth: the output is
+                that of full depth. One sequence at a time.
             **options: As in transformers: sampling, streamer, stopping criteria ...
 
         Raises:
@@ -153,11 +162,17 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
         # The token after a full context can still be predicted, but not fed.
         stopping.append(ContextEnd(ids.shape[1] + room + 1))
+        if draft_budget is not None:
+            draft = self._draft_blocks(draft_budget, budgets, options)
+            options["custom_generate"] = partial(speculative_loop, draft_blocks=draft)
+        elif loops_here(options, self.generation_config):
+            options["custom_generate"] = decode_loop
         out = cast(Any, super()).generate(
             ids,
             attention_mask=mask,
             budget=torch.tensor(budgets, device=ids.device),
             reroute=check_reroute(reroute),
+            batch_route=check_batch_route(batch_route),
             kv_policy=kv_policy or self.kv_policy,
             trace=trace,
             stopping_criteria=stopping,
@@ -167,6 +182,17 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         copies = len(sequences) // len(prompt)
         sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
         return out
+
+    def _draft_blocks(
+        self, budget: str | int | float, budgets: tuple[int, ...], options: dict[str, Any]
+    ) -> int:
+        draft = parse_budget(budget, self.backbone.num_blocks)
+        if draft == "auto":
+            raise PolicyError("draft_budget is a number: auto is chosen for what is put out")
+        if not loops_here(options, self.generation_config):
+            raise PolicyError("draft_budget goes with greedy decoding and sampling alone")
+        check_speculation(len(budgets), budgets, self.backbone.num_blocks, draft.blocks)
+        return draft.blocks
 
     def _mask_from_pads(self, prompt: Int[Tensor, "batch tokens"]) -> Tensor:
         """As transformers infers it: pad ids are pads, unless they also end sequences."""

@@ -39,6 +39,11 @@ class Session:
         """Slots in use."""
         return self.timeline.length
 
+    def cut(self, length: int) -> None:
+        """Forget slots from `length` on; what the policy remembers is the caller's to restore."""
+        self.kv.cut(length)
+        self.timeline.cut(length)
+
     def reorder_cache(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the rows named, in that order (beam search)."""
         self.kv.select_rows(rows)

@@ -1,7 +1,8 @@
 """One forward pass under a plan: prefill, or a decode step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,8 +17,16 @@ from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
 from buddy.models.backbone import Backbone, Rotary
 
+if TYPE_CHECKING:
+    from buddy.engine.native.decoder import NativeDecoder
+
 Reroute = Literal["step", "prefill"] | int
 """New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
+
+
+BatchRoute = Literal["independent", "shared"]
+"""Each row of a batch ranks the blocks by its own scores, or all by one ranking: then the blocks
+that are read are those of the largest budget, not of the union of all plans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +39,15 @@ class Step:
         counted: Tokens that the route may see; a subset of `valid`.
         budgets: Blocks that each row runs.
         reroute: When to choose again.
+        batch_route: Whose scores rank the blocks.
     """
 
     token_ids: Int[Tensor, "batch tokens"]
     valid: Bool[Tensor, "batch tokens"]
     counted: Bool[Tensor, "batch tokens"]
     budgets: tuple[int, ...]
-    reroute: Reroute
+    reroute: Reroute = "step"
+    batch_route: BatchRoute = "independent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +58,13 @@ class StepOutput:
         hidden: The residual after the last block.
         plan: What was to run.
         executed: Blocks that ran, counted where they ran.
+        logits: Of all columns, where the pass made them.
     """
 
     hidden: Float[Tensor, "batch tokens hidden"]
     plan: DepthPlan
     executed: Int[Tensor, " batch"]
+    logits: Float[Tensor, "batch tokens vocab"] | None = None
 
 
 def check_reroute(reroute: Reroute) -> Reroute:
@@ -69,18 +82,60 @@ def check_reroute(reroute: Reroute) -> Reroute:
     )
 
 
-def run_step(backbone: Backbone, policy: DepthPolicy, session: Session, step: Step) -> StepOutput:
-    """Extend the session by one step: prefill or decode."""
+def check_batch_route(batch_route: BatchRoute) -> BatchRoute:
+    """Refuse what is no way to route a batch.
+
+    Raises:
+        PolicyError: Neither "independent" nor "shared".
+    """
+    if batch_route not in get_args(BatchRoute):
+        raise PolicyError(f'batch_route must be "independent" or "shared", got {batch_route!r}')
+    return batch_route
+
+
+def run_step(
+    backbone: Backbone,
+    policy: DepthPolicy,
+    session: Session,
+    step: Step,
+    native: "NativeDecoder | None" = None,
+) -> StepOutput:
+    """Extend the session by one step: prefill or decode.
+
+    Args:
+        backbone: Runs the blocks.
+        policy: Chooses them.
+        session: What came before.
+        step: What is new.
+        native: Runs steps of few tokens instead; the general path is its reference.
+    """
     # Before anything changes: a session outlives a request that is refused.
     check_spendable(step.budgets, policy.num_blocks, policy.pinned)
     session.timeline.extend(step.valid)
+    if native is not None and native.takes(session, step):
+        return _run_native(native, policy, session, step)
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
     run.blocks(range(policy.context_layer), None)
+    plan = _begin_plan(policy, session, step)
+    run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
+    return StepOutput(run.hidden, plan, run.executed())
+
+
+def _run_native(
+    native: "NativeDecoder", policy: DepthPolicy, session: Session, step: Step
+) -> StepOutput:
+    run = native.begin(session, step.token_ids)
+    run.blocks(range(policy.context_layer), None)
+    plan = _begin_plan(policy, session, step)
+    logits = run.finish(range(policy.context_layer, policy.num_blocks), plan.mask)
+    return StepOutput(run.hidden, plan, run.executed(), logits)
+
+
+def _begin_plan(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:
     plan = route_step(policy, session, step)
     session.plan, session.budgets = plan, step.budgets
     session.steps += 1
-    run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
-    return StepOutput(run.hidden, plan, run.executed())
+    return plan
 
 
 def route_step(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:
@@ -107,7 +162,26 @@ def make_plan(policy: DepthPolicy, route: object, step: Step) -> DepthPlan:
     if all(blocks == policy.num_blocks for blocks in step.budgets):
         return DepthPlan.full(batch, policy.num_blocks, device)
     blocks = torch.tensor(step.budgets, device=device)
-    return select_blocks(policy.scores(route, blocks), blocks, pinned=policy.pinned)
+    scores = policy.scores(route, blocks)
+    if step.batch_route == "shared" and batch > 1:
+        scores = share_ranking(scores, policy.pinned)
+    return select_blocks(scores, blocks, pinned=policy.pinned)
+
+
+def share_ranking(
+    scores: Float[Tensor, "batch blocks"], pinned: Sequence[int]
+) -> Float[Tensor, "batch blocks"]:
+    """One ranking for all rows: the mean of their scores, each row's brought to the same scale.
+
+    Pinned blocks, whose scores mean nothing, are left out of the scale.
+    """
+    free = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+    free[[block % scores.shape[1] for block in pinned]] = False
+    ranked = scores.float()
+    chosen = ranked[:, free]
+    mean, deviation = chosen.mean(1, keepdim=True), chosen.std(1, correction=0, keepdim=True)
+    scaled = (ranked - mean) / torch.where(deviation > 0, deviation, 1.0)
+    return scaled.mean(0).expand_as(scores).contiguous()
 
 
 def _next_plan(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:

@@ -47,11 +47,23 @@ class Timeline:
         if self.length > self.capacity:
             self._grow(max(self.length, 2 * self.capacity) - self.capacity)
         new = slice(self.start, self.length)
+        self._masks = {}
+        if valid.shape[1] == 1 and bool(valid.all()):  # a decode step: no more work than need be
+            self.valid[:, new] = True
+            self.positions[:, new] = self._count[:, None]
+            self._count = self._count + 1
+            return
         self.has_pads = self.has_pads or not bool(valid.all())
         self.valid[:, new] = valid
         self.positions[:, new] = (self._count[:, None] + valid.cumsum(1) - 1).clamp(min=0)
         self._count = self._count + valid.sum(1)
-        self._masks = {}
+
+    def cut(self, length: int) -> None:
+        """Forget slots from `length` on."""
+        self._count = self._count - self.valid[:, length : self.length].sum(1)
+        self.valid[:, length : self.length] = False
+        self.length, self._masks = length, {}
+        self.start = min(self.start, length)
 
     def check_room(self, valid: Bool[Tensor, "batch tokens"], context: int) -> None:
         """Refuse new tokens that the model's context does not hold.

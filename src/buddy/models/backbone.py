@@ -40,10 +40,11 @@ class Backbone:
         self.blocks: nn.ModuleList = attrgetter(family.blocks)(core)
         self.num_blocks = len(self.blocks)
         self.windows = block_windows(config, family)
-        self._embedding: nn.Embedding = attrgetter(family.embedding)(core)
+        self.embedding: nn.Embedding = attrgetter(family.embedding)(core)
         self._rotary: nn.Module = attrgetter(family.rotary)(core)
-        self._final_norm: nn.Module = attrgetter(family.final_norm)(core)
-        self._head: nn.Linear = attrgetter(family.head)(model)
+        self.final_norm: nn.Module = attrgetter(family.final_norm)(core)
+        self.head: nn.Module = attrgetter(family.head)(model)
+        self._model = model
         self.attention: str = config._attn_implementation
         if self.attention not in ("sdpa", "eager"):
             raise ModelError(
@@ -55,19 +56,24 @@ class Backbone:
         self.kv_width: int = config.num_key_value_heads * self.head_dim
         self._grouped = config.num_attention_heads > config.num_key_value_heads
 
+    def set_head(self, head: nn.Module) -> None:
+        """Put another output projection in the place of the model's."""
+        self.head = head
+        setattr(self._model, self.family.head, head)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._embedding.weight.device
+        return self.embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The weights' number format."""
-        return self._embedding.weight.dtype
+        return self.embedding.weight.dtype
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens hidden"]:
         """The residual that enters the first block."""
-        return cast(Tensor, self._embedding(token_ids))
+        return cast(Tensor, self.embedding(token_ids))
 
     def rotary(
         self, hidden: Float[Tensor, "*shape hidden"], positions: Int[Tensor, "batch tokens"]
@@ -135,9 +141,8 @@ class Backbone:
         positions: Int[Tensor, " tokens"],
     ) -> tuple[Float[Tensor, "tokens heads head"], Float[Tensor, "tokens heads head"]]:
         """Keys and values that a block would have cached for the residuals that passed it by."""
-        layer = self.blocks[block]
-        attention = getattr(layer, self.family.attention)
-        normed = getattr(layer, self.family.attention_norm)(hidden)
+        attention = self._attention(block)
+        normed = getattr(self.blocks[block], self.family.attention_norm)(hidden)
         shape = (len(hidden), self.kv_width // self.head_dim, self.head_dim)
         keys = getattr(attention, self.family.key)(normed).view(shape)
         values = getattr(attention, self.family.value)(normed).view(shape)
@@ -146,29 +151,49 @@ class Backbone:
         cos, sin = (part[0][:, None] for part in self.rotary(hidden, positions[None]))
         return keys * cos + _rotate_half(keys) * sin, values
 
+    def value_projection(self, block: int) -> nn.Module:
+        """The linear layer that makes a block's values."""
+        return cast(nn.Module, getattr(self._attention(block), self.family.value))
+
+    def values(
+        self, block: int, hidden: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens width"]:
+        """Values that a block would cache for these residuals, KV heads flattened."""
+        normed = getattr(self.blocks[block], self.family.attention_norm)(hidden)
+        return cast(Tensor, self.value_projection(block)(normed))
+
+    def first_values_depend_on(self) -> list[Tensor]:
+        """The weights that `values(0, embed(ids))` is made of."""
+        norm = getattr(self.blocks[0], self.family.attention_norm)
+        parts = (self.embedding, norm, self.value_projection(0))
+        return [parameter for part in parts for parameter in part.parameters()]
+
+    def _attention(self, block: int) -> Any:
+        return getattr(self.blocks[block], self.family.attention)
+
     def logits(self, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape vocab"]:
         """Final norm and output projection."""
-        return cast(Tensor, self._head(self._final_norm(hidden)))
+        return cast(Tensor, self.head(self.final_norm(hidden)))
 
     def logits_of(
         self, hidden: Float[Tensor, "*shape hidden"], tokens: Int[Tensor, " chosen"]
     ) -> Float[Tensor, "*shape chosen"]:
         """`logits` of these tokens alone: their rows of the output projection."""
-        if type(self._head) is not nn.Linear:  # an adapter's weight is not all it computes
+        if type(self.head) is not nn.Linear:  # an adapter's weight is not all it computes
             return self.logits(hidden)[..., tokens]
-        bias = None if self._head.bias is None else self._head.bias[tokens]
-        return nn.functional.linear(self._final_norm(hidden), self._head.weight[tokens], bias)
+        bias = None if self.head.bias is None else self.head.bias[tokens]
+        return nn.functional.linear(self.final_norm(hidden), self.head.weight[tokens], bias)
 
     def shape(self) -> ModelShape:
         """The counts that costs are made of; weights may be on the meta device."""
         in_blocks = sum(p.numel() for p in self.blocks.parameters())
-        outer = (self._embedding, self._final_norm, self._head)
+        outer = (self.embedding, self.final_norm, self.head)
         outside = {id(p): p.numel() for part in outer for p in part.parameters()}
         return ModelShape(
             num_blocks=self.num_blocks,
             block_params=in_blocks // self.num_blocks,
             outside_params=sum(outside.values()),
-            head_params=self._head.weight.numel(),
+            head_params=self.head.weight.numel(),
             query_width=self.config.num_attention_heads * self.head_dim,
             kv_width=self.kv_width,
             bytes_per_param=float(self.dtype.itemsize),

@@ -31,6 +31,9 @@ class PredictorOptimSettings:
     """Prompts a step."""
     weight_decay: float = 0.0
     """Of AdamW."""
+    standardise: bool = True
+    """Learn from summaries less their mean over training prompts, over their deviation; both are
+    folded into the predictor afterwards. If false, it learns from them as they are."""
     seed: int = 0
     """Of the order, the drawn budgets and the predictor's start."""
 

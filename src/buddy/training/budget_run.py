@@ -23,6 +23,7 @@ from buddy.training.monitor import TrainingLog
 from buddy.training.predictor_evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor_trainer import PredictorStep, PredictorTrainer
 from buddy.training.prompts import LivePrompts, model_identity, rows_identity
+from buddy.training.standardise import Standard, StandardisedPrompts, draw_summaries, folded
 from buddy.training.state import load_state, save_state
 
 CHECKPOINT: Final = "checkpoint"
@@ -106,12 +107,13 @@ def train_budget(
     validation = (
         tables.measure("validation", held_out, out / VALIDATION_TABLE) if held_out else None
     )
+    standard = _standardise(trainer, examples) if recipe.optim.standardise else None
     identity = _identity(recipe, model, examples)
-    run = _Run(recipe, out, trainer, validation, identity, listener)
+    run = _Run(recipe, out, trainer, standard, validation, identity, listener)
     run.go(resume)
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
     whole = load(recipe.model.name, device="cpu")
-    whole.predictor = predictor.eval().cpu()
+    whole.predictor = folded(predictor, standard).eval().cpu()
     whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
     run.record(command).save(out / RECORD)
     return out / CHECKPOINT
@@ -122,6 +124,14 @@ def _validation(recipe: BudgetRecipe, tokenizer: Any) -> list[Example]:
     if len(rows) <= recipe.log.evaluate_rows:
         return rows
     return random.Random(recipe.optim.seed).sample(rows, recipe.log.evaluate_rows)
+
+
+def _standardise(trainer: PredictorTrainer, examples: list[Example]) -> Standard:
+    """Let the trainer learn from standardised summaries; the same again when a run goes on."""
+    seed = trainer.recipe.optim.seed
+    standard = Standard.of(draw_summaries(trainer.prompts, examples, seed))
+    trainer.prompts = StandardisedPrompts(trainer.prompts, standard)
+    return standard
 
 
 def _identity(
@@ -159,11 +169,12 @@ class _Run:
         recipe: BudgetRecipe,
         out: Path,
         trainer: PredictorTrainer,
+        standard: Standard | None,
         validation: LossTable | None,
         identity: dict[str, Any],
         listener: BudgetListener,
     ) -> None:
-        self.recipe, self.out, self.trainer = recipe, out, trainer
+        self.recipe, self.out, self.trainer, self.standard = recipe, out, trainer, standard
         self.validation, self.identity, self.listener = validation, identity, listener
         self.found: PredictorEvaluation | None = None
         self.seconds = 0.0
@@ -213,9 +224,13 @@ class _Run:
     def _evaluate(self, log: TrainingLog, step: int) -> None:
         if self.validation is None:
             return
-        found = evaluate_predictor(self.trainer.predictor, self.validation, self.recipe.grpo)
+        predictor = folded(self.trainer.predictor, self.standard)
+        found = evaluate_predictor(predictor, self.validation, self.recipe.grpo)
         self.found = found
-        log.write(step, "evaluation", **asdict(found))
+        values = asdict(found)
+        for source, choices in values.pop("by_source").items():
+            log.write(step, f"evaluation/{source}", **choices)
+        log.write(step, "evaluation", **values)
         self.listener.evaluated(step, found)
         if found.collapsed:
             text = _COLLAPSE.format(blocks=found.blocks)

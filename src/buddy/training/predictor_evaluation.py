@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from buddy.routing.budget_predictor import ALWAYS, BudgetPredictor
 from buddy.training.grpo import GRPOSettings, rewards
@@ -12,6 +14,19 @@ from buddy.training.loss_table import LossTable
 
 _FEW_ROWS: Final = 8
 """Fewer prompts say nothing about a collapse."""
+
+
+class SourceChoices(TypedDict):
+    """Of the prompts of one source; plain values, as a training state keeps them."""
+
+    rows: int
+    """Prompts."""
+    blocks: float
+    """Mean of the choices."""
+    reward: float
+    """Mean."""
+    constant_reward: float
+    """Mean reward of `PredictorEvaluation.constant_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,7 @@ class PredictorEvaluation:
         constant_blocks: The one depth for all prompts that has the highest mean reward here.
         constant_reward: That reward: a predictor has learned something where its own is higher.
         best_reward: Mean reward of the best depth of each prompt.
+        by_source: Where the prompts come from, in alphabetical order.
     """
 
     rows: int
@@ -39,6 +55,7 @@ class PredictorEvaluation:
     constant_blocks: int
     constant_reward: float
     best_reward: float
+    by_source: dict[str, SourceChoices]
 
     @property
     def collapsed(self) -> bool:
@@ -65,15 +82,35 @@ def evaluate_predictor(
     every = depths.expand(len(chosen), -1)
     worth = rewards(table.losses(table.examples, every), every, predictor.num_blocks, settings)
     place = (chosen - predictor.lowest)[:, None]
-    constant = worth.mean(0)
+    reward, constant = worth.gather(1, place)[:, 0], worth.mean(0)
     return PredictorEvaluation(
         rows=len(chosen),
         blocks=float(chosen.double().mean()),
         choices={str(blocks): n for blocks, n in sorted(Counter(chosen.tolist()).items())},
         entropy=float(-(log_pi.exp() * finite).sum(1).mean()),
         cross_entropy=float(table.by_depth.gather(1, chosen[:, None] - ALWAYS - 1).mean()),
-        reward=float(worth.gather(1, place).mean()),
+        reward=float(reward.mean()),
         constant_blocks=int(depths[constant.argmax()]),
         constant_reward=float(constant.max()),
         best_reward=float(worth.amax(1).mean()),
+        by_source=_by_source(table, chosen, reward, worth[:, constant.argmax()]),
     )
+
+
+def _by_source(
+    table: LossTable,
+    chosen: Int[Tensor, " rows"],
+    reward: Float[Tensor, " rows"],
+    constant: Float[Tensor, " rows"],
+) -> dict[str, SourceChoices]:
+    sources = [example.source for example in table.examples]
+    found: dict[str, SourceChoices] = {}
+    for source in sorted(set(sources)):
+        here = torch.tensor([one == source for one in sources])
+        found[source] = SourceChoices(
+            rows=int(here.sum()),
+            blocks=float(chosen[here].double().mean()),
+            reward=float(reward[here].mean()),
+            constant_reward=float(constant[here].mean()),
+        )
+    return found

@@ -48,6 +48,16 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OrderSettings:
+    """Inputs of some sources, and the order in which their blocks matter."""
+
+    sources: tuple[str, ...]
+    """Of training rows, as their files name them."""
+    record: str
+    """Of `buddy importance` or `benchmarks/source_orders.py`, measured on such inputs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RouterSettings:
     """Who chooses the blocks while training, and how the choice is learned."""
 
@@ -63,6 +73,8 @@ class RouterSettings:
     """`default` (the model's own), `none`, or a record of `buddy importance`."""
     spread: float = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
+    orders: tuple[OrderSettings, ...] = ()
+    """Kinds of input whose measured orders the router starts from; others start from the prior."""
     method: Method = "straight-through"
     """Gradient of a relaxation of the top-k, or of the probability of sampled plans."""
     relaxation: Relaxation = "softmax"
@@ -82,6 +94,8 @@ class RouterSettings:
         for name in ("dense_share", "second_route"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.orders and (self.spread > 0 or self.planner.pool == "scores"):
+            raise RecipeError('orders go with neither spread nor pool="scores": leave one out')
         if self.spread < 0:
             raise RecipeError(f"spread must not be negative, got {self.spread}")
         if self.temperature <= 0:

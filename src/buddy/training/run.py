@@ -22,6 +22,7 @@ from buddy.training.joint import JointTrainer, StepReport, budget_range
 from buddy.training.model import build_model
 from buddy.training.monitor import RouteCounts, TrainingLog
 from buddy.training.recipe import BudgetSettings, Recipe
+from buddy.training.orders import fit_orders
 from buddy.training.start import start_router
 from buddy.training.state import load_state, save_state
 
@@ -83,6 +84,8 @@ def train(
     examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
     validation = _validation(recipe, tokenizer)
     start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
+    if recipe.router.orders:
+        fit_orders(model, examples, recipe.router.orders, recipe.optim.seed)
     trainer = JointTrainer(
         model,
         recipe,

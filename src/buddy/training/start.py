@@ -6,23 +6,17 @@ above zero makes plans differ between prompts from the first step on, so that th
 them; zero starts from the prior alone.
 """
 
-import random
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.engine.budgets import read_summary
 from buddy.engine.causal_lm import BuddyForCausalLM
 from buddy.instructions.examples import Example
 from buddy.routing.router import Router
-from buddy.training.batches import collate
-
-PROMPTS: Final = 320
-"""Prompts that mean and deviation are taken of, at most."""
-_BATCH: Final = 32
+from buddy.training.prompts import LivePrompts
+from buddy.training.standardise import Standard, draw_summaries
 
 
 def start_router(
@@ -40,35 +34,20 @@ def start_router(
     router = model.router
     if router is None or router.config.planner.pool == "scores":
         return
-    drawn = random.Random(seed).sample(list(examples), min(PROMPTS, len(examples)))
-    drawn.sort(key=lambda example: example.num_tokens)
+    summaries = draw_summaries(LivePrompts(model), examples, seed)
     with torch.no_grad():
-        summaries = torch.cat(
-            [
-                _summaries(model, router, drawn[start : start + _BATCH])
-                for start in range(0, len(drawn), _BATCH)
-            ]
-        )
         _standardise(router, summaries, seed)
         if spread > 0:
             _spread(router, summaries, spread, seed)
-
-
-def _summaries(
-    model: BuddyForCausalLM, router: Router, examples: Sequence[Example]
-) -> Float[Tensor, "batch summary"]:
-    batch = collate(examples, model.device)
-    valid = torch.ones_like(batch.is_prompt)  # pads stand right, where no prompt sees them
-    return read_summary(model.backbone, router, batch.token_ids, valid, batch.is_prompt)
 
 
 def _standardise(router: Router, summaries: Float[Tensor, "prompts summary"], seed: int) -> None:
     down = router.decision.down
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(down.weight.shape, generator=generator).to(down.weight.device)
-    deviation = summaries.std(0).clamp(min=1e-4)
-    down.weight.copy_(directions / down.in_features**0.5 / deviation)
-    down.bias.copy_(-down.weight @ summaries.mean(0))
+    down.weight.copy_(directions / down.in_features**0.5)
+    down.bias.zero_()
+    Standard.of(summaries).fold(down)
 
 
 def _spread(

@@ -1,0 +1,1 @@
+"""Decode steps in compiled code, fed from the model's own weights."""

@@ -1,0 +1,99 @@
+"""Compiles the decode kernel once for this machine and opens it.
+
+The sources lie beside this file. The machine's own C compiler makes a library of them when a model
+first decodes, and the result is kept in Buddy's cache folder. Where there is no compiler, or where
+`BUDDY_NATIVE=0` is set, there is no library, and the general path runs.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from buddy.models.cache import cache_home
+
+_SOURCES: Final = ("decode.c", "model.h", "matrix.h", "threads.h")
+_FLAGS: Final = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
+_WIDE: Final = "-mprefer-vector-width=512"
+"""GCC and Clang on x86; elsewhere unknown."""
+_COMPILE_LIMIT_S: Final = 120
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """The library, compiled if need be; None where it cannot be had."""
+    if os.environ.get("BUDDY_NATIVE") == "0" or sys.platform == "win32":
+        return None
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    path = cache_home() / "native" / f"{_identity(compiler)}.so"
+    try:
+        if not path.is_file():
+            _compile(compiler, path)
+        return _opened(path)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _identity(compiler: str) -> str:
+    """Of sources, flags, compiler and processor: a library runs only where it was made."""
+    digest = hashlib.sha256()
+    folder = files(__package__)
+    for name in _SOURCES:
+        digest.update((folder / name).read_bytes())
+    cpuinfo = Path("/proc/cpuinfo")
+    features = [
+        line
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ())
+        if line.startswith(("flags", "Features"))
+    ][:1]
+    digest.update("\n".join([*_flags(), compiler, platform.machine(), *features]).encode())
+    return digest.hexdigest()[:24]
+
+
+def _flags() -> list[str]:
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return [*_FLAGS, *([_WIDE] if is_x86 else [])]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Under a temporary name, then renamed: two processes may do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = files(__package__) / _SOURCES[0]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "made.so"
+        command = [compiler, *_flags(), str(source), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+        os.replace(made, path)
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    pointer = ctypes.c_void_p
+    library.buddy_engine_new.argtypes = [ctypes.c_int]
+    library.buddy_engine_new.restype = pointer
+    library.buddy_engine_free.argtypes = [pointer]
+    library.buddy_engine_free.restype = None
+    library.buddy_step.argtypes = [pointer, pointer, pointer, pointer]
+    library.buddy_step.restype = ctypes.c_int
+    return library

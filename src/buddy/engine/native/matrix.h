@@ -1,0 +1,248 @@
+/* Rows of a weight matrix times a few vectors, in four formats of weights.
+ *
+ * A decode step reads each weight once and has few vectors to multiply it with, so memory sets the
+ * pace: weights are read where they lie, row by row, and every vector is served from one reading.
+ */
+
+#ifndef BUDDY_MATRIX_H
+#define BUDDY_MATRIX_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#include <immintrin.h>
+#define HAS_BF16_DOT 1
+#else
+#define HAS_BF16_DOT 0
+#endif
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+#define GROUP 32 /* weights that share a scale in INT4 */
+#define MOST_VECTORS 8
+
+typedef uint16_t bf16;
+
+typedef struct {
+    const void *weights; /* [rows, columns]; INT4: two to a byte, columns 0-15 and 16-31 of a group */
+    const float *scales; /* INT8: [rows]; INT4: [rows, columns / GROUP] */
+    const float *bias;   /* [rows] or NULL */
+    int32_t rows, columns, format;
+} Matrix;
+
+static inline float widen(bf16 value)
+{
+    union { uint32_t bits; float value; } u = {(uint32_t)value << 16};
+    return u.value;
+}
+
+/* To the nearest, ties to even; NaN stays NaN. */
+static inline bf16 narrow(float value)
+{
+    union { float value; uint32_t bits; } u = {value};
+    uint32_t rounded = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
+    return (bf16)((u.bits & 0x7fffffff) > 0x7f800000 ? (u.bits >> 16) | 0x40 : rounded);
+}
+
+/* A vector in both number formats; `narrow` is what the dot product of bfloat16 reads. */
+typedef struct {
+    const float *wide;
+    const bf16 *narrow;
+} Vector;
+
+static inline float dot_float(const float *restrict a, const float *restrict b, int count)
+{
+    float sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static inline float dot_bf16(const bf16 *restrict a, const float *restrict b, int count)
+{
+    float sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += widen(a[i]) * b[i];
+    return sum;
+}
+
+static inline float dot_int8(const int8_t *restrict a, const float *restrict b, int count)
+{
+    float sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += (float)a[i] * b[i];
+    return sum;
+}
+
+static inline float dot_int4(
+    const uint8_t *restrict a, const float *restrict scales, const float *restrict b, int count)
+{
+    float sum = 0;
+    for (int group = 0; group < count / GROUP; group++) {
+        float part[GROUP / 2];
+        for (int i = 0; i < GROUP / 2; i++) {
+            uint8_t pair = a[group * (GROUP / 2) + i];
+            part[i] = (float)((int)(pair & 15) - 8) * b[group * GROUP + i];
+            part[i] += (float)((int)(pair >> 4) - 8) * b[group * GROUP + GROUP / 2 + i];
+        }
+        float total = 0;
+        for (int i = 0; i < GROUP / 2; i++)
+            total += part[i];
+        sum += total * scales[group];
+    }
+    return sum;
+}
+
+/* One row of a matrix, widened. */
+static void widen_row(const Matrix *matrix, int row, float *restrict out)
+{
+    int columns = matrix->columns;
+    size_t at = (size_t)row * columns;
+    if (matrix->format == FLOAT32) {
+        memcpy(out, (const float *)matrix->weights + at, sizeof(float) * columns);
+    } else if (matrix->format == BFLOAT16) {
+        const bf16 *weights = (const bf16 *)matrix->weights + at;
+        for (int i = 0; i < columns; i++)
+            out[i] = widen(weights[i]);
+    } else if (matrix->format == INT8) {
+        const int8_t *weights = (const int8_t *)matrix->weights + at;
+        float scale = matrix->scales[row];
+        for (int i = 0; i < columns; i++)
+            out[i] = (float)weights[i] * scale;
+    } else {
+        const uint8_t *weights = (const uint8_t *)matrix->weights + at / 2;
+        const float *scales = matrix->scales + at / GROUP;
+        for (int group = 0; group < columns / GROUP; group++)
+            for (int i = 0; i < GROUP / 2; i++) {
+                uint8_t pair = weights[group * (GROUP / 2) + i];
+                out[group * GROUP + i] = (float)((int)(pair & 15) - 8) * scales[group];
+                out[group * GROUP + GROUP / 2 + i] = (float)((int)(pair >> 4) - 8) * scales[group];
+            }
+    }
+}
+
+static inline float dot_row(const Matrix *matrix, int row, const float *x)
+{
+    int columns = matrix->columns;
+    size_t at = (size_t)row * columns;
+    switch (matrix->format) {
+    case FLOAT32:
+        return dot_float((const float *)matrix->weights + at, x, columns);
+    case BFLOAT16:
+        return dot_bf16((const bf16 *)matrix->weights + at, x, columns);
+    case INT8:
+        return dot_int8((const int8_t *)matrix->weights + at, x, columns) * matrix->scales[row];
+    default:
+        return dot_int4(
+            (const uint8_t *)matrix->weights + at / 2, matrix->scales + at / GROUP, x, columns);
+    }
+}
+
+#if HAS_BF16_DOT
+/* R rows times N vectors; R and N are known where it is inlined. */
+static inline __attribute__((always_inline)) void tile_bf16(
+    const bf16 *weights, int columns, const Vector *x, int R, int N, float *const *y, int row)
+{
+    __m512 sums[R * N];
+    for (int i = 0; i < R * N; i++)
+        sums[i] = _mm512_setzero_ps();
+    int column = 0;
+    for (; column + 32 <= columns; column += 32) {
+        __m512bh w[R];
+        for (int r = 0; r < R; r++)
+            w[r] = (__m512bh)_mm512_loadu_si512(weights + (size_t)r * columns + column);
+        for (int n = 0; n < N; n++) {
+            __m512bh v = (__m512bh)_mm512_loadu_si512(x[n].narrow + column);
+            for (int r = 0; r < R; r++)
+                sums[r * N + n] = _mm512_dpbf16_ps(sums[r * N + n], w[r], v);
+        }
+    }
+    if (column < columns) {
+        __mmask32 mask = ((__mmask32)1 << (columns - column)) - 1;
+        for (int n = 0; n < N; n++) {
+            __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x[n].narrow + column);
+            for (int r = 0; r < R; r++) {
+                __m512bh w = (__m512bh)_mm512_maskz_loadu_epi16(
+                    mask, weights + (size_t)r * columns + column);
+                sums[r * N + n] = _mm512_dpbf16_ps(sums[r * N + n], w, v);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            y[n][row + r] = _mm512_reduce_add_ps(sums[r * N + n]);
+}
+
+#define TILES(N, R)                                                                                \
+    for (; row + R <= end; row += R)                                                               \
+        tile_bf16(weights + (size_t)row * columns, columns, x, R, N, y, row);                      \
+    for (; row < end; row++)                                                                       \
+        tile_bf16(weights + (size_t)row * columns, columns, x, 1, N, y, row);                      \
+    break
+
+static void rows_bf16(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
+{
+    const bf16 *weights = matrix->weights;
+    int columns = matrix->columns, row = begin;
+    switch (count) {
+    case 1: TILES(1, 8);
+    case 2: TILES(2, 8);
+    case 3: TILES(3, 4);
+    case 4: TILES(4, 4);
+    case 5: TILES(5, 4);
+    case 6: TILES(6, 4);
+    case 7: TILES(7, 3);
+    default: TILES(8, 3);
+    }
+}
+#endif
+
+/* Rows that stay in the nearest cache while all vectors pass; a multiple of every tile's height. */
+#define ROWS_AT_ONCE 24
+
+static void multiply_few(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+#if HAS_BF16_DOT
+    if (matrix->format == BFLOAT16) {
+        rows_bf16(matrix, x, count, begin, end, y);
+        return;
+    }
+#endif
+    for (int row = begin; row < end; row++) {
+        if (count == 1) {
+            y[0][row] = dot_row(matrix, row, x[0].wide);
+            continue;
+        }
+        widen_row(matrix, row, scratch);
+        for (int n = 0; n < count; n++)
+            y[n][row] = dot_float(scratch, x[n].wide, matrix->columns);
+    }
+}
+
+/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` holds a row. */
+static void multiply_rows(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+    if (count <= MOST_VECTORS) {
+        multiply_few(matrix, x, count, begin, end, y, scratch);
+    } else {
+        for (int row = begin; row < end; row += ROWS_AT_ONCE) {
+            int stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
+            for (int done = 0; done < count; done += MOST_VECTORS) {
+                int now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
+                multiply_few(matrix, x + done, now, row, stop, y + done, scratch);
+            }
+        }
+    }
+    if (matrix->bias != NULL)
+        for (int n = 0; n < count; n++)
+            for (int row = begin; row < end; row++)
+                y[n][row] += matrix->bias[row];
+}
+
+#endif

@@ -1,0 +1,51 @@
+"""Puts a token table in a trained router's place, for as long as no weight changes."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from buddy.depth.policy import DepthPolicy
+from buddy.models.backbone import Backbone
+from buddy.policies.routed import RoutedPolicy
+from buddy.policies.tabled import TabledPolicy
+from buddy.routing.token_table import TokenTable, is_tabulable
+
+
+class Tabulator:
+    """Makes the table when it is first of use, and again when a weight behind it has changed.
+
+    Args:
+        backbone: Whose first block the values come from.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._made_of: tuple[Any, ...] = ()
+        self._policy: TabledPolicy | None = None
+
+    def __call__(self, policy: DepthPolicy) -> DepthPolicy:
+        """The policy for a pass without gradients: tabled where that gives the same plans."""
+        if not isinstance(policy, RoutedPolicy) or torch.is_grad_enabled():
+            return policy
+        if not is_tabulable(policy.router.config.planner):
+            return policy
+        projection = self._backbone.value_projection(0)
+        if type(projection) is not nn.Linear:  # an adapter that is not merged
+            return policy
+        weights = (*self._backbone.first_values_depend_on(), policy.router.decision.down.weight)
+        made_of = (policy, *((id(w), w.data_ptr(), w._version) for w in weights))
+        if made_of != self._made_of:
+            table = TokenTable(policy.router, first_values(self._backbone))
+            self._policy, self._made_of = TabledPolicy(policy, table), made_of
+        assert self._policy is not None
+        return self._policy
+
+
+@torch.no_grad()
+def first_values(backbone: Backbone, batch: int = 8192) -> Float[Tensor, "vocab width"]:
+    """The first block's value of every token id."""
+    ids = torch.arange(backbone.embedding.num_embeddings, device=backbone.device)
+    parts = ids.split(batch)
+    return torch.cat([backbone.values(0, backbone.embed(part[None])[0]) for part in parts])

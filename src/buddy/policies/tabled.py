@@ -1,0 +1,40 @@
+"""The trained router, asked before the first block: its token table stands for the cache."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from buddy.depth.policy import Observation
+from buddy.policies.routed import RoutedPolicy
+from buddy.routing.context import ContextState
+from buddy.routing.token_table import TableState, TokenTable
+
+
+class TabledPolicy:
+    """Gives the plans of a `RoutedPolicy` from token ids alone.
+
+    Args:
+        routed: The policy that it stands for.
+        table: Of that policy's router.
+    """
+
+    name = RoutedPolicy.name
+    context_layer = 0
+
+    def __init__(self, routed: RoutedPolicy, table: TokenTable) -> None:
+        self.routed, self.table = routed, table
+        self.num_blocks, self.pinned = routed.num_blocks, routed.pinned
+
+    def observe(self, state: ContextState | TableState | None, seen: Observation) -> TableState:
+        """Add new tokens to the running sum."""
+        return self.table.observe(state, seen.token_ids, seen.counted)
+
+    def scores(
+        self, state: TableState, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
+        """The middle blocks' fused scores; pinned blocks need none."""
+        return pad(self.table.scores(state), (1, 1))
+
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        return self.routed.describe()

@@ -1,0 +1,86 @@
+"""Token table: what each token adds to a router's state, known before any block has run.
+
+The first block's values see neither position nor other tokens, and pooling commutes with the
+Decision Module's first layer. So one table lookup and `r` additions a token take the place of
+reading the cache, and a plan is known from token ids alone.
+
+Source: method.md, section 2; ours.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.routing.context import ContextState, PlannerConfig
+from buddy.routing.router import Router
+
+
+def is_tabulable(planner: PlannerConfig) -> bool:
+    """Whether a table can stand for the planner: values of the first block, pooled as tokens."""
+    return (
+        planner.context == "value"
+        and planner.context_layer == 1
+        and planner.pool == "tokens"
+        and planner.summary != "mean+last"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A running weighted sum of table rows: `r` floats and a weight for each sequence."""
+
+    total: Float[Tensor, "batch rank"]
+    weight: Float[Tensor, " batch"]
+
+    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "TableState":
+        """The state of the rows named, in that order."""
+        return TableState(self.total[rows], self.weight[rows])
+
+
+class TokenTable:
+    """A router's first layer, applied to every token's value in advance.
+
+    Args:
+        router: Its weights must not change while the table is in use.
+        values: The first block's value of every token.
+    """
+
+    def __init__(self, router: Router, values: Float[Tensor, "vocab width"]) -> None:
+        assert is_tabulable(router.config.planner)
+        self.router = router
+        with torch.no_grad():
+            self.rows = torch.nn.functional.linear(values.float(), router.decision.down.weight)
+
+    def observe(
+        self,
+        state: ContextState | TableState | None,
+        token_ids: Int[Tensor, "batch tokens"],
+        counted: Bool[Tensor, "batch tokens"],
+    ) -> TableState:
+        """Take in new tokens; a state that was read from the cache is carried over."""
+        if state is None:
+            zeros = self.rows.new_zeros(len(token_ids), self.rows.shape[1], dtype=torch.float64)
+            state = TableState(zeros, zeros[:, 0])
+        elif isinstance(state, ContextState):
+            weight = self.router.decision.down.weight.double()
+            state = TableState(state.total @ weight.T, state.weight)
+        decay = self.router.config.planner.decay
+        rows = self.rows[token_ids].double()  # [B, T, r]
+        if token_ids.shape[1] == 1:
+            share, kept = counted[:, 0].double(), decay ** counted[:, 0].double()
+            total = state.total * kept[:, None] + rows[:, 0] * share[:, None]
+            return TableState(total, state.weight * kept + share)
+        newer = counted.flip(1).cumsum(1).flip(1) - counted.long()  # [B, T]
+        share = decay**newer * counted
+        kept = decay ** counted.sum(1).double()
+        total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
+        return TableState(total, state.weight * kept + share.sum(1))
+
+    def scores(self, state: TableState) -> Float[Tensor, "batch middle"]:
+        """Fused scores of the middle blocks."""
+        decision = self.router.decision
+        pooled = (state.total / state.weight.clamp(min=1e-12)[:, None]).float()
+        inner = torch.nn.functional.silu(pooled + decision.down.bias)
+        return decision.fuse(decision.up(inner))

@@ -1,0 +1,230 @@
+"""The native decoder against the general path and the naive reference."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.engine.naive import naive_decode
+from buddy.engine.native.library import native_library
+from buddy.errors import ModelError
+from buddy.models.quantised import quantise_backbone
+from tests.tiny import (
+    every_family,
+    every_kv_policy,
+    padded,
+    random_ids,
+    random_router,
+    tiny_buddy,
+    tiny_model,
+)
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C compiler here")
+
+# atol: other orders of sums, and another exponential.
+TOLERANCE = {"atol": 5e-5, "rtol": 1e-4}
+
+
+def twins(family="llama", **options):
+    """One model twice: the native decoder, and the general path."""
+    model = tiny_model(family)
+    router = random_router(model, summary="ema", ema_decay=0.5)
+    make = {"router": router, **options}
+    native = BuddyForCausalLM(model, engine="native", **make)
+    return native, BuddyForCausalLM(model, engine="general", **make)
+
+
+@torch.no_grad()
+def decode(buddy, ids, mask, continuation, **options):
+    """Logits and plans of each fed token, and the session."""
+    out = buddy(ids, mask, **options)
+    logits, plans = [], []
+    for step in range(continuation.shape[1]):
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        out = buddy(
+            continuation[:, step : step + 1], mask, past_key_values=out.past_key_values, **options
+        )
+        logits.append(out.logits[:, 0])
+        plans.append(out.plan.mask)
+        assert out.executed_blocks.tolist() == out.plan.depth.tolist()
+    return torch.stack(logits, 1), torch.stack(plans, 1), out.past_key_values
+
+
+@every_family
+@every_kv_policy
+@torch.no_grad()
+def test_it_equals_the_naive_reference_under_changing_plans(family, kv_policy):
+    native, _ = twins(family, kv_policy=kv_policy)
+    ids, continuation = random_ids(1, 8), random_ids(1, 10, seed=5)
+    logits, plans, _ = decode(native, ids, torch.ones_like(ids), continuation, budget="4 blocks")
+    expected, expected_plans = naive_decode(
+        native.backbone,
+        native.policy,
+        torch.cat([ids, continuation], 1)[0],
+        8,
+        blocks=4,
+        kv_policy=kv_policy,
+    )
+    assert torch.equal(plans[0], expected_plans[1:])
+    assert len({tuple(plan.tolist()) for plan in plans[0]}) > 1
+    assert_close(logits[0], expected[1:], **TOLERANCE)
+
+
+@every_family
+@every_kv_policy
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_mixed_budgets_equals_the_general_path(family, kv_policy, side):
+    native, general = twins(family, kv_policy=kv_policy)
+    ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], side)
+    continuation = random_ids(3, 8, seed=5)
+    options = {"budget": ["3 blocks", "4 blocks", 1.0]}
+    made, plans, _ = decode(native, ids, mask, continuation, **options)
+    expected, expected_plans, _ = decode(general, ids, mask, continuation, **options)
+    assert torch.equal(plans, expected_plans)
+    assert_close(made, expected, **TOLERANCE)
+
+
+@every_kv_policy
+def test_several_tokens_at_once_equal_the_general_path(kv_policy):
+    native, general = twins(policy="static:1,3", kv_policy=kv_policy)
+    ids = random_ids(2, 14)
+    made = []
+    for buddy in (native, general):
+        with torch.no_grad():
+            out = buddy(ids[:, :5], budget="4 blocks")
+            for part in (ids[:, 5:8], ids[:, 8:12], ids[:, 12:]):
+                out = buddy(part, budget="4 blocks", past_key_values=out.past_key_values)
+        made.append(out.logits)
+    assert_close(made[0], made[1], **TOLERANCE)
+
+
+@every_kv_policy
+def test_a_session_may_change_engines_at_any_step(kv_policy):
+    native, general = twins(kv_policy=kv_policy)
+    ids, continuation = random_ids(2, 6), random_ids(2, 12, seed=3)
+    mask = torch.ones_like(ids)
+    options = {"budget": ["3 blocks", "5 blocks"]}
+    expected, _, _ = decode(general, ids, mask, continuation, **options)
+    with torch.no_grad():
+        out = general(ids, **options)
+        for step in range(12):
+            buddy = (native, general)[step % 3 == 0]
+            out = buddy(
+                continuation[:, step : step + 1], past_key_values=out.past_key_values, **options
+            )
+            assert_close(out.logits[:, 0], expected[:, step], **TOLERANCE)
+
+
+def test_rows_may_be_chosen_anew_as_beam_search_does():
+    native, general = twins()
+    ids = random_ids(1, 6)
+    options = {"max_new_tokens": 10, "num_beams": 3, "do_sample": False, "budget": "4 blocks"}
+    tokens = [buddy.generate(ids, **options) for buddy in (native, general)]
+    assert torch.equal(tokens[0], tokens[1])
+
+
+def test_more_holes_than_one_projection_takes():
+    native, general = twins()
+    ids, continuation = random_ids(2, 40), random_ids(2, 6, seed=2)
+    mask = torch.ones_like(ids)
+    made, plans, _ = decode(native, ids, mask, continuation, budget="3 blocks")
+    expected, _, _ = decode(general, ids, mask, continuation, budget="3 blocks")
+    assert len({tuple(plan.tolist()) for plan in plans.flatten(0, 1)}) > 1
+    assert_close(made, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same(threads):
+    from buddy.engine.native.decoder import NativeDecoder
+
+    native, general = twins()
+    native.decoder.native()
+    native.decoder._native = NativeDecoder(native.backbone, threads)
+    ids, continuation = random_ids(3, 6), random_ids(3, 5, seed=2)
+    options = {"budget": ["3 blocks", "4 blocks", 1.0]}
+    made, _, _ = decode(native, ids, torch.ones_like(ids), continuation, **options)
+    expected, _, _ = decode(general, ids, torch.ones_like(ids), continuation, **options)
+    assert_close(made, expected, **TOLERANCE)
+
+
+@every_family
+def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
+    native, general = twins(family, policy="static:1,3")
+    ids, continuation = random_ids(2, 6), random_ids(2, 8, seed=2)
+    options = {"budget": "4 blocks"}
+    exact, _, _ = decode(general, ids, torch.ones_like(ids), continuation, **options)
+    for buddy in (native, general):
+        buddy.model.to(torch.bfloat16)
+    made, _, _ = decode(native, ids, torch.ones_like(ids), continuation, **options)
+    rounded, _, _ = decode(general, ids, torch.ones_like(ids), continuation, **options)
+    assert native.decoder.native() is not None
+    allowed = 1.5 * (rounded.float() - exact).abs().max()
+    assert (made.float() - exact).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
+    native, general = twins(policy="static:1,3")
+    ids, continuation = random_ids(rows, 6), random_ids(rows, 5, seed=2)
+    arguments = (ids, torch.ones_like(ids), continuation)
+    plain, _, _ = decode(general, *arguments, budget=1.0)
+    quantise_backbone(native.backbone, quantisation)
+    general.backbone.head = native.backbone.head
+    made, _, _ = decode(native, *arguments, budget=1.0)
+    expected, _, _ = decode(general, *arguments, budget=1.0)
+    assert_close(made, expected, **TOLERANCE)
+    assert (made - plain).abs().max() > 1e-3
+
+
+def test_it_copies_no_weights():
+    native, _ = twins()
+    decoder = native.decoder.native()
+    weights = decoder._weights.model
+    assert weights.vocabulary.weights == native.backbone.head.weight.data_ptr()
+    first = native.backbone.blocks[0].mlp.gate_proj.weight
+    assert weights.blocks[0].gate.weights == first.data_ptr()
+
+
+def test_weights_that_change_or_move_are_followed():
+    native, general = twins(policy="full")
+    ids = random_ids(1, 4)
+    arguments = (ids, torch.ones_like(ids), random_ids(1, 3, seed=1))
+    before, _, _ = decode(native, *arguments)
+    for parameter in native.model.parameters():
+        parameter.data = parameter.data * 1.1
+    after, _, _ = decode(native, *arguments)
+    expected, _, _ = decode(general, *arguments)
+    assert_close(after, expected, **TOLERANCE)
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_gradients_take_the_general_path():
+    native, general = twins(policy="full")
+    ids = random_ids(1, 4)
+    with torch.no_grad():
+        session = native(ids).past_key_values
+    out = native(random_ids(1, 1, seed=1), past_key_values=session)
+    assert out.logits.requires_grad
+
+
+def test_what_it_cannot_run_is_said():
+    model = tiny_model()
+    block = model.model.layers[1]
+    block.mlp.up_proj = nn.Sequential(block.mlp.up_proj)
+    buddy = BuddyForCausalLM(model, engine="native")
+    session = BuddyForCausalLM(model, engine="general")
+    ids = random_ids(1, 3)
+    with torch.no_grad():
+        started = session(ids).past_key_values
+        with pytest.raises(ModelError, match="merge the adapter first.*general"):
+            buddy(ids[:, :1], past_key_values=started)
+
+
+def test_without_a_compiler_the_general_path_runs_and_says_why(monkeypatch):
+    monkeypatch.setattr("buddy.engine.native.decoder.native_library", lambda: None)
+    buddy = tiny_buddy()
+    tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
+    assert tokens.shape == (1, 7)
+    assert "no C compiler" in buddy.decoder.why_general
