@@ -201,7 +201,7 @@ def test_weights_that_change_or_move_are_followed():
 
 
 def test_gradients_take_the_general_path():
-    native, general = twins(policy="full")
+    native, _ = twins(policy="full")
     ids = random_ids(1, 4)
     with torch.no_grad():
         session = native(ids).past_key_values
@@ -218,7 +218,7 @@ def test_what_it_cannot_run_is_said():
     ids = random_ids(1, 3)
     with torch.no_grad():
         started = session(ids).past_key_values
-        with pytest.raises(ModelError, match="merge the adapter first.*general"):
+        with pytest.raises(ModelError, match="merge the adapter first"):
             buddy(ids[:, :1], past_key_values=started)
 
 

@@ -19,7 +19,7 @@ CONTEXT, NEW = 9, 5
 def routed_model(**options):
     plain = tiny_model()
     router = random_router(plain, summary="ema", ema_decay=0.5)
-    return BuddyForCausalLM(plain, router=router, **options)
+    return BuddyForCausalLM(plain, router=router, engine="general", **options)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.training.prompts import LivePrompts
 from buddy.training.start import start_router
 from tests.tiny import tiny_buddy
 from tests.training.examples import random_examples
@@ -13,10 +14,9 @@ def scores_of(model, examples):
     """As inference scores prompts, one at a time."""
     plans = []
     for example in examples:
-        session = model.new_session(1, 64)
         with torch.no_grad():
-            model(torch.tensor([example.prompt]), past_key_values=session, budget="4 blocks")
-        plans.append(model.router.scores(session.route)[0])
+            summary = LivePrompts(model).summaries([example])
+        plans.append(model.router.decision.fuse(model.router.decision(summary))[0])
     return torch.stack(plans).detach()
 
 
@@ -49,10 +49,8 @@ def test_the_first_layer_hears_differences_alone():
     down = model.router.decision.down
     heard = []
     for example in EXAMPLES:
-        session = model.new_session(1, 64)
         with torch.no_grad():
-            model(torch.tensor([example.prompt]), past_key_values=session, budget="4 blocks")
-            heard.append(down(session.route.pooled())[0])
+            heard.append(down(LivePrompts(model).summaries([example]))[0])
     heard = torch.stack(heard)
     assert heard.mean(0).abs().max() < 1e-3
     assert 0.3 < float(heard.std(0).mean()) < 3

@@ -19,6 +19,8 @@ def chat(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     policy: options.Policy = None,
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
 ) -> None:
     """Talk with a model. /budget 0.5 changes the budget, /reset forgets, /exit leaves.
 
@@ -29,7 +31,15 @@ def chat(
     from buddy.errors import BudgetError, PromptError
 
     console = stderr()
-    speaker = Speaker(model, policy=policy, kv_policy=kv_policy, reroute=reroute, console=console)
+    speaker = Speaker(
+        model,
+        policy=policy,
+        kv_policy=kv_policy,
+        reroute=reroute,
+        engine=engine,
+        quant=quant,
+        console=console,
+    )
     speaker.check_chat()
     speaker.check_budget(budget)
     sampling = Sampling(

@@ -5,7 +5,6 @@ import typer
 from buddy.cli.eval_answers import answers
 from buddy.cli.eval_ppl import ppl
 from buddy.cli.eval_rouge import rouge
-from buddy.cli.eval_speed import speed
 from buddy.cli.eval_tasks import gsm8k, mmlu, tasks
 
 evaluate = typer.Typer(help="Measure a model under budgets, into RunRecords.", no_args_is_help=True)
@@ -15,4 +14,3 @@ evaluate.command()(answers)
 evaluate.command()(gsm8k)
 evaluate.command()(mmlu)
 evaluate.command()(rouge)
-evaluate.command()(speed)

@@ -27,6 +27,8 @@ def generate(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     policy: options.Policy = None,
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
     depth: Annotated[
         bool, typer.Option("--show-depth", help="Show which blocks ran for every token.")
     ] = False,
@@ -52,7 +54,15 @@ def generate(
     content = read_prompt() if prompt == "-" else prompt
     if raw and system is not None:
         raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
-    speaker = Speaker(model, policy=policy, kv_policy=kv_policy, reroute=reroute, console=console)
+    speaker = Speaker(
+        model,
+        policy=policy,
+        kv_policy=kv_policy,
+        reroute=reroute,
+        engine=engine,
+        quant=quant,
+        console=console,
+    )
     messages = [] if system is None else [{"role": "system", "content": system}]
     answer = speaker.answer(
         [*messages, {"role": "user", "content": content}],
@@ -98,6 +108,8 @@ def _record(
         "policy": speaker.policy,
         "kv_policy": speaker.model.kv_policy,
         "reroute": speaker.reroute,
+        "engine": speaker.model.decoder.describe(),
+        "quant": speaker.model.quant,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": len(answer.token_texts),

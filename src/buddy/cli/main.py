@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from buddy.cli.bench import bench
 from buddy.cli.chat import chat
 from buddy.cli.data import data
 from buddy.cli.evaluate import evaluate
@@ -36,6 +37,7 @@ app.command()(search)
 app.command()(train)
 app.command()(train_budget)
 app.add_typer(observe, name="observe")
+app.command()(bench)
 app.add_typer(evaluate, name="eval")
 app.command()(plot)
 

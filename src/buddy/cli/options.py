@@ -29,6 +29,14 @@ KVPolicy = Annotated[
     str | None,
     typer.Option(help="What skipped blocks leave in the cache: zero, mask, project or lazy."),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(help="Who decodes: native (compiled, CPU), general, or auto: native if it can."),
+]
+Quant = Annotated[
+    str | None,
+    typer.Option(help="Weights in fewer bits: int8 or int4. As they are if not given."),
+]
 Policy = Annotated[
     str | None,
     typer.Option(

@@ -61,6 +61,8 @@ class Speaker:
         policy: In place of the model's own.
         kv_policy: In place of the model's own.
         reroute: As typed.
+        engine: Who decodes.
+        quant: Weights in fewer bits.
         console: Where progress is shown.
     """
 
@@ -71,6 +73,8 @@ class Speaker:
         policy: str | None,
         kv_policy: str | None,
         reroute: str,
+        engine: str,
+        quant: str | None,
         console: Console,
     ) -> None:
         from buddy.engine.causal_lm import BuddyForCausalLM
@@ -84,6 +88,8 @@ class Speaker:
                 policy=policy,
                 kv_policy=kv_policy,
                 merge_adapter=True,
+                engine=engine,
+                quant=quant,
                 on_progress=on_progress,
             )
         self.tokenizer = load_tokenizer(model)

@@ -1,4 +1,4 @@
-"""What `buddy eval speed` shows at the end: speed by budget, and where the time goes."""
+"""What `buddy bench` shows at the end: speed by budget, and where the time goes."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple

@@ -104,7 +104,9 @@ class BlockKVCache:
         due = self.passed.due(block, self._numbers(rows), self.timeline.length)
         if due is None:
             return
-        row, slot, hidden = due
+        self._write_projected(block, *due)
+
+    def _write_projected(self, block: int, row: Tensor, slot: Tensor, hidden: Tensor) -> None:
         keys, values = self._project(block, hidden, self.timeline.positions[row, slot])
         key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
         key_buffer[row, :, slot] = keys

@@ -1,6 +1,5 @@
 """BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -96,6 +95,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
         """Where the base model can be loaded from again; None where it cannot."""
+        self.quant: str | None = None
+        """How the weights were quantised when the model was loaded."""
         self.source_fingerprint: str | None = None
         """Of the base model as it was loaded from there."""
         # A PEFT model wraps the causal LM and changes its linear layers in place.
@@ -243,7 +244,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
         """
-        started_s = time.perf_counter()
+        started_s = 0.0 if trace is None else trace.clock()
         if not return_dict:
             raise ValueError("return_dict must be True: the plan has no place in a tuple")
         if labels is not None and logits_to_keep:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from buddy.engine.cache import KVPolicy
 from buddy.engine.causal_lm import DEFAULT_KV_POLICY, BuddyForCausalLM
+from buddy.engine.decoder_choice import EngineName
 from buddy.engine.manifest import (
     MANIFEST,
     base_fingerprint,
@@ -31,6 +32,7 @@ from buddy.errors import CheckpointError
 from buddy.models.backbone import Backbone
 from buddy.models.loading import load_model, load_prior, shipped_checkpoint
 from buddy.models.progress import Progress
+from buddy.models.quantised import Quantisation, quantise_backbone
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import Router, RouterConfig
 
@@ -44,6 +46,8 @@ def load(
     kv_policy: KVPolicy | None = None,
     attention: str = "sdpa",
     merge_adapter: bool = False,
+    engine: EngineName = "auto",
+    quant: Quantisation | None = None,
     on_progress: Progress | None = None,
 ) -> BuddyForCausalLM:
     """Load a base model, or a Buddy checkpoint and the base model that it was made for.
@@ -56,6 +60,8 @@ def load(
         kv_policy: In place of the model's own.
         attention: "sdpa" or "eager".
         merge_adapter: Fold the LoRA weights into the backbone: faster, and no longer trainable.
+        engine: "native", "general" or "auto".
+        quant: "int8" or "int4", weights alone; an adapter must be merged.
         on_progress: Told what is being fetched or converted.
 
     Raises:
@@ -68,12 +74,31 @@ def load(
         "attention": attention,
         "on_progress": on_progress,
     }
+    made = _load(name, options, policy, kv_policy, merge_adapter, engine)
+    if quant is not None:
+        quantise_backbone(made.backbone, quant)
+        made.quant = quant
+    return made
+
+
+def _load(
+    name: str | Path,
+    options: dict[str, Any],
+    policy: str | None,
+    kv_policy: KVPolicy | None,
+    merge_adapter: bool,
+    engine: EngineName,
+) -> BuddyForCausalLM:
     shipped = shipped_checkpoint(name)
     folder = shipped or Path(name).expanduser()
     if not (folder / MANIFEST).is_file():
         model = load_model(name, **options)
         made = BuddyForCausalLM(
-            model, prior=load_prior(name), policy=policy, kv_policy=kv_policy or DEFAULT_KV_POLICY
+            model,
+            prior=load_prior(name),
+            policy=policy,
+            kv_policy=kv_policy or DEFAULT_KV_POLICY,
+            engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
         made.source = str(folder.resolve()) if folder.exists() else str(name)
@@ -91,6 +116,7 @@ def load(
         **_read_routing(folder, manifest, model.device),
         policy=policy or manifest["policy"],
         kv_policy=kv_policy or manifest["kv_policy"],
+        engine=engine,
     )
     made.source, made.source_fingerprint = source, fingerprint
     return made

@@ -49,6 +49,10 @@ class DecoderChoice:
             self._native, self._made_for = self._make(), made_for
         return self._native
 
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        return "general" if self.native() is None else "native"
+
     def _make(self) -> "NativeDecoder | None":
         from buddy.engine.native.decoder import NativeDecoder
 

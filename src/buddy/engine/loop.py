@@ -5,7 +5,6 @@ step is a forward pass, a token and little else. Other modes (beams, assistants,
 go through transformers' own loop, which is the reference.
 """
 
-import time
 from typing import Any, Final
 
 import torch
@@ -63,10 +62,8 @@ class Stop:
             one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)
         ]
 
-    def __call__(
-        self, ids: Int[Tensor, "batch columns"], logits: Tensor
-    ) -> Bool[Tensor, " batch"] | None:
-        """The rows that end with the newest column; None where none does."""
+    def __call__(self, ids: Int[Tensor, "batch columns"], logits: Tensor) -> Bool[Tensor, " batch"]:
+        """The rows that end with the newest column."""
         done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         newest = ids[:, -1]
         if self.ends and (len(ids) > 1 or int(newest) in self.ends):
@@ -115,7 +112,7 @@ def decode_loop(
         open_rows = open_rows & ~stop(ids[:, :columns], scores)
         if not bool(open_rows.any()):
             break
-        started_s = time.perf_counter()
+        started_s = 0.0 if trace is None else trace.clock()
         step = Step(
             token_ids=token[:, None],
             valid=every,

@@ -64,7 +64,7 @@ class PassedResiduals:
     def _compact(self) -> None:
         assert self.stored is not None
         waits = self.waiting >= 0
-        places, renamed = self.waiting[waits].unique(return_inverse=True)
+        places, renamed = torch.unique(self.waiting[waits], return_inverse=True)
         self.waiting[waits] = renamed.int()
         self.stored[: len(places)] = self.stored[places.long()]
         self.count = len(places)

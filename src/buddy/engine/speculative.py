@@ -26,8 +26,7 @@ _LONGEST_DRAFT: Final = 8
 
 @dataclass(slots=True)
 class DraftLength:
-    """How many tokens to draft: one more after a draft that was accepted whole, else as many as
-    were accepted and one more."""
+    """How many tokens to draft: one more than were accepted of the draft before."""
 
     tokens: int = _FIRST_DRAFT
 
@@ -131,7 +130,7 @@ class _Writer:
     def draft(
         self, ids: Int[Tensor, "one columns"], tokens: int
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
-        """Tokens after `ids`, and the scores that each was drawn from; the cache stays as it was."""
+        """Tokens after `ids`, and what each was drawn from; the cache stays as it was."""
         session = self._session
         start, route, steps = session.timeline.length, session.route, session.steps
         proposed: list[Tensor] = []

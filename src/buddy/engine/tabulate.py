@@ -47,5 +47,5 @@ class Tabulator:
 def first_values(backbone: Backbone, batch: int = 8192) -> Float[Tensor, "vocab width"]:
     """The first block's value of every token id."""
     ids = torch.arange(backbone.embedding.num_embeddings, device=backbone.device)
-    parts = ids.split(batch)
+    parts = torch.split(ids, batch)
     return torch.cat([backbone.values(0, backbone.embed(part[None])[0]) for part in parts])

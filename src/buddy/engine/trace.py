@@ -1,6 +1,7 @@
 """DepthTrace: which blocks ran for each token of a generation, and how long it took."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,27 +16,34 @@ class TracedStep:
         tokens: New columns fed, 1 in decode.
         plans: Each row's executed blocks.
         executed: Each row's number of blocks, counted where they ran.
-        started_s, ended_s: On a monotonic clock.
+        started_s, ended_s: On the trace's clock.
     """
 
     tokens: int
     plans: tuple[tuple[int, ...], ...]
     executed: tuple[int, ...]
-    started_s: float
-    ended_s: float
+    started_s: Any
+    ended_s: Any
 
 
 @dataclass(slots=True)
 class DepthTrace:
-    """Collects steps; pass one to `generate(..., trace=trace)`. Step 0 is the prefill."""
+    """Collects steps; pass one to `generate(..., trace=trace)`. Step 0 is the prefill.
+
+    Attributes:
+        num_blocks: Of the model.
+        steps: In the order of time.
+        clock: Tells when a step begins and ends.
+    """
 
     num_blocks: int = 0
     steps: list[TracedStep] = field(default_factory=list)
+    clock: Callable[[], Any] = time.perf_counter
 
-    def record(self, plan: DepthPlan, executed: list[int], tokens: int, started_s: float) -> None:
+    def record(self, plan: DepthPlan, executed: list[int], tokens: int, started_s: Any) -> None:
         """Add one forward pass that has just ended."""
         self.num_blocks = plan.mask.shape[1]
-        ended_s = time.perf_counter()
+        ended_s = self.clock()
         self.steps.append(TracedStep(tokens, plan.keys, tuple(executed), started_s, ended_s))
 
     @property
@@ -55,7 +63,7 @@ class DepthTrace:
         if not self.steps:
             return None
         first = self.steps[0]
-        return first.tokens * len(first.plans) / (first.ended_s - first.started_s)
+        return float(first.tokens * len(first.plans) / (first.ended_s - first.started_s))
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -63,7 +71,7 @@ class DepthTrace:
         if len(self.steps) < 2:
             return None
         elapsed = self.steps[-1].ended_s - self.steps[0].ended_s
-        return sum(len(step.plans) for step in self.steps[1:]) / elapsed
+        return float(sum(len(step.plans) for step in self.steps[1:]) / elapsed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: steps with their rows' blocks, and the summary figures."""

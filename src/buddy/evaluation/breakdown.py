@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
 
+import torch
+
 from buddy.engine import step
 from buddy.engine.cache import BlockKVCache
+from buddy.engine.native.decoder import NativeDecoder
 from buddy.evaluation.clock import Clock
 from buddy.models.backbone import Backbone
 
@@ -20,6 +23,8 @@ GATHER_SCATTER: Final = "gather_scatter"
 KV_FILL: Final = "kv_fill"
 HEAD: Final = "head"
 HOST: Final = "host"
+_KERNEL_PIECES: Final = (BLOCKS, KV_FILL, HEAD)
+"""As the native decoder counts them."""
 PIECES: Final = (BLOCKS, ROUTER, GATHER_SCATTER, KV_FILL, HEAD, HOST)
 """Host is all that is no other piece: embedding, masks, sampling, and Python in between."""
 
@@ -67,6 +72,23 @@ class Profiler:
 
         return run
 
+    def decoded(self, run: Function) -> Function:
+        """The native decoder's `run`, its time divided as the kernel itself tells."""
+
+        @wraps(run)
+        def timed(decoder: Any, *args: Any) -> Any:
+            decoder.seconds = torch.zeros(len(_KERNEL_PIECES), dtype=torch.float64)
+            self._turn()
+            try:
+                return run(decoder, *args)
+            finally:
+                self._since = self._clock.mark()
+                parts = zip(_KERNEL_PIECES, decoder.seconds.tolist(), strict=True)
+                self._stretches += [(piece, 0.0, seconds) for piece, seconds in parts]
+                decoder.seconds = None
+
+        return timed
+
     def _turn(self) -> None:
         """End the stretch that is running; the next begins."""
         now = self._clock.mark()
@@ -106,6 +128,7 @@ def profiled(clock: Clock) -> Iterator[Profiler]:
         (BlockKVCache, "write", timed(GATHER_SCATTER, BlockKVCache.write, only=_of_some_rows)),
         (BlockKVCache, "skip", timed(KV_FILL, BlockKVCache.skip)),
         (BlockKVCache, "fill", timed(KV_FILL, BlockKVCache.fill)),
+        (NativeDecoder, "run", profiler.decoded(NativeDecoder.run)),
     )
     plain = [(owner, name, getattr(owner, name)) for owner, name, _ in seams]
     try:

@@ -1,6 +1,7 @@
 """Prefill and decode speed by budget, beside transformers' own `generate` on the same weights.
 
-What is timed is the product's own `forward` and `generate`; a forward hook takes the times. All
+What is timed is the product's own `forward` and `generate`; their trace takes the times, and for
+transformers' own loop a forward hook. All
 conditions run in every round, in a new order each time, so that a drift of the machine meets all
 alike. Where the time goes is measured in passes of its own.
 """
@@ -19,7 +20,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from buddy.engine.causal_lm import BuddyForCausalLM
-from buddy.engine.step import Reroute, check_reroute
+from buddy.engine.step import BatchRoute, Reroute, check_batch_route, check_reroute
+from buddy.engine.trace import DepthTrace
 from buddy.errors import PromptError
 from buddy.evaluation.breakdown import profiled
 from buddy.evaluation.clock import Clock, clock_of
@@ -43,6 +45,8 @@ class SpeedConfig:
     """Without the one that warms up."""
     reroute: Reroute = "step"
     """When generation chooses blocks again."""
+    batch_route: BatchRoute = "independent"
+    """Whose scores rank the blocks of a batch."""
     transformers: bool = True
     """Whether transformers' own `generate` runs too."""
     seed: int = 0
@@ -50,6 +54,7 @@ class SpeedConfig:
 
     def __post_init__(self) -> None:
         check_reroute(self.reroute)
+        check_batch_route(self.batch_route)
         if self.new_tokens < 2 or self.rounds < 1:
             raise PromptError(
                 "a speed needs at least 2 new tokens and 1 round, got "
@@ -77,7 +82,7 @@ class Subject:
         return self.module(ids, use_cache=True, logits_to_keep=1, **self.options)
 
     def generate(
-        self, ids: Int[Tensor, "batch context"], new_tokens: int
+        self, ids: Int[Tensor, "batch context"], new_tokens: int, **more: Any
     ) -> Int[Tensor, "batch columns"]:
         """Greedy decode of that many tokens, by the loop of the product."""
         tokens = cast(Any, self.module).generate(
@@ -86,6 +91,7 @@ class Subject:
             max_new_tokens=new_tokens,
             **_GREEDY,
             **self.options,
+            **more,
         )
         return cast(Tensor, tokens)
 
@@ -162,8 +168,17 @@ def subjects_of(
         conditions = [*plan_conditions(model, ("full",)), *conditions]
     subjects = [Subject(model.model, {}, Series(None))] if config.transformers else []
     for condition in conditions:
-        module = BuddyForCausalLM(model.model, policy=condition.policy, kv_policy=model.kv_policy)
-        options = {"budget": f"{condition.blocks} blocks", "reroute": config.reroute}
+        module = BuddyForCausalLM(
+            model.model,
+            policy=condition.policy,
+            kv_policy=model.kv_policy,
+            engine=model.decoder.engine,
+        )
+        options = {
+            "budget": f"{condition.blocks} blocks",
+            "reroute": config.reroute,
+            "batch_route": config.batch_route,
+        }
         subjects.append(Subject(module, options, Series(condition)))
     return subjects
 
@@ -173,24 +188,40 @@ def time_once(
 ) -> Sample:
     """Time one prefill and one generation; a decode step is timed from end to end of a forward."""
     prefill_s = _span_s(clock, lambda: subject.prefill(ids))
-    ends: list[Any] = []
-    ran: list[Any] = []
-
-    def note(output: Any) -> None:
-        ends.append(clock.mark())
-        ran.append((getattr(output, "executed_blocks", None), getattr(output, "plan", None)))
-
-    with after_forward(subject.module, note):
-        subject.generate(ids, new_tokens)
-    steps_s = [clock.seconds(start, stop) for start, stop in itertools.pairwise(ends)]
-    # A record says how many blocks and tokens it timed, so they are counted.
-    assert len(ends) == new_tokens
     condition = subject.series.condition
     if condition is None:
-        return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, 1)
-    assert all(bool((executed == condition.blocks).all()) for executed, _ in ran)
-    plans = {key for _, plan in ran for key in plan.keys}
-    return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, len(plans))
+        ends = _ends_by_hook(subject, ids, new_tokens, clock)
+        num_plans = 1
+    else:
+        trace = DepthTrace(clock=clock.mark)
+        subject.generate(ids, new_tokens, trace=trace)
+        ends = [step.ended_s for step in trace.steps]
+        num_plans = trace.distinct_plans
+        assert all(set(step.executed) == {condition.blocks} for step in trace.steps)
+    # A record says how many blocks and tokens it timed, so they are counted.
+    assert len(ends) == new_tokens
+    steps_s = [clock.seconds(start, stop) for start, stop in itertools.pairwise(ends)]
+    return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, num_plans)
+
+
+def _ends_by_hook(
+    subject: Subject, ids: Int[Tensor, "batch context"], new_tokens: int, clock: Clock
+) -> list[Any]:
+    """When each forward of transformers' own loop ended."""
+    ends: list[Any] = []
+    with after_forward(subject.module, lambda output: ends.append(clock.mark())):
+        subject.generate(ids, new_tokens)
+    return ends
+
+
+@contextmanager
+def after_forward(module: nn.Module, note: Callable[[Any], None]) -> Iterator[None]:
+    """Call `note` with the output of every forward pass, until the block ends."""
+    handle = module.register_forward_hook(lambda module, arguments, output: note(output))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def profile_once(
@@ -204,25 +235,16 @@ def profile_once(
         prefill_s = _span_s(clock, lambda: subject.prefill(ids))
         prefill = profiler.breakdown(prefill_s)
 
-        def note(output: Any) -> None:
+        def note() -> Any:
             ends.append((clock.mark(), profiler.position))
+            return ends[-1][0]
 
-        with after_forward(subject.module, note):
-            subject.generate(ids, new_tokens)
-    (start, begin), (stop, end) = ends[0], ends[-1]
+        subject.generate(ids, new_tokens, trace=DepthTrace(clock=note))
+    # The first mark is the beginning of the prefill, the second its end.
+    (start, begin), (stop, end) = ends[1], ends[-1]
     decode = profiler.breakdown(clock.seconds(start, stop), begin, end)
     subject.series.pieces["prefill"].append(prefill)
     subject.series.pieces["decode"].append(decode)
-
-
-@contextmanager
-def after_forward(module: nn.Module, note: Callable[[Any], None]) -> Iterator[None]:
-    """Call `note` with the output of every forward pass, until the block ends."""
-    handle = module.register_forward_hook(lambda module, arguments, output: note(output))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _span_s(clock: Clock, run: Callable[[], Any]) -> float:

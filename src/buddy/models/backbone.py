@@ -159,7 +159,7 @@ class Backbone:
         self, block: int, hidden: Float[Tensor, "tokens hidden"]
     ) -> Float[Tensor, "tokens width"]:
         """Values that a block would cache for these residuals, KV heads flattened."""
-        normed = getattr(self.blocks[block], self.family.attention_norm)(hidden)
+        normed = cast(Any, getattr(self.blocks[block], self.family.attention_norm))(hidden)
         return cast(Tensor, self.value_projection(block)(normed))
 
     def first_values_depend_on(self) -> list[Tensor]:
@@ -193,7 +193,7 @@ class Backbone:
             num_blocks=self.num_blocks,
             block_params=in_blocks // self.num_blocks,
             outside_params=sum(outside.values()),
-            head_params=self.head.weight.numel(),
+            head_params=cast(Any, self.head).weight.numel(),
             query_width=self.config.num_attention_heads * self.head_dim,
             kv_width=self.kv_width,
             bytes_per_param=float(self.dtype.itemsize),

@@ -79,7 +79,7 @@ def quantise_int4(
     scales = largest / -8
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     values = ((groups * inverse[..., None]).round() + 8).clamp(0, 15).to(torch.uint8)
-    low, high = values.split(GROUP // 2, dim=2)
+    low, high = values.chunk(2, dim=2)
     return (low | (high << 4)).flatten(1), scales
 
 

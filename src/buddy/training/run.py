@@ -21,8 +21,8 @@ from buddy.training.evaluate import Evaluation, evaluate
 from buddy.training.joint import JointTrainer, StepReport, budget_range
 from buddy.training.model import build_model
 from buddy.training.monitor import RouteCounts, TrainingLog
-from buddy.training.recipe import BudgetSettings, Recipe
 from buddy.training.orders import fit_orders
+from buddy.training.recipe import BudgetSettings, Recipe
 from buddy.training.start import start_router
 from buddy.training.state import load_state, save_state
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 NOTHING, RESIDUAL, PROJECTED = range(3)
+QUANTISED: Final = {"int8": INT8, "int4": INT4}
 FORMATS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 _Fields = list[tuple[str, Any]]

@@ -34,7 +34,7 @@ def why_not(backbone: Backbone) -> str | None:
     for linear in _linears(backbone):
         if type(linear) not in (nn.Linear, QuantisedLinear):
             return f"a linear layer is a {type(linear).__name__}: merge the adapter first"
-        if not linear.weight.is_contiguous():
+        if not cast(Any, linear).weight.is_contiguous():
             return "a weight is not contiguous"
     return None
 
@@ -42,7 +42,7 @@ def why_not(backbone: Backbone) -> str | None:
 def _linears(backbone: Backbone) -> list[nn.Module]:
     blocks = [
         getattr(part, name)
-        for block in backbone.blocks
+        for block in cast(Any, backbone.blocks)
         for part, names in ((block.self_attn, _ATTENTION), (block.mlp, _MLP))
         for name in names.values()
     ]
@@ -85,17 +85,16 @@ class BoundWeights:
         return None if module is None else self._keep(module.weight).data_ptr()
 
     def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
-        is_plain = isinstance(linear, nn.Linear)
-        quantised = {"int8": layout.INT8, "int4": layout.INT4}
+        quantised = linear if isinstance(linear, QuantisedLinear) else None
         return layout.Matrix(
             weights=linear.weight.data_ptr(),
-            scales=None if is_plain else linear.scales.data_ptr(),
+            scales=None if quantised is None else quantised.scales.data_ptr(),
             bias=None if linear.bias is None else self._keep(linear.bias).data_ptr(),
             rows=linear.out_features,
             columns=linear.in_features,
             format=layout.FORMATS[linear.weight.dtype]
-            if is_plain
-            else quantised[linear.quantisation],
+            if quantised is None
+            else layout.QUANTISED[quantised.quantisation],
         )
 
     def _bind(self) -> None:
@@ -121,7 +120,7 @@ class BoundWeights:
             blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
             embedding=backbone.embedding.weight.data_ptr(),
             final_norm=self._norm(backbone.final_norm),
-            vocabulary=self._matrix(backbone.head),
+            vocabulary=self._matrix(cast(Any, backbone.head)),
             epsilon=config.rms_norm_eps,
             scaling=first.self_attn.scaling,
             num_blocks=backbone.num_blocks,

@@ -1,4 +1,4 @@
-"""`buddy eval speed`: a record for plots, tables for a person, and refusals before any work."""
+"""`buddy bench`: a record for plots, tables for a person, and refusals before any work."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 def invoke(folder, out, *arguments):
     short = ["--context", "8", "--new-tokens", "3", "--rounds", "1"]
-    command = ["eval", "speed", "--model", folder, "--out", str(out), *short, *arguments]
+    command = ["bench", "--model", folder, "--out", str(out), *short, *arguments]
     return CliRunner().invoke(app, command)
 
 
@@ -75,7 +75,7 @@ def test_it_is_a_command_that_warns_of_nothing(folder, tmp_path):
     first = done.stderr.splitlines()[0]
     assert first.startswith("Speed, batch 1, context 8"), done.stderr
     record = json.loads(out.read_text())
-    assert record["command"].startswith("buddy eval speed -m")
+    assert record["command"].startswith("buddy bench -m")
     assert {cell["speedup_transformers"] for cell in record["results"]["cells"]} == {None}
     assert {cell["blocks"] for cell in record["results"]["cells"]} == {3, 6}
 

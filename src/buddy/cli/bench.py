@@ -1,4 +1,4 @@
-"""`buddy eval speed`: how fast a model is by budget, and where its time goes."""
+"""`buddy bench`: how fast a model is by budget, and where its time goes."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BUDGETS = ["1.0", "0.875", "0.75", "0.625", "0.5"]
 
 
-def speed(
+def bench(
     out: Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")],
     model: options.Model = DEFAULT_MODEL,
     budget: Annotated[
@@ -35,6 +35,11 @@ def speed(
     ] = None,
     kv_policy: options.KVPolicy = None,
     reroute: options.Reroute = "step",
+    batch_route: Annotated[
+        str, typer.Option(help="Rank blocks for each row (independent) or once for all (shared).")
+    ] = "independent",
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 256,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a generation.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 1,
@@ -62,7 +67,7 @@ def speed(
     """
     from buddy.cli.display import stderr
     from buddy.cli.speed_table import show_speed
-    from buddy.engine.step import check_reroute
+    from buddy.engine.step import check_batch_route, check_reroute
     from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.speed import SpeedConfig, check_context
     from buddy.results import RunRecord, check_writable
@@ -72,11 +77,12 @@ def speed(
         new_tokens=new_tokens,
         rounds=rounds,
         reroute=check_reroute(cast(Any, options.parse_reroute(reroute))),
-        transformers=transformers,
+        batch_route=check_batch_route(cast(Any, batch_route)),
+        transformers=transformers and quant is None,
         seed=seed,
     )
     console = stderr()
-    loaded = _load(model, kv_policy, threads, console)
+    loaded = _load(model, kv_policy, engine, quant, threads, console)
     conditions = plan_conditions(loaded, policy or [], budget)
     check_context(loaded, context, new_tokens)
     shape = (rounds, batch, context)
@@ -106,7 +112,12 @@ def speed(
 
 
 def _load(
-    model: str, kv_policy: str | None, threads: int | None, console: "Console"
+    model: str,
+    kv_policy: str | None,
+    engine: str,
+    quant: str | None,
+    threads: int | None,
+    console: "Console",
 ) -> "BuddyForCausalLM":
     import torch
 
@@ -117,7 +128,12 @@ def _load(
         torch.set_num_threads(threads)
     with fetch_progress(console) as on_progress:
         return BuddyForCausalLM.from_pretrained(
-            model, kv_policy=kv_policy, merge_adapter=True, on_progress=on_progress
+            model,
+            kv_policy=kv_policy,
+            merge_adapter=True,
+            engine=engine,
+            quant=quant,
+            on_progress=on_progress,
         )
 
 
@@ -158,6 +174,8 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
+        "engine": model.decoder.describe(),
+        "quant": model.quant,
     }
 
 
