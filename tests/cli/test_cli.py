@@ -132,6 +132,8 @@ def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
         (["--policy", "static"], "no measured prior"),
         (["--policy", "routed"], "no trained router"),
         (["--kv-policy", "keep"], "kv_policy must be one of zero, mask, project, lazy"),
+        (["--engine", "fast"], "engine must be one of auto, native, general"),
+        (["--quant", "int2"], "quant must be one of int8, int4"),
         (["--reroute", "never"], "reroute must be"),
         (["--reroute", "0"], "reroute must be"),
         (["--reroute", "²"], "reroute must be"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -53,16 +54,17 @@ def select_blocks(
     num_blocks = scores.shape[1]
     check_spendable(blocks.tolist(), num_blocks, pinned)
     always = [block % num_blocks for block in pinned]
-    ranked = scores.detach().float()
-    if bool(ranked.isnan().any()):
+    # On the host: that is where a plan is carried out, and a decode step has few scores.
+    ranked = scores.detach().float().cpu().numpy()
+    if np.isnan(ranked).any():
         raise PolicyError(
             "a block score is NaN, so no block can be ranked: the router's weights or its input "
             "are broken; load another checkpoint or use --policy static"
         )
     # An infinite score must not rank with the pinned blocks, which alone are infinite below.
-    ranked = ranked.clamp(max=torch.finfo(ranked.dtype).max)
-    if always:
-        ranked[:, always] = torch.inf
-    order = ranked.argsort(dim=1, descending=True, stable=True)  # [B, L], best first
-    kept = torch.arange(num_blocks, device=scores.device) < blocks[:, None]
-    return DepthPlan(torch.zeros_like(kept).scatter(1, order, kept))
+    ranked = np.minimum(ranked, np.finfo(np.float32).max)
+    ranked[:, always] = np.inf
+    order = np.argsort(-ranked, axis=1, kind="stable")  # [B, L], best first
+    mask = np.zeros(ranked.shape, dtype=bool)
+    np.put_along_axis(mask, order, np.arange(num_blocks) < blocks.cpu().numpy()[:, None], axis=1)
+    return DepthPlan(torch.from_numpy(mask).to(scores.device))

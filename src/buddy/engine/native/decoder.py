@@ -103,13 +103,15 @@ class _BoundSession:
         self.cache = layout.Cache()
         self.leaves = {"zero": 0, "mask": 0, "lazy": 1, "project": 2}[session.kv.kv_policy]
         self._arrays: tuple[Any, ...] = ()
+        self._lanes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._like = torch.empty(0, backbone.config.hidden_size, dtype=backbone.dtype)
 
     def refresh(self) -> None:
         """Tell the kernel of buffers that have moved."""
         timeline, kv, cache = self.timeline, self.kv, self.cache
-        heads = self._backbone.kv_width // self._backbone.head_dim
-        kv.allocate(heads, self._backbone.head_dim, self._backbone.dtype)
-        if kv.revision != self._revision:
+        if kv.revision != self._revision or timeline.capacity != cache.capacity:
+            heads = self._backbone.kv_width // self._backbone.head_dim
+            kv.allocate(heads, self._backbone.head_dim, self._backbone.dtype)
             keys, values = (layout.pointers(held) for held in kv.buffers())
             self._arrays = (keys, values)
             cache.keys = ctypes.addressof(keys)
@@ -124,6 +126,14 @@ class _BoundSession:
             self._hidden = layout.pointers(hidden)
             cache.hidden_slots = ctypes.addressof(self._hidden)
 
+    def lanes(self, tokens: int) -> tuple[Int[Tensor, " lanes"], Int[Tensor, " lanes"]]:
+        """Row and column of each lane, for steps of as many tokens."""
+        key = (self.timeline.batch, tokens)
+        if key not in self._lanes:
+            index = torch.arange(self.timeline.batch * tokens, dtype=torch.int32)
+            self._lanes[key] = (index // tokens, index % tokens)
+        return self._lanes[key]
+
     def open_passed(self, lanes: int) -> None:
         """Room for what this step leaves, and where it goes."""
         passed, cache = self.kv.passed, self.cache
@@ -131,8 +141,7 @@ class _BoundSession:
             return
         passed.fit()
         # Of each lane, no two neighbouring blocks need a place of their own.
-        like = torch.empty(0, self._backbone.config.hidden_size, dtype=self._backbone.dtype)
-        passed.room(lanes * (self._backbone.num_blocks // 2 + 1), like)
+        passed.room(lanes * (self._backbone.num_blocks // 2 + 1), self._like)
         assert passed.stored is not None
         cache.waiting, cache.filled = passed.waiting.data_ptr(), passed.filled.ctypes.data
         cache.passed, cache.num_passed = passed.stored.data_ptr(), passed.count
@@ -155,9 +164,8 @@ class NativeRun:
         self._shape = (batch, tokens)
         lanes = batch * tokens
         self._tokens = token_ids.contiguous()
-        index = torch.arange(lanes, dtype=torch.int32)
-        self._row = index // tokens
-        self._slot = index % tokens + timeline.start
+        self._row, offset = bound.lanes(tokens)
+        self._slot = offset + timeline.start
         self._position = timeline.new_positions.int().flatten()
         self._residual = torch.empty(lanes, backbone.config.hidden_size)
         self._executed = torch.zeros(lanes, dtype=torch.long)

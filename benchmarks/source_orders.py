@@ -1,0 +1,99 @@
+"""Which blocks does one kind of input need least? A greedy removal order on its answers alone.
+
+Each round skips every remaining block in turn, on top of those already gone, and removes the one
+without which the answers' mean cross-entropy is lowest; the first and the last block stay. After
+`--rounds` removals the rest follow in the order of the last round. The record serves as
+`router.orders` of a recipe, or as `--policy static:FILE.json`.
+
+    python benchmarks/source_orders.py smollm2-135m runs/mix.jsonl --sources arc_easy piqa \
+        --rows 28 --out results/importance/answers-choice.json
+"""
+
+import argparse
+import random
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.instructions.examples import Source, read_examples
+from buddy.results import RunRecord
+from buddy.training.attention import fast_attention
+from buddy.training.batches import collate
+from buddy.training.depth_losses import leaf_losses
+from buddy.training.shared_prefix import run_plans
+
+BATCH = 14
+
+
+def main():
+    """Search, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("file", help="instruction rows")
+    parser.add_argument("--sources", nargs="*", help="of the rows that count; all if not given")
+    parser.add_argument("--rows", type=int, default=28, help="as many of each source as it allows")
+    parser.add_argument("--max-tokens", type=int, default=112)
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
+    examples = drawn(args)
+    gone, curve, order = [], [], []
+    for _ in track(range(args.rounds)):
+        rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
+        masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
+        for row, block in enumerate(rest):
+            masks[row, [*gone, block]] = False
+        losses = losses_of(model.backbone, examples, masks).mean(0)
+        best = rest[int(losses.argmin())]
+        gone.append(best)
+        curve.append(float(losses.min()))
+        order = [rest[place] for place in losses.argsort().tolist() if rest[place] != best]
+    RunRecord(
+        kind="importance-sleb-answers",
+        command=shlex.join(["python", *sys.argv]),
+        config={
+            "model": args.model,
+            "sources": args.sources,
+            "rows": len(examples),
+            "max_tokens": args.max_tokens,
+            "rounds": args.rounds,
+            "dtype": str(model.dtype),
+        },
+        results={"removal_order": [*gone, *order], "nll": curve},
+    ).save(args.out)
+
+
+def drawn(args):
+    """Rows of each source, as many of one as of another."""
+    tokenizer = load_tokenizer(args.model)
+    by_source = {}
+    for one in read_examples(Source(path=args.file), tokenizer, max_tokens=args.max_tokens):
+        by_source.setdefault(one.source, []).append(one)
+    names = args.sources or sorted(by_source)
+    draw = random.Random(0)
+    each = max(1, args.rows // len(names))
+    rows = [one for name in names for one in draw.sample(by_source[name], each)]
+    return sorted(rows, key=lambda one: one.num_tokens)
+
+
+def losses_of(backbone, examples, masks):
+    """[rows, plans], plans that begin alike sharing their beginning."""
+    found = []
+    with torch.no_grad(), fast_attention(backbone):
+        for start in range(0, len(examples), BATCH):
+            batch = collate(examples[start : start + BATCH])
+            every = masks[None].expand(len(batch.token_ids), -1, -1)
+            out = run_plans(backbone, 1, batch, lambda seen, every=every: every)
+            found.append(leaf_losses(backbone, out, batch))
+    return torch.cat(found)
+
+
+if __name__ == "__main__":
+    main()

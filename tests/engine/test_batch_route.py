@@ -1,0 +1,47 @@
+"""One ranking for a batch: every row keeps its budget, and few blocks are read."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buddy.depth.select import select_blocks
+from buddy.engine.step import share_ranking
+from tests.tiny import random_ids, tiny_buddy
+
+finite = st.floats(-1e3, 1e3, width=32)
+
+
+@given(st.lists(st.lists(finite, min_size=6, max_size=6), min_size=2, max_size=5), st.data())
+def test_rows_are_nested_and_each_runs_its_budget(rows, data):
+    scores = torch.tensor(rows)
+    budgets = data.draw(st.lists(st.integers(3, 6), min_size=len(rows), max_size=len(rows)))
+    shared = share_ranking(scores, (0, -1))
+    mask = select_blocks(shared, torch.tensor(budgets)).mask
+    assert mask.sum(1).tolist() == budgets
+    assert int(mask.any(0).sum()) == max(budgets)
+
+
+def test_rows_count_alike_whatever_the_size_of_their_scores():
+    one = torch.tensor([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0]])
+    other = torch.tensor([[9.0, 4.0, 3.0, 1.0, 2.0, 9.0]])
+    both = share_ranking(torch.cat([one, other]), (0, -1))
+    scaled = share_ranking(torch.cat([1000 * one, other]), (0, -1))
+    torch.testing.assert_close(both, scaled)
+
+
+def test_a_batch_decodes_under_one_ranking():
+    buddy = tiny_buddy(summary="ema", ema_decay=0.5)
+    ids = random_ids(3, 6)
+    budgets = ["3 blocks", "4 blocks", "5 blocks"]
+    with torch.no_grad():
+        shared = buddy(ids, budget=budgets, batch_route="shared")
+        apart = buddy(ids, budget=budgets)
+    small, middle, large = map(set, shared.plan.keys)
+    assert small < middle < large
+    assert shared.executed_blocks.tolist() == [3, 4, 5]
+    assert apart.plan.keys != shared.plan.keys
+    alone = buddy.generate(ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False)
+    one = buddy.generate(
+        ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False, batch_route="shared"
+    )
+    assert torch.equal(one, alone)
