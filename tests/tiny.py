@@ -95,7 +95,14 @@ def random_predictor(router, *, seed=2, scale=3.0, rank=8):
 
 
 def tiny_buddy(
-    name="llama", *, attention="sdpa", policy=None, kv_policy="lazy", predictor=False, **planner
+    name="llama",
+    *,
+    attention="sdpa",
+    policy=None,
+    kv_policy="lazy",
+    predictor=False,
+    engine="auto",
+    **planner,
 ):
     """A tiny model with a random router, and a random predictor if asked."""
     model = tiny_model(name, attention=attention)
@@ -106,6 +113,7 @@ def tiny_buddy(
         predictor=random_predictor(router) if predictor else None,
         policy=policy,
         kv_policy=kv_policy,
+        engine=engine,
     )
 
 

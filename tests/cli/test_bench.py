@@ -65,7 +65,7 @@ def test_it_is_a_command_that_warns_of_nothing(folder, tmp_path):
     arguments = ["-m", folder, "--out", str(out), "--no-transformers", "-b", "0.5"]
     arguments += ["--policy", "random", "--context", "8", "--new-tokens", "3", "--rounds", "1"]
     done = subprocess.run(
-        [*python, "-m", "buddy", "eval", "speed", *arguments],
+        [*python, "-m", "buddy", "bench", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -154,7 +154,7 @@ def test_threads_are_as_asked_for(folder, tmp_path):
     out = tmp_path / "speed.json"
     code = f"""
 import sys
-sys.argv = ["buddy", "eval", "speed", "-m", {folder!r}, "--out", {str(out)!r}, "--threads", "1"]
+sys.argv = ["buddy", "bench", "-m", {folder!r}, "--out", {str(out)!r}, "--threads", "1"]
 sys.argv += ["--context", "4", "--new-tokens", "2", "--rounds", "1", "-b", "1.0"]
 from buddy.cli.main import main
 main()
@@ -163,11 +163,11 @@ main()
     assert json.loads(out.read_text())["config"]["threads"] == 1, done.stderr
 
 
-@pytest.mark.parametrize("command", ["speed", "rouge"])
+@pytest.mark.parametrize("command", [["bench"], ["eval", "rouge"]])
 def test_help_does_not_import_torch(command):
     code = f"""
 import sys
-sys.argv = ["buddy", "eval", "{command}", "--help"]
+sys.argv = ["buddy", *{command}, "--help"]
 import buddy.cli.main
 try:
     buddy.cli.main.main()

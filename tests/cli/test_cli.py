@@ -289,6 +289,7 @@ def test_models_lists_the_presets(tmp_path):
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == [
         "smollm2-135m",
+        "smollm2-135m-buddy",
         "llama-2-7b",
         "llama-13b",
         "llama-3.1-8b",

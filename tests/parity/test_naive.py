@@ -132,7 +132,7 @@ def test_the_kv_policies_really_differ():
 
 
 def test_lazy_projects_nothing_while_the_route_is_stable():
-    buddy = tiny_buddy("llama", kv_policy="lazy", summary="ema", ema_decay=0.6)
+    buddy = tiny_buddy("llama", kv_policy="lazy", summary="ema", ema_decay=0.6, engine="general")
     calls = []
     project = buddy.backbone.project
     buddy.backbone.project = lambda *args: calls.append(args[0]) or project(*args)

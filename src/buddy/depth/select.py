@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -53,18 +52,18 @@ def select_blocks(
     """
     num_blocks = scores.shape[1]
     check_spendable(blocks.tolist(), num_blocks, pinned)
-    always = [block % num_blocks for block in pinned]
-    # On the host: that is where a plan is carried out, and a decode step has few scores.
-    ranked = scores.detach().float().cpu().numpy()
-    if np.isnan(ranked).any():
-        raise PolicyError(
-            "a block score is NaN, so no block can be ranked: the router's weights or its input "
-            "are broken; load another checkpoint or use --policy static"
-        )
-    # An infinite score must not rank with the pinned blocks, which alone are infinite below.
-    ranked = np.minimum(ranked, np.finfo(np.float32).max)
-    ranked[:, always] = np.inf
-    order = np.argsort(-ranked, axis=1, kind="stable")  # [B, L], best first
-    mask = np.zeros(ranked.shape, dtype=bool)
-    np.put_along_axis(mask, order, np.arange(num_blocks) < blocks.cpu().numpy()[:, None], axis=1)
-    return DepthPlan(torch.from_numpy(mask).to(scores.device))
+    always = {block % num_blocks for block in pinned}
+    free = [block for block in range(num_blocks) if block not in always]
+    # On the host, where a plan is carried out, and in plain Python: a row has a few dozen scores.
+    mask: list[list[bool]] = []
+    for row, keep in zip(scores.tolist(), blocks.tolist(), strict=True):
+        if any(score != score for score in row):
+            raise PolicyError(
+                "a block score is NaN, so no block can be ranked: the router's weights or its "
+                "input are broken; load another checkpoint or use --policy static"
+            )
+        # A stable sort leaves ties in their order, the shallower block first.
+        ranked = sorted(free, key=row.__getitem__, reverse=True)
+        chosen = {*always, *ranked[: keep - len(always)]}
+        mask.append([block in chosen for block in range(num_blocks)])
+    return DepthPlan(torch.tensor(mask, dtype=torch.bool, device=scores.device))

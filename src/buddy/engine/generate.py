@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 from buddy.depth.budget import parse_budget
@@ -22,18 +22,8 @@ from buddy.engine.trace import DepthTrace
 from buddy.errors import PolicyError, PromptError
 
 
-class ContextEnd(StoppingCriteria):
-    """Stops a generation that has filled the model's context."""
-
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-
-    def __call__(
-        self, input_ids: Int[Tensor, "batch columns"], scores: Any, **kwargs: Any
-    ) -> Bool[Tensor, " batch"]:
-        """Called by transformers after each step."""
-        full = input_ids.shape[1] >= self._columns
-        return torch.full((len(input_ids),), full, device=input_ids.device)
+class ContextEnd(MaxLengthCriteria):
+    """Stops a generation that has filled the model's context; beside the caller's own limit."""
 
 
 def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
@@ -162,11 +152,15 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
         # The token after a full context can still be predicted, but not fed.
         stopping.append(ContextEnd(ids.shape[1] + room + 1))
+        # Bound here, as transformers hands a streamer to no loop but its own.
+        streamer = options.get("streamer")
         if draft_budget is not None:
             draft = self._draft_blocks(draft_budget, budgets, options)
-            options["custom_generate"] = partial(speculative_loop, draft_blocks=draft)
+            options["custom_generate"] = partial(
+                speculative_loop, draft_blocks=draft, streamer=streamer
+            )
         elif loops_here(options, self.generation_config):
-            options["custom_generate"] = decode_loop
+            options["custom_generate"] = partial(decode_loop, streamer=streamer)
         out = cast(Any, super()).generate(
             ids,
             attention_mask=mask,

@@ -47,32 +47,33 @@ def loops_here(options: dict[str, Any], config: Any) -> bool:
 class Stop:
     """The stopping criteria; those that are mere comparisons are made as such."""
 
-    def __init__(self, criteria: list[StoppingCriteria], device: torch.device) -> None:
+    def __init__(self, criteria: list[StoppingCriteria]) -> None:
         self.columns = min(
             [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)], default=0
         )
-        self.ends = [
+        self._ends = {
             token
             for one in criteria
             if isinstance(one, EosTokenCriteria)
             for token in one.eos_token_id.tolist()
-        ]
-        self._end_ids = torch.tensor(self.ends, device=device)
+        }
         self._others = [
             one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)
         ]
 
-    def __call__(self, ids: Int[Tensor, "batch columns"], logits: Tensor) -> Bool[Tensor, " batch"]:
-        """The rows that end with the newest column."""
-        done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        newest = ids[:, -1]
-        if self.ends and (len(ids) > 1 or int(newest) in self.ends):
-            done = torch.isin(newest, self._end_ids)
+    def __call__(
+        self, ids: Int[Tensor, "batch columns"], logits: Tensor
+    ) -> Bool[Tensor, " batch"] | None:
+        """The rows that end with the newest column; None where none does."""
+        if self.columns and ids.shape[1] >= self.columns:
+            return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        ended = [token in self._ends for token in ids[:, -1].tolist()]
+        if not self._others and not any(ended):
+            return None
+        done = torch.tensor(ended, device=ids.device)
         for other in self._others:
             done = done | other(ids, logits)
-        if self.columns and ids.shape[1] >= self.columns:
-            return torch.ones_like(done)
-        return done
+        return done if bool(done.any()) else None
 
 
 @torch.no_grad()
@@ -88,20 +89,20 @@ def decode_loop(
 ) -> Int[Tensor, "batch columns"]:
     """Prefill, then a token at a time; called by transformers' `generate`."""
     session, trace = inputs["past_key_values"], inputs["trace"]
-    stop = Stop(stopping_criteria, input_ids.device)
+    stop = Stop(stopping_criteria)
     batch, columns = input_ids.shape
     room = max(stop.columns, columns + 1) if stop.columns else columns + 256
     ids = input_ids.new_empty(batch, room)
     ids[:, :columns] = input_ids
     pad = generation_config._pad_token_tensor
-    open_rows = torch.ones(batch, dtype=torch.bool, device=ids.device)
+    open_rows: Bool[Tensor, " batch"] | None = None  # None = all of them
     logits = prefill_step(model, input_ids, inputs)
     budgets, every = session.budgets, torch.ones(batch, 1, dtype=torch.bool, device=ids.device)
     native, policy = model.decoder.native(), model.inference_policy()
     while True:
         scores = logits_processor(ids[:, :columns], logits)
         token = next_token(scores, generation_config.do_sample)
-        if pad is not None and not bool(open_rows.all()):
+        if pad is not None and open_rows is not None:
             token = torch.where(open_rows, token, pad.to(token.device))
         if columns == ids.shape[1]:
             ids = torch.nn.functional.pad(ids, (0, columns))
@@ -109,9 +110,11 @@ def decode_loop(
         columns += 1
         if streamer is not None:
             streamer.put(token.cpu())
-        open_rows = open_rows & ~stop(ids[:, :columns], scores)
-        if not bool(open_rows.any()):
-            break
+        ended = stop(ids[:, :columns], scores)
+        if ended is not None:
+            open_rows = ~ended if open_rows is None else open_rows & ~ended
+            if not bool(open_rows.any()):
+                break
         started_s = 0.0 if trace is None else trace.clock()
         step = Step(
             token_ids=token[:, None],

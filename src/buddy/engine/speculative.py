@@ -82,7 +82,7 @@ def speculative_loop(
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications; called by transformers' `generate`."""
-    stop, count = Stop(stopping_criteria, input_ids.device), count or DraftCount()
+    stop, count = Stop(stopping_criteria), count or DraftCount()
     writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
@@ -92,7 +92,7 @@ def speculative_loop(
         ids = torch.cat([ids, pending[None]], 1)
         if streamer is not None:
             streamer.put(pending.cpu())
-        if bool(stop(ids, scores).all()):
+        if stop(ids, scores) is not None:
             break
         room = stop.columns - ids.shape[1] - 1 if stop.columns else _LONGEST_DRAFT
         tokens, proposed = writer.draft(ids, max(0, min(length.tokens, room)))
@@ -106,7 +106,7 @@ def speculative_loop(
             ids = torch.cat([ids, token.view(1, 1)], 1)
             if streamer is not None:
                 streamer.put(token.view(1).cpu())
-            if bool(stop(ids, scores).all()):
+            if stop(ids, scores) is not None:
                 break
         else:
             pending = fresh[-1:]

@@ -24,6 +24,22 @@ typedef struct {
     size_t own_bytes;
 } Run;
 
+static inline int row_of(const Step *step, int lane)
+{
+    return lane / step->columns;
+}
+
+static inline int slot_of(const Step *step, int lane)
+{
+    return step->start + lane % step->columns;
+}
+
+static inline int position_of(const Run *run, int lane)
+{
+    size_t row = (size_t)row_of(run->step, lane) * run->cache->capacity;
+    return (int)run->cache->positions[row + slot_of(run->step, lane)];
+}
+
 /* A thread's own memory: the normalised vectors, attention's weights, a row of a matrix. */
 typedef struct {
     float *normed;
@@ -162,9 +178,9 @@ static void attend(
     const Model *model = run->model;
     const Cache *cache = run->cache;
     const Step *step = run->step;
-    int count = model->head_size, row = step->row[lane], slots = step->slot[lane] + 1;
+    int count = model->head_size, row = row_of(step, lane), slots = slot_of(step, lane) + 1;
     float *query = run->query + ((size_t)lane * model->heads + head) * count;
-    rotate(model, query, model->blocks[block].query_norm, step->position[lane]);
+    rotate(model, query, model->blocks[block].query_norm, position_of(run, lane));
     int kv_head = head / (model->heads / model->kv_heads);
     size_t base = cache_at(run, row, kv_head, 0);
     const uint8_t *valid = cache->valid == NULL ? NULL : cache->valid + (size_t)row * cache->capacity;
@@ -172,7 +188,7 @@ static void attend(
     hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity;
     const int64_t *positions = cache->positions + (size_t)row * cache->capacity;
     int window = model->blocks[block].window;
-    int oldest = window > 0 ? step->position[lane] - window + 1 : 0; /* position */
+    int oldest = window > 0 ? position_of(run, lane) - window + 1 : 0; /* position */
     float *restrict weights = own->weights;
     float most = -INFINITY;
     if (model->is_bf16) {
@@ -285,7 +301,7 @@ static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int
     for (int unit = begin; unit < end; unit++) {
         int lane = own->active[unit / kv_heads], kv_head = unit % kv_heads;
         size_t at = ((size_t)lane * kv_heads + kv_head) * head;
-        write_cache(run, block, step->row[lane], step->slot[lane], step->position[lane], kv_head,
+        write_cache(run, block, row_of(step, lane), slot_of(step, lane), position_of(run, lane), kv_head,
                     run->key + at, run->value + at);
     }
     barrier(pool);
@@ -327,8 +343,8 @@ static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int
             step->executed[lane]++;
             if (step->leaves == NOTHING)
                 continue;
-            int32_t *filled = &run->cache->filled[block * run->cache->rows + step->row[lane]];
-            if (*filled == step->slot[lane])
+            int32_t *filled = &run->cache->filled[block * run->cache->rows + row_of(step, lane)];
+            if (*filled == slot_of(step, lane))
                 ++*filled;
         }
     barrier(pool);
@@ -342,7 +358,7 @@ static void pass_by(const Run *run, int block, int32_t *place)
     Cache *cache = run->cache;
     int hidden = run->model->hidden;
     for (int lane = 0; lane < step->lanes; lane++) {
-        size_t row = (size_t)block * cache->rows + step->row[lane];
+        size_t row = (size_t)block * cache->rows + row_of(step, lane);
         if (step->runs[(size_t)lane * run->model->num_blocks + block]) {
             place[lane] = -1;
             continue;
@@ -352,7 +368,7 @@ static void pass_by(const Run *run, int block, int32_t *place)
             store(run->model, cache->passed, (size_t)place[lane] * hidden,
                   step->residual + (size_t)lane * hidden, hidden);
         }
-        cache->waiting[row * cache->capacity + step->slot[lane]] = place[lane];
+        cache->waiting[row * cache->capacity + slot_of(step, lane)] = place[lane];
     }
 }
 
@@ -409,14 +425,14 @@ static void fill_holes(Run *run, Pool *pool, int thread, Own *own, int block, in
  * the block by and projects at once, the next. */
 static int stop_of(const Step *step, int lane, int beyond)
 {
-    return step->slot[lane] + beyond;
+    return slot_of(step, lane) + beyond;
 }
 
 static int any_waits(const Run *run, const Own *own, int block, int count, int beyond)
 {
     const Cache *cache = run->cache;
     for (int n = 0; n < count; n++) {
-        int lane = own->active[n], row = run->step->row[lane];
+        int lane = own->active[n], row = row_of(run->step, lane);
         if (cache->filled[(size_t)block * cache->rows + row] < stop_of(run->step, lane, beyond))
             return 1;
     }
@@ -430,9 +446,9 @@ static void fill_rows(Run *run, Pool *pool, int thread, Own *own, int block, int
     const Step *step = run->step;
     int found = 0;
     for (int n = 0; n < count; n++) {
-        int lane = own->active[n], row = step->row[lane], stop = stop_of(step, lane, beyond);
+        int lane = own->active[n], row = row_of(step, lane), stop = stop_of(step, lane, beyond);
         int slot = cache->filled[(size_t)block * cache->rows + row];
-        if (n > 0 && step->row[own->active[n - 1]] == row)
+        if (n > 0 && row_of(step, own->active[n - 1]) == row)
             slot = stop_of(step, own->active[n - 1], beyond); /* the lane before it went so far */
         while (slot < stop) {
             found = find_holes(cache, block, row, stop, &slot, own->holes, found);
@@ -448,7 +464,7 @@ static void fill_rows(Run *run, Pool *pool, int thread, Own *own, int block, int
     if (thread != 0)
         return;
     for (int n = 0; n < count; n++) {
-        int row = step->row[own->active[n]], stop = stop_of(step, own->active[n], beyond);
+        int row = row_of(step, own->active[n]), stop = stop_of(step, own->active[n], beyond);
         size_t at = (size_t)block * cache->rows + row;
         for (; cache->filled[at] < stop; cache->filled[at]++)
             cache->waiting[at * cache->capacity + cache->filled[at]] = -1;

@@ -98,20 +98,19 @@ class _BoundSession:
     def __init__(self, backbone: Backbone, session: Session) -> None:
         # Not the session itself: it is the weak key under which this is kept.
         self.timeline, self.kv = session.timeline, session.kv
-        self._backbone = backbone
+        self.backbone = backbone
         self._revision = -1
         self.cache = layout.Cache()
         self.leaves = {"zero": 0, "mask": 0, "lazy": 1, "project": 2}[session.kv.kv_policy]
         self._arrays: tuple[Any, ...] = ()
-        self._lanes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._like = torch.empty(0, backbone.config.hidden_size, dtype=backbone.dtype)
 
     def refresh(self) -> None:
         """Tell the kernel of buffers that have moved."""
         timeline, kv, cache = self.timeline, self.kv, self.cache
         if kv.revision != self._revision or timeline.capacity != cache.capacity:
-            heads = self._backbone.kv_width // self._backbone.head_dim
-            kv.allocate(heads, self._backbone.head_dim, self._backbone.dtype)
+            heads = self.backbone.kv_width // self.backbone.head_dim
+            kv.allocate(heads, self.backbone.head_dim, self.backbone.dtype)
             keys, values = (layout.pointers(held) for held in kv.buffers())
             self._arrays = (keys, values)
             cache.keys = ctypes.addressof(keys)
@@ -126,14 +125,6 @@ class _BoundSession:
             self._hidden = layout.pointers(hidden)
             cache.hidden_slots = ctypes.addressof(self._hidden)
 
-    def lanes(self, tokens: int) -> tuple[Int[Tensor, " lanes"], Int[Tensor, " lanes"]]:
-        """Row and column of each lane, for steps of as many tokens."""
-        key = (self.timeline.batch, tokens)
-        if key not in self._lanes:
-            index = torch.arange(self.timeline.batch * tokens, dtype=torch.int32)
-            self._lanes[key] = (index // tokens, index % tokens)
-        return self._lanes[key]
-
     def open_passed(self, lanes: int) -> None:
         """Room for what this step leaves, and where it goes."""
         passed, cache = self.kv.passed, self.cache
@@ -141,7 +132,7 @@ class _BoundSession:
             return
         passed.fit()
         # Of each lane, no two neighbouring blocks need a place of their own.
-        passed.room(lanes * (self._backbone.num_blocks // 2 + 1), self._like)
+        passed.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
         assert passed.stored is not None
         cache.waiting, cache.filled = passed.waiting.data_ptr(), passed.filled.ctypes.data
         cache.passed, cache.num_passed = passed.stored.data_ptr(), passed.count
@@ -159,24 +150,19 @@ class NativeRun:
         self, decoder: NativeDecoder, bound: _BoundSession, token_ids: Int[Tensor, "batch tokens"]
     ) -> None:
         batch, tokens = token_ids.shape
-        backbone, timeline = bound._backbone, bound.timeline
-        self._decoder, self._bound, self._backbone = decoder, bound, backbone
+        self._decoder, self._bound, self._backbone = decoder, bound, bound.backbone
         self._shape = (batch, tokens)
         lanes = batch * tokens
         self._tokens = token_ids.contiguous()
-        self._row, offset = bound.lanes(tokens)
-        self._slot = offset + timeline.start
-        self._position = timeline.new_positions.int().flatten()
-        self._residual = torch.empty(lanes, backbone.config.hidden_size)
+        self._residual = torch.empty(batch, tokens, self._backbone.config.hidden_size)
         self._executed = torch.zeros(lanes, dtype=torch.long)
         self._step = layout.Step(
             tokens=self._tokens.data_ptr(),
-            row=self._row.data_ptr(),
-            slot=self._slot.data_ptr(),
-            position=self._position.data_ptr(),
             residual=self._residual.data_ptr(),
             executed=self._executed.data_ptr(),
             lanes=lanes,
+            columns=tokens,
+            start=bound.timeline.start,
             leaves=bound.leaves,
         )
         self._bound.open_passed(lanes)
@@ -213,9 +199,10 @@ class NativeRun:
 
     @property
     def hidden(self) -> Float[Tensor, "batch tokens hidden"]:
-        """The residual, in the model's number format."""
-        return self._residual.view(*self._shape, -1).to(self._backbone.dtype)
+        """The residual, float32."""
+        return self._residual
 
     def executed(self) -> Int[Tensor, " batch"]:
         """Blocks that each row ran, counted as they ran."""
-        return self._executed.view(self._shape)[:, 0]
+        tokens = self._shape[1]
+        return self._executed if tokens == 1 else self._executed[::tokens]

@@ -91,9 +91,6 @@ class Step(ctypes.Structure):
             (name, _POINTER)
             for name in (
                 "tokens",
-                "row",
-                "slot",
-                "position",
                 "runs",
                 "residual",
                 "logits",
@@ -101,7 +98,7 @@ class Step(ctypes.Structure):
                 "seconds",
             )
         ),
-        *((name, _INT) for name in ("lanes", "first", "stop", "leaves")),
+        *((name, _INT) for name in ("lanes", "columns", "start", "first", "stop", "leaves")),
     ]
 
 

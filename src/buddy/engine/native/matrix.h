@@ -140,67 +140,69 @@ static inline float dot_row(const Matrix *matrix, int row, const float *x)
 }
 
 #if HAS_BF16_DOT
-/* R rows times N vectors; R and N are known where it is inlined. */
-static inline __attribute__((always_inline)) void tile_bf16(
-    const bf16 *weights, int columns, const Vector *x, int R, int N, float *const *y, int row)
+/* How far ahead of its use a row's memory is asked for: rows are shorter than what the processor needs
+ * to foresee them, but one follows the other. */
+#define BYTES_AHEAD 8192
+
+/* One row times N vectors; N is known where it is inlined. */
+static inline __attribute__((always_inline)) void row_bf16(
+    const bf16 *weights, int columns, const Vector *x, int N, float *const *y, int row)
 {
-    __m512 sums[R * N];
-    for (int i = 0; i < R * N; i++)
-        sums[i] = _mm512_setzero_ps();
+    __m512 even[N], odd[N];
+    for (int n = 0; n < N; n++)
+        even[n] = odd[n] = _mm512_setzero_ps();
     int column = 0;
-    for (; column + 32 <= columns; column += 32) {
-        __m512bh w[R];
-        for (int r = 0; r < R; r++)
-            w[r] = (__m512bh)_mm512_loadu_si512(weights + (size_t)r * columns + column);
+    for (; column + 64 <= columns; column += 64) {
+        const bf16 *here = weights + column;
+        __m512bh first = (__m512bh)_mm512_loadu_si512(here);
+        __m512bh second = (__m512bh)_mm512_loadu_si512(here + 32);
+        _mm_prefetch((const char *)here + BYTES_AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)here + BYTES_AHEAD + 64, _MM_HINT_T0);
         for (int n = 0; n < N; n++) {
-            __m512bh v = (__m512bh)_mm512_loadu_si512(x[n].narrow + column);
-            for (int r = 0; r < R; r++)
-                sums[r * N + n] = _mm512_dpbf16_ps(sums[r * N + n], w[r], v);
+            const bf16 *v = x[n].narrow + column;
+            even[n] = _mm512_dpbf16_ps(even[n], first, (__m512bh)_mm512_loadu_si512(v));
+            odd[n] = _mm512_dpbf16_ps(odd[n], second, (__m512bh)_mm512_loadu_si512(v + 32));
         }
     }
-    if (column < columns) {
-        __mmask32 mask = ((__mmask32)1 << (columns - column)) - 1;
+    for (; column < columns; column += 32) {
+        int left = columns - column;
+        __mmask32 mask = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
+        __m512bh w = (__m512bh)_mm512_maskz_loadu_epi16(mask, weights + column);
         for (int n = 0; n < N; n++) {
             __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x[n].narrow + column);
-            for (int r = 0; r < R; r++) {
-                __m512bh w = (__m512bh)_mm512_maskz_loadu_epi16(
-                    mask, weights + (size_t)r * columns + column);
-                sums[r * N + n] = _mm512_dpbf16_ps(sums[r * N + n], w, v);
-            }
+            even[n] = _mm512_dpbf16_ps(even[n], w, v);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++)
-            y[n][row + r] = _mm512_reduce_add_ps(sums[r * N + n]);
+    for (int n = 0; n < N; n++)
+        y[n][row] = _mm512_reduce_add_ps(_mm512_add_ps(even[n], odd[n]));
 }
 
-#define TILES(N, R)                                                                                \
-    for (; row + R <= end; row += R)                                                               \
-        tile_bf16(weights + (size_t)row * columns, columns, x, R, N, y, row);                      \
-    for (; row < end; row++)                                                                       \
-        tile_bf16(weights + (size_t)row * columns, columns, x, 1, N, y, row);                      \
-    break
+#define ROWS_TIMES(N)                                                                              \
+    case N:                                                                                        \
+        for (int row = begin; row < end; row++)                                                    \
+            row_bf16(weights + (size_t)row * columns, columns, x, N, y, row);                      \
+        break;
 
 static void rows_bf16(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
     const bf16 *weights = matrix->weights;
-    int columns = matrix->columns, row = begin;
+    int columns = matrix->columns;
     switch (count) {
-    case 1: TILES(1, 8);
-    case 2: TILES(2, 8);
-    case 3: TILES(3, 4);
-    case 4: TILES(4, 4);
-    case 5: TILES(5, 4);
-    case 6: TILES(6, 4);
-    case 7: TILES(7, 3);
-    default: TILES(8, 3);
+        ROWS_TIMES(1)
+        ROWS_TIMES(2)
+        ROWS_TIMES(3)
+        ROWS_TIMES(4)
+        ROWS_TIMES(5)
+        ROWS_TIMES(6)
+        ROWS_TIMES(7)
+        ROWS_TIMES(8)
     }
 }
 #endif
 
-/* Rows that stay in the nearest cache while all vectors pass; a multiple of every tile's height. */
-#define ROWS_AT_ONCE 24
+/* Rows that stay in the nearest cache while all vectors pass. */
+#define ROWS_AT_ONCE 16
 
 static void multiply_few(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,

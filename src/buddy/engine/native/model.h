@@ -42,13 +42,13 @@ enum { NOTHING = 0, RESIDUAL = 1, PROJECTED = 2 };
  * run the same blocks. */
 typedef struct {
     const int64_t *tokens;           /* [lanes]; read where the first block is 0 */
-    const int32_t *row, *slot, *position; /* [lanes] */
     const uint8_t *runs;             /* [lanes, blocks], 1 = the lane runs the block */
     float *residual;                 /* [lanes, hidden], in and out */
     float *logits;                   /* [lanes, vocab], or NULL for none */
     int64_t *executed;               /* [lanes], counted where blocks ran */
     double *seconds;                 /* [3] added to: in blocks, filling, output projection; or NULL */
-    int32_t lanes, first, stop;      /* blocks from first to stop - 1 */
+    int32_t lanes, columns, start;   /* columns: new tokens of a row; start: slot of the first */
+    int32_t first, stop;             /* blocks from first to stop - 1 */
     int32_t leaves;
 } Step;
 

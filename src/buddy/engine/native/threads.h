@@ -24,7 +24,7 @@
 /* Spins before a thread that waits gives its core away: the one it waits for may have none. */
 #define SPINS_AT_BARRIER 4000
 /* Spins before an idle worker goes to sleep: about as long as sampling takes between two steps. */
-#define SPINS_IDLE 4000
+#define SPINS_IDLE 20000
 
 typedef struct Pool Pool;
 typedef void (*Job)(void *argument, Pool *pool, int thread);
