@@ -173,16 +173,20 @@ def test_two_processes_end_where_one_does(folder, whole, tmp_path):
 
 
 def test_a_router_that_stays_at_its_prior_is_called_collapsed(folder, tmp_path):
+    prior = tmp_path / "prior.json"
+    results = {"importance": [5.0, 4.0, 3.0, 2.0, 1.0, 6.0]}
+    prior.write_text(json.dumps({"kind": "importance", "config": {}, "results": results}))
     done = run(
         folder,
-        tmp_path,
+        tmp_path / "out",
+        f"router.prior={str(prior)!r}",
         "optim.router_learning_rate=1e-9",
         "optim.steps=2",
         "log.evaluate_rows=40",
         f"data.validation=[{{path='{folder / 'rows.jsonl'}', template='alpaca'}}]",
     )
     assert "warning: the router has collapsed" in " ".join(done.stderr.split())
-    assert [line for line in log(tmp_path) if line["kind"] == "warning"]
+    assert [line for line in log(tmp_path / "out") if line["kind"] == "warning"]
 
 
 def refused(folder, out, *changes, resume=False):

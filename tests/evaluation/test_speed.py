@@ -24,11 +24,15 @@ from tests.tiny import NUM_BLOCKS, random_ids, random_router, tiny_model
 BATCH, CONTEXT, NEW = 2, 9, 5
 
 
-@pytest.fixture(scope="module")
-def model():
+def made(engine):
     plain = tiny_model()
     router = random_router(plain, summary="ema", ema_decay=0.5)
-    return BuddyForCausalLM(plain, router=router, policy="static:3,1,2,4")
+    return BuddyForCausalLM(plain, router=router, policy="static:3,1,2,4", engine=engine)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made("auto")
 
 
 @pytest.fixture
@@ -57,11 +61,17 @@ class WorkClock:
         return module.register_forward_hook(tick)
 
 
+@pytest.fixture(scope="module")
+def general():
+    """Its blocks are modules, whose calls a clock can be told of."""
+    return made("general")
+
+
 @pytest.fixture
-def work(model):
+def work(general):
     """A block takes 1 s, the head 2 s, the embedding 0.5 s, all else nothing."""
     clock = WorkClock()
-    hf = model.model
+    hf = general.model
     costs = [(block, 1.0) for block in hf.model.layers]
     costs += [(hf.lm_head, 2.0), (hf.model.embed_tokens, 0.5)]
     handles = [clock.after(module, cost) for module, cost in costs]
@@ -80,8 +90,8 @@ def measure(model, prompts, clock, *, budgets=("1.0", "4 blocks", "3 blocks"), *
     )
 
 
-def test_what_is_recorded_is_what_the_clock_said(model, prompts, work):
-    cells = measure(model, prompts, work)["cells"]
+def test_what_is_recorded_is_what_the_clock_said(general, prompts, work):
+    cells = measure(general, prompts, work)["cells"]
     assert [(cell["label"], cell["policy"], cell["blocks"]) for cell in cells[::2]] == [
         ("transformers", None, 6),
         ("buddy", "full", 6),

@@ -53,7 +53,11 @@ def ranks(model, examples):
 def started(seed=5):
     model = tiny_buddy()
     assert NUM_BLOCKS == 6
-    model.router.decision.prior.copy_(PRIOR)
+    decision = model.router.decision
+    decision.prior.copy_(PRIOR)
+    with torch.no_grad():  # as a new router is
+        decision.up.weight.zero_()
+        decision.up.bias.zero_()
     start_router(model, [*FIRST, *SECOND], spread=0.0, seed=seed)
     return model
 

@@ -82,6 +82,7 @@ class NativeDecoder:
 
     def run(self, bound: "_BoundSession", step: layout.Step) -> None:
         """Run what the step names."""
+        step.seconds = None if self.seconds is None else self.seconds.data_ptr()
         status = self._library.buddy_step(
             self._engine,
             ctypes.byref(self._weights.model),
@@ -192,8 +193,6 @@ class NativeRun:
         step = self._step
         step.runs, step.first, step.stop = runs.data_ptr(), blocks.start, blocks.stop
         step.logits = None if logits is None else logits.data_ptr()
-        spent = self._decoder.seconds
-        step.seconds = None if spent is None else spent.data_ptr()
         self._decoder.run(self._bound, step)
         self._bound.close_passed()
 
