@@ -1,5 +1,7 @@
 """The native decoder against the general path and the naive reference."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ from tests.tiny import (
     tiny_model,
 )
 
-pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C compiler here")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
 # atol: other orders of sums, and another exponential.
 TOLERANCE = {"atol": 5e-5, "rtol": 1e-4}
@@ -222,9 +224,26 @@ def test_what_it_cannot_run_is_said():
             buddy(ids[:, :1], past_key_values=started)
 
 
-def test_without_a_compiler_the_general_path_runs_and_says_why(monkeypatch):
-    monkeypatch.setattr("buddy.engine.native.decoder.native_library", lambda: None)
-    buddy = tiny_buddy()
-    tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
-    assert tokens.shape == (1, 7)
-    assert "no C compiler" in buddy.decoder.why_general
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("CC", "no-such-compiler", "no C compiler"),
+        ("BUDDY_NATIVE", "0", "BUDDY_NATIVE=0"),
+        ("CC", "false", "could not compile the kernel"),
+    ],
+)
+def test_without_the_kernel_the_general_path_runs_and_says_why(
+    monkeypatch, tmp_path, variable, value, says
+):
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("BUDDY_HOME", str(tmp_path))
+    native_library.cache_clear()
+    try:
+        buddy = tiny_buddy()
+        tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
+        assert tokens.shape == (1, 7)
+        assert says in buddy.decoder.why_general
+        with pytest.raises(ModelError, match=says):
+            tiny_buddy(engine="native").decoder.native()
+    finally:
+        native_library.cache_clear()

@@ -85,9 +85,8 @@ static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
         out[i] = narrow(x[i]);
 }
 
-static void rms_norm(
-    const float *restrict x, const float *restrict weight, float epsilon, int count,
-    float *restrict out)
+/* `out` may be `x`. */
+static void rms_norm(const float *x, const float *weight, float epsilon, int count, float *out)
 {
     float scale = 1.0f / sqrtf(dot_float(x, x, count) / (float)count + epsilon);
     for (int i = 0; i < count; i++)
@@ -249,10 +248,10 @@ static void set_outputs(Own *own, float *base, size_t stride, int count)
 }
 
 static void multiply_share(
-    Pool *pool, int thread, const Own *own, const Matrix *matrix, int count)
+    Team *team, int thread, const Own *own, const Matrix *matrix, int count)
 {
     int begin, end;
-    share_of(matrix->rows, 8, pool, thread, &begin, &end);
+    share_of(matrix->rows, 8, team, thread, &begin, &end);
     multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
 }
 
@@ -265,10 +264,10 @@ static void vectors_of(const Own *own, const float *wide, const bf16 *small, siz
 }
 
 /* Add a product to the residual of the active lanes. */
-static void add_share(Pool *pool, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
+static void add_share(Team *team, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
 {
     int begin, end, hidden = run->model->hidden;
-    share_of(matrix->rows, 8, pool, thread, &begin, &end);
+    share_of(matrix->rows, 8, team, thread, &begin, &end);
     float *products[count];
     for (int n = 0; n < count; n++) /* the key's space is free by now */
         products[n] = run->query + (size_t)own->active[n] * hidden;
@@ -280,7 +279,7 @@ static void add_share(Pool *pool, int thread, const Run *run, Own *own, const Ma
     }
 }
 
-static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int count)
+static void run_block(Run *run, Team *team, int thread, Own *own, int block, int count)
 {
     const Model *model = run->model;
     const Step *step = run->step;
@@ -291,35 +290,35 @@ static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int
         normalise(run, own, weights->attention_norm,
                   step->residual + (size_t)own->active[n] * hidden, n);
     set_outputs(own, run->query, (size_t)heads * head, count);
-    multiply_share(pool, thread, own, &weights->query, count);
+    multiply_share(team, thread, own, &weights->query, count);
     set_outputs(own, run->key, (size_t)kv_heads * head, count);
-    multiply_share(pool, thread, own, &weights->key, count);
+    multiply_share(team, thread, own, &weights->key, count);
     set_outputs(own, run->value, (size_t)kv_heads * head, count);
-    multiply_share(pool, thread, own, &weights->value, count);
-    barrier(pool);
-    share_of(count * kv_heads, 1, pool, thread, &begin, &end);
+    multiply_share(team, thread, own, &weights->value, count);
+    barrier(team);
+    share_of(count * kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
         int lane = own->active[unit / kv_heads], kv_head = unit % kv_heads;
         size_t at = ((size_t)lane * kv_heads + kv_head) * head;
         write_cache(run, block, row_of(step, lane), slot_of(step, lane), position_of(run, lane), kv_head,
                     run->key + at, run->value + at);
     }
-    barrier(pool);
-    share_of(count * heads, 1, pool, thread, &begin, &end);
+    barrier(team);
+    share_of(count * heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
         int lane = own->active[unit / heads], which = unit % heads;
         size_t at = ((size_t)lane * heads + which) * head;
         attend(run, own, block, lane, which, run->attended + at);
         narrow_all(run->attended + at, run->attended_narrow + at, head);
     }
-    barrier(pool);
+    barrier(team);
     vectors_of(own, run->attended, run->attended_narrow, (size_t)heads * head, count);
-    add_share(pool, thread, run, own, &weights->output, count);
-    barrier(pool);
+    add_share(team, thread, run, own, &weights->output, count);
+    barrier(team);
     for (int n = 0; n < count; n++)
         normalise(run, own, weights->mlp_norm,
                   step->residual + (size_t)own->active[n] * hidden, n);
-    share_of(model->inner, 8, pool, thread, &begin, &end);
+    share_of(model->inner, 8, team, thread, &begin, &end);
     float *gates[count], *ups[count];
     for (int n = 0; n < count; n++) {
         gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
@@ -333,10 +332,10 @@ static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int
             gates[n][i] = silu(gates[n][i]) * ups[n][i];
         narrow_all(gates[n] + begin, small + begin, end - begin);
     }
-    barrier(pool);
+    barrier(team);
     for (int n = 0; n < count; n++)
         own->vectors[n] = (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
-    add_share(pool, thread, run, own, &weights->down, count);
+    add_share(team, thread, run, own, &weights->down, count);
     if (thread == 0)
         for (int n = 0; n < count; n++) {
             int lane = own->active[n];
@@ -347,7 +346,7 @@ static void run_block(Run *run, Pool *pool, int thread, Own *own, int block, int
             if (*filled == slot_of(step, lane))
                 ++*filled;
         }
-    barrier(pool);
+    barrier(team);
 }
 
 /* Keep the residuals of lanes that begin to skip blocks; all blocks up to the next one that the
@@ -389,7 +388,7 @@ static int find_holes(
 }
 
 /* Project keys and values of up to HOLES_AT_ONCE residuals that passed a block by. */
-static void fill_holes(Run *run, Pool *pool, int thread, Own *own, int block, int found)
+static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, int found)
 {
     const Model *model = run->model;
     Cache *cache = run->cache;
@@ -406,11 +405,11 @@ static void fill_holes(Run *run, Pool *pool, int thread, Own *own, int block, in
         normalise(run, &here, weights->attention_norm, residual, n);
     }
     set_outputs(&here, run->key, (size_t)width, found);
-    multiply_share(pool, thread, &here, &weights->key, found);
+    multiply_share(team, thread, &here, &weights->key, found);
     set_outputs(&here, run->value, (size_t)width, found);
-    multiply_share(pool, thread, &here, &weights->value, found);
-    barrier(pool);
-    share_of(found * model->kv_heads, 1, pool, thread, &begin, &end);
+    multiply_share(team, thread, &here, &weights->value, found);
+    barrier(team);
+    share_of(found * model->kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
         int n = unit / model->kv_heads, head = unit % model->kv_heads;
         int row = own->holes[3 * n], slot = own->holes[3 * n + 1];
@@ -418,7 +417,7 @@ static void fill_holes(Run *run, Pool *pool, int thread, Own *own, int block, in
         write_cache(run, block, row, slot, (int)cache->positions[(size_t)row * cache->capacity + slot],
                     head, run->key + at, run->value + at);
     }
-    barrier(pool);
+    barrier(team);
 }
 
 /* The first slot of a lane's row that may not be filled from: its own, or, where it has just passed
@@ -440,7 +439,7 @@ static int any_waits(const Run *run, const Own *own, int block, int count, int b
 }
 
 /* Close the holes that the rows of the active lanes have in a block. */
-static void fill_rows(Run *run, Pool *pool, int thread, Own *own, int block, int count, int beyond)
+static void fill_rows(Run *run, Team *team, int thread, Own *own, int block, int count, int beyond)
 {
     Cache *cache = run->cache;
     const Step *step = run->step;
@@ -453,14 +452,14 @@ static void fill_rows(Run *run, Pool *pool, int thread, Own *own, int block, int
         while (slot < stop) {
             found = find_holes(cache, block, row, stop, &slot, own->holes, found);
             if (found == HOLES_AT_ONCE) {
-                fill_holes(run, pool, thread, own, block, found);
+                fill_holes(run, team, thread, own, block, found);
                 found = 0;
             }
         }
     }
     if (found > 0)
-        fill_holes(run, pool, thread, own, block, found);
-    barrier(pool); /* every thread has read what changes below */
+        fill_holes(run, team, thread, own, block, found);
+    barrier(team); /* every thread has read what changes below */
     if (thread != 0)
         return;
     for (int n = 0; n < count; n++) {
@@ -500,7 +499,7 @@ static void turn(const Step *step, int thread, int stage, double *since)
     *since = now;
 }
 
-static void pass_and_run(Run *run, Pool *pool, int thread, Own *own, int block, int32_t *place)
+static void pass_and_run(Run *run, Team *team, int thread, Own *own, int block, int32_t *place)
 {
     const Step *step = run->step;
     double since = step->seconds == NULL ? 0 : now_s();
@@ -508,20 +507,20 @@ static void pass_and_run(Run *run, Pool *pool, int thread, Own *own, int block, 
     if (step->leaves != NOTHING && thread == 0)
         pass_by(run, block, place);
     if (step->leaves == PROJECTED && skipping > 0) {
-        barrier(pool);
-        fill_rows(run, pool, thread, own, block, skipping, 1);
+        barrier(team);
+        fill_rows(run, team, thread, own, block, skipping, 1);
     }
     int running = collect(run, own, block, 1);
     if (running > 0 && step->leaves != NOTHING && any_waits(run, own, block, running, 0))
-        fill_rows(run, pool, thread, own, block, running, 0);
+        fill_rows(run, team, thread, own, block, running, 0);
     turn(step, thread, FILLING, &since);
     if (running == 0)
         return;
-    run_block(run, pool, thread, own, block, running);
+    run_block(run, team, thread, own, block, running);
     turn(step, thread, IN_BLOCKS, &since);
 }
 
-static void final_logits(Run *run, Pool *pool, int thread, Own *own)
+static void final_logits(Run *run, Team *team, int thread, Own *own)
 {
     const Model *model = run->model;
     const Step *step = run->step;
@@ -530,10 +529,10 @@ static void final_logits(Run *run, Pool *pool, int thread, Own *own)
         normalise(run, own, model->final_norm, step->residual + (size_t)lane * model->hidden, lane);
     }
     set_outputs(own, step->logits, (size_t)model->vocabulary.rows, step->lanes);
-    multiply_share(pool, thread, own, &model->vocabulary, step->lanes);
+    multiply_share(team, thread, own, &model->vocabulary, step->lanes);
 }
 
-static void run_all(void *argument, Pool *pool, int thread)
+static void run_all(void *argument, Team *team, int thread)
 {
     Run *run = argument;
     const Model *model = run->model;
@@ -547,21 +546,22 @@ static void run_all(void *argument, Pool *pool, int thread)
             load(model, model->embedding, (size_t)step->tokens[lane] * model->hidden,
                  step->residual + (size_t)lane * model->hidden, model->hidden);
     }
-    barrier(pool);
+    barrier(team);
     for (int block = step->first; block < step->stop; block++)
-        pass_and_run(run, pool, thread, &own, block, place);
+        pass_and_run(run, team, thread, &own, block, place);
     if (step->logits == NULL)
         return;
     double since = step->seconds == NULL ? 0 : now_s();
-    final_logits(run, pool, thread, &own);
+    final_logits(run, team, thread, &own);
     if (step->seconds != NULL)
-        barrier(pool); /* the projection ends with its slowest thread */
+        barrier(team); /* the projection ends with its slowest thread */
     turn(step, thread, PROJECTING, &since);
 }
 
-/* Memory that steps use, kept from one to the next. */
+/* Threads, and memory that steps use, kept from one to the next. */
 typedef struct {
-    Pool *pool;
+    OpenMP openmp;
+    int threads;
     char *memory;
     size_t bytes;
 } Engine;
@@ -592,7 +592,7 @@ static size_t lay_out(Run *run, char *base, int threads)
 int buddy_step(Engine *engine, const Model *model, Cache *cache, const Step *step)
 {
     Run run = {.model = model, .cache = cache, .step = step};
-    size_t bytes = lay_out(&run, NULL, engine->pool->count);
+    size_t bytes = lay_out(&run, NULL, engine->threads);
     if (bytes > engine->bytes) {
         free(engine->memory);
         engine->memory = NULL, engine->bytes = 0;
@@ -600,28 +600,24 @@ int buddy_step(Engine *engine, const Model *model, Cache *cache, const Step *ste
             return -1;
         engine->bytes = bytes;
     }
-    lay_out(&run, engine->memory, engine->pool->count);
-    run_job(engine->pool, run_all, &run);
+    lay_out(&run, engine->memory, engine->threads);
+    run_job(&engine->openmp, engine->threads, run_all, &run);
     return 0;
 }
 
 void buddy_engine_free(Engine *engine)
 {
-    buddy_pool_free(engine->pool);
     free(engine->memory);
     free(engine);
 }
 
-/* NULL where threads or memory cannot be had. */
-Engine *buddy_engine_new(int threads)
+/* NULL where memory cannot be had. */
+Engine *buddy_engine_new(int threads, const OpenMP *openmp)
 {
     Engine *engine = calloc(1, sizeof *engine);
-    if (engine == NULL)
-        return NULL;
-    engine->pool = buddy_pool_new(threads);
-    if (engine->pool == NULL) {
-        free(engine);
-        return NULL;
+    if (engine != NULL) {
+        engine->openmp = *openmp;
+        engine->threads = threads;
     }
     return engine;
 }

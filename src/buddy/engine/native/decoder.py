@@ -5,6 +5,7 @@ writes the session's own cache, so a session may go from the general path to thi
 """
 
 import ctypes
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.engine.native import layout
-from buddy.engine.native.library import native_library
+from buddy.engine.native.library import native_library, openmp
 from buddy.engine.native.weights import BoundWeights, why_not
 from buddy.engine.session import Session
 from buddy.errors import ModelError
@@ -39,19 +40,20 @@ class NativeDecoder:
 
     def __init__(self, backbone: Backbone, threads: int | None = None) -> None:
         reason = why_not(backbone)
-        library = None if reason else native_library()
-        if library is None:
+        try:
+            if reason:
+                raise ModelError(reason)
+            self._library, team = native_library(), openmp()
+        except ModelError as error:
             raise ModelError(
-                "the native engine cannot run this model: "
-                f"{reason or 'there is no C compiler (cc), or BUDDY_NATIVE=0 is set'}; "
-                'use engine="general"'
-            )
-        self._library = library
+                f'the native engine cannot run this model: {error}; use engine="general"'
+            ) from error
         self._backbone = backbone
         self._threads = threads or torch.get_num_threads()
-        self._engine = library.buddy_engine_new(self._threads)
+        self._engine = self._library.buddy_engine_new(self._threads, ctypes.byref(team))
         if not self._engine:
-            raise ModelError(f"the native engine could not start {self._threads} threads")
+            raise MemoryError("the native engine could not get memory for itself")
+        self._lock = Lock()
         self._weights = BoundWeights(backbone)
         self.seconds: Float[Tensor, " 3"] | None = None
         """Set to zeros, collects seconds in blocks, in filling holes, in the output projection."""
@@ -83,12 +85,13 @@ class NativeDecoder:
     def run(self, bound: "_BoundSession", step: layout.Step) -> None:
         """Run what the step names."""
         step.seconds = None if self.seconds is None else self.seconds.data_ptr()
-        status = self._library.buddy_step(
-            self._engine,
-            ctypes.byref(self._weights.model),
-            ctypes.byref(bound.cache),
-            ctypes.byref(step),
-        )
+        with self._lock:  # what steps work in is the engine's
+            status = self._library.buddy_step(
+                self._engine,
+                ctypes.byref(self._weights.model),
+                ctypes.byref(bound.cache),
+                ctypes.byref(step),
+            )
         if status != 0:
             raise MemoryError("the native engine could not get memory for a step")
 

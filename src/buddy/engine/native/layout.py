@@ -102,6 +102,12 @@ class Step(ctypes.Structure):
     ]
 
 
+class OpenMP(ctypes.Structure):
+    """What the kernel calls of the OpenMP that torch runs on."""
+
+    _fields_: ClassVar[_Fields] = [(name, _POINTER) for name in ("parallel", "thread", "threads")]
+
+
 def pointers(tensors: list[Tensor | None]) -> Any:
     """An array of the tensors' addresses, NULL for None."""
     return (_POINTER * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))

@@ -18,6 +18,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+import torch
+
+from buddy.engine.native import layout
+from buddy.errors import ModelError
 from buddy.models.cache import cache_home
 
 _SOURCES: Final = ("decode.c", "model.h", "matrix.h", "threads.h")
@@ -39,20 +43,44 @@ _COMPILE_LIMIT_S: Final = 120
 
 
 @cache
-def native_library() -> ctypes.CDLL | None:
-    """The library, compiled if need be; None where it cannot be had."""
-    if os.environ.get("BUDDY_NATIVE") == "0" or sys.platform == "win32":
-        return None
+def native_library() -> ctypes.CDLL:
+    """The library, compiled if need be.
+
+    Raises:
+        ModelError: It cannot be had; the message says why.
+    """
+    if os.environ.get("BUDDY_NATIVE") == "0":
+        raise ModelError("BUDDY_NATIVE=0 is set")
     compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        return None
+    if compiler is None or sys.platform == "win32":
+        raise ModelError("there is no C compiler (cc)")
     path = cache_home() / "native" / f"{_identity(compiler)}.so"
     try:
         if not path.is_file():
             _compile(compiler, path)
         return _opened(path)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise ModelError(f"{compiler} could not compile the kernel: {said[0]}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ModelError(f"the kernel could not be compiled or opened: {error}") from error
+
+
+@cache
+def openmp() -> layout.OpenMP:
+    """The OpenMP that torch runs on: two teams of threads would spin on the same cores.
+
+    Raises:
+        ModelError: There is none with GNU's calls.
+    """
+    suffix = {"darwin": "dylib"}.get(sys.platform, "so")
+    try:
+        # A symbol is looked for in the library and in what it was linked with.
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
+        calls = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        return layout.OpenMP(*(ctypes.cast(getattr(torch_cpu, c), ctypes.c_void_p) for c in calls))
+    except (OSError, AttributeError) as error:
+        raise ModelError(f"torch runs on no OpenMP that the kernel can call: {error}") from error
 
 
 def _identity(compiler: str) -> str:
@@ -90,7 +118,7 @@ def _compile(compiler: str, path: Path) -> None:
 def _opened(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
-    library.buddy_engine_new.argtypes = [ctypes.c_int]
+    library.buddy_engine_new.argtypes = [ctypes.c_int, pointer]
     library.buddy_engine_new.restype = pointer
     library.buddy_engine_free.argtypes = [pointer]
     library.buddy_engine_free.restype = None
