@@ -5,6 +5,9 @@ the same weights; a ratio is taken within a round and its median reported. The i
 measured time of a block and the time outside blocks.
 
     python benchmarks/engine.py --out results/engine.json
+    python benchmarks/engine.py --random llama-3-8b --device cuda --out results/llama-3-8b.json
+
+With `--random` the weights are random numbers in the shape of a model, and nothing is fetched.
 """
 
 import argparse
@@ -20,14 +23,42 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from buddy import BuddyForCausalLM, DepthTrace
+from buddy.engine.native.decoder import NativeDecoder
 from buddy.models.presets import DEFAULT_MODEL
 from buddy.results import RunRecord
 from buddy.routing.context import PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 
-BUDGETS = (26, 22, 18, 15)
+SHARES = (0.875, 0.75, 0.625, 0.5)
+
+SHAPES = {
+    "smollm2-135m": ("llama", 576, 1536, 30, 9, 3, 49152),
+    "llama-2-7b": ("llama", 4096, 11008, 32, 32, 32, 32000),
+    "llama-3-8b": ("llama", 4096, 14336, 32, 32, 8, 128256),
+    "qwen2.5-7b": ("qwen2", 3584, 18944, 28, 28, 4, 152064),
+}
+"""Family, hidden, inner, blocks, heads, KV heads, vocabulary."""
+
+
+def random_model(name, device):
+    """A model of that shape with random weights."""
+    family, hidden, inner, blocks, heads, kv_heads, vocab = SHAPES[name]
+    config = AutoConfig.for_model(
+        family,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        max_position_embeddings=8192,
+        tie_word_embeddings=name == "smollm2-135m",
+    )
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 def changing_router(model):
@@ -41,7 +72,7 @@ def changing_router(model):
     )
     for parameter in router.parameters():
         torch.nn.init.normal_(parameter)
-    return router
+    return router.to(model.device)
 
 
 def decode_s(model, ids, new_tokens, **options):
@@ -90,37 +121,46 @@ def theirs_s(model, ids, new_tokens):
 
 
 def kernel_shares(model, ids, new_tokens, **options):
-    """Seconds a step in blocks, in filling holes and in the output projection."""
+    """Seconds of a step, and of these in blocks, in filling holes, in the output projection.
+
+    None where decode steps are not the kernel's.
+    """
     decoder = model.decoder.native()
+    if not isinstance(decoder, NativeDecoder):
+        return None
     model.generate(ids, max_new_tokens=2, do_sample=False, eos_token_id=None, **options)
     decoder.seconds = torch.zeros(3, dtype=torch.float64)
     trace = DepthTrace()
     model.generate(
         ids, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, trace=trace, **options
     )
-    blocks, fill, head = (decoder.seconds / (new_tokens - 1)).tolist()
+    ends = [step.ended_s for step in trace.steps]
+    blocks, fill, head = (decoder.seconds / (len(ends) - 1)).tolist()
     decoder.seconds = None
-    return {"blocks_s": blocks, "fill_s": fill, "head_s": head}
+    step = (ends[-1] - ends[0]) / (len(ends) - 1)
+    return {"step_s": step, "blocks_s": blocks, "fill_s": fill, "head_s": head}
 
 
 def subjects(base, context, new_tokens, batch):
     """Name -> a run of one generation."""
-    ids = torch.randint(100, base.config.vocab_size, (batch, context))
+    ids = torch.randint(100, base.config.vocab_size, (batch, context)).to(base.device)
     static = BuddyForCausalLM(base.model, prior=base.prior)
     changing = BuddyForCausalLM(base.model, router=changing_router(base))
     runs = {
         "transformers": lambda: theirs_s(base.model, ids, new_tokens),
         "dense": lambda: decode_s(static, ids, new_tokens),
     }
-    for blocks in BUDGETS:
+    for share in SHARES:
+        blocks = round(share * base.num_blocks)
         budget = f"{blocks} blocks"
         runs[f"stable {blocks}"] = lambda b=budget: decode_s(static, ids, new_tokens, budget=b)
         runs[f"changing {blocks}"] = lambda b=budget: decode_s(changing, ids, new_tokens, budget=b)
     if batch > 1:
-        mixed = [f"{blocks} blocks" for blocks in (15, 17, 19, 21, 23, 26, 28, 30)][:batch]
+        half = round(SHARES[-1] * base.num_blocks)
+        mixed = [0.5 + 0.5 * row / (batch - 1) for row in range(batch)]
         for way in ("shared", "independent"):
-            runs[f"{way} 15"] = lambda w=way: decode_s(
-                changing, ids, new_tokens, budget="15 blocks", batch_route=w
+            runs[f"{way} {half}"] = lambda w=way: decode_s(
+                changing, ids, new_tokens, budget=f"{half} blocks", batch_route=w
             )
             runs[f"{way} mixed"] = lambda w=way: decode_s(
                 changing, ids, new_tokens, budget=mixed, batch_route=w
@@ -137,12 +177,13 @@ def measure(base, context, new_tokens, batch, rounds):
             made = runs[name]()
             if number:  # the first round warms up
                 seen[name].append(made)
+    half = round(SHARES[-1] * base.num_blocks)
     shares = {
-        name: kernel_shares(model, ids, new_tokens, budget="15 blocks")
-        for name, model in (("stable 15", static), ("changing 15", changing))
+        f"{name} {half}": kernel_shares(model, ids, new_tokens, budget=f"{half} blocks")
+        for name, model in (("stable", static), ("changing", changing))
     }
     dense_s = statistics.median(one["decode_s"] for one in seen["dense"])
-    in_blocks = kernel_shares(static, ids, new_tokens)["blocks_s"]
+    dense = kernel_shares(static, ids, new_tokens)
     cells = {}
     for name, made in seen.items():
         cell = {"plans": max(one["plans"] for one in made)}
@@ -153,19 +194,45 @@ def measure(base, context, new_tokens, batch, rounds):
                 ratios = [a[phase] / b for a, b in zip(seen[other], own, strict=True)]
                 cell[f"{phase[:-2]}_over_{other}"] = statistics.median(ratios)
         word = name.split()[-1]
-        if word.isdecimal():
-            outside = dense_s - in_blocks
-            ideal = dense_s / (outside + in_blocks * int(word) / base.num_blocks)
+        if word.isdecimal() and dense is not None:
+            in_blocks = dense["blocks_s"] / dense["step_s"]
+            ideal = 1 / (1 - in_blocks + in_blocks * int(word) / base.num_blocks)
             cell["decode_ideal"] = ideal
             cell["decode_of_ideal"] = cell["decode_over_dense"] / ideal
         cells[name] = cell
-    return {"batch": batch, "context": context, "cells": cells, "kernel": shares}
+    return {
+        "batch": batch,
+        "context": context,
+        "cells": cells,
+        "kernel": shares,
+        "weight_bytes_per_s": weight_bytes(base) / dense_s,
+    }
+
+
+def weight_bytes(base):
+    """Read in a dense step: blocks and output projection."""
+    parts = [base.backbone.blocks, base.backbone.head]
+    return sum(p.nbytes for part in parts for p in part.parameters())
+
+
+def copy_bytes_per_s(device):
+    """What copying a large tensor reaches, best of ten: the limit beside the figures."""
+    source = torch.empty(2**28 if device == "cpu" else 2**31, dtype=torch.uint8, device=device)
+    target, times = torch.empty_like(source), []
+    for _ in range(10):
+        start = time.perf_counter()
+        target.copy_(source)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * source.nbytes / min(times)
 
 
 def show(console, result):
     """One table of a batch and a context."""
     table = Table(title=f"batch {result['batch']}, context {result['context']}")
-    for name in ("", "tokens/s", "x dense", "x hf", "of ideal", "prefill x dense", "x hf", "plans"):
+    table.add_column("", no_wrap=True)
+    for name in ("tokens/s", "x dense", "x hf", "of ideal", "prefill", "x hf", "plans"):
         table.add_column(name, justify="right")
     for name, cell in result["cells"].items():
         of_ideal = cell.get("decode_of_ideal")
@@ -181,7 +248,9 @@ def show(console, result):
         )
     console.print(table)
     for name, parts in result["kernel"].items():
-        step = result["cells"][name]["decode_s"]
+        if parts is None:
+            continue
+        step = parts["step_s"]
         console.print(
             f"{name}: blocks {parts['blocks_s'] / step:.1%}, holes {parts['fill_s'] / step:.2%}, "
             f"head {parts['head_s'] / step:.1%} of a step of {1e3 * step:.2f} ms"
@@ -194,6 +263,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--random", choices=sorted(SHAPES), help="random weights in this shape")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quant", choices=("int8", "int4"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -203,9 +274,12 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    base = BuddyForCausalLM.from_pretrained(
-        args.model, dtype=torch.bfloat16, quant=args.quant, merge_adapter=True
-    )
+    if args.random:
+        base = BuddyForCausalLM(random_model(args.random, args.device))
+    else:
+        base = BuddyForCausalLM.from_pretrained(
+            args.model, dtype=torch.bfloat16, quant=args.quant, merge_adapter=True
+        ).to(args.device)
     console, found = Console(stderr=True), []
     for shape in args.shapes.split(","):
         batch, context = map(int, shape.split("x"))
@@ -215,7 +289,11 @@ def main():
         kind="engine",
         command=shlex.join(["python", *sys.argv]),
         config={key: str(value) for key, value in vars(args).items()},
-        results={"shapes": found, "engine": base.decoder.describe()},
+        results={
+            "shapes": found,
+            "engine": base.decoder.describe(),
+            "copy_bytes_per_s": copy_bytes_per_s(args.device),
+        },
     ).save(args.out)
 
 

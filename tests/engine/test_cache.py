@@ -5,7 +5,6 @@ import torch
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
-from buddy.engine.cache import BlockKVCache
 from buddy.engine.naive import naive_decode
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
@@ -42,11 +41,9 @@ def test_several_tokens_at_once_after_the_prefill(kv_policy):
 def test_rows_that_never_run_a_block_cost_the_others_nothing(monkeypatch):
     buddy = BuddyForCausalLM(tiny_model(), policy="static:1,2,3", engine="general")
     touched = []
-    plain = BlockKVCache._write_projected
+    plain = buddy.backbone.project
     monkeypatch.setattr(
-        BlockKVCache,
-        "_write_projected",
-        lambda *arguments: (touched.append(1), plain(*arguments))[1],
+        buddy.backbone, "project", lambda *given: touched.append(1) or plain(*given)
     )
     out = buddy(random_ids(2, 4), budget=["3 blocks", 1.0])
     for step in range(20):

@@ -36,6 +36,13 @@ class DepthPlan:
         """Every row runs every block."""
         return cls(torch.ones(batch, num_blocks, dtype=torch.bool, device=device))
 
+    @classmethod
+    def of_rows(cls, rows: list[list[bool]], device: torch.device | str = "cpu") -> "DepthPlan":
+        """A plan that the host knows: it need not be read back from the device."""
+        plan = cls(torch.tensor(rows, dtype=torch.bool, device=device))
+        plan.__dict__["rows"] = rows
+        return plan
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DepthPlan) and self.keys == other.keys
 
@@ -48,16 +55,20 @@ class DepthPlan:
         return self.mask.sum(dim=1)
 
     @cached_property
+    def rows(self) -> list[list[bool]]:
+        """The mask, on the host."""
+        rows: list[list[bool]] = self.mask.tolist()
+        return rows
+
+    @cached_property
     def keys(self) -> tuple[tuple[int, ...], ...]:
         """Each row's executed blocks, ascending: hashable, to count and compare plans."""
-        return tuple(
-            tuple(block for block, runs in enumerate(row) if runs) for row in self.mask.tolist()
-        )
+        return tuple(tuple(block for block, runs in enumerate(row) if runs) for row in self.rows)
 
     @cached_property
     def blocks(self) -> tuple[BlockRows, ...]:
         """For each block the rows that run it and the rows that skip it."""
-        return tuple(self._divide(list(column)) for column in zip(*self.mask.tolist(), strict=True))
+        return tuple(self._divide(list(column)) for column in zip(*self.rows, strict=True))
 
     def _divide(self, runs: list[bool]) -> BlockRows:
         if all(runs):

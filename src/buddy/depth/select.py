@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -55,7 +54,7 @@ def select_blocks(
     always = {block % num_blocks for block in pinned}
     free = [block for block in range(num_blocks) if block not in always]
     # On the host, where a plan is carried out, and in plain Python: a row has a few dozen scores.
-    mask: list[list[bool]] = []
+    rows: list[list[bool]] = []
     for row, keep in zip(scores.tolist(), blocks.tolist(), strict=True):
         if any(score != score for score in row):
             raise PolicyError(
@@ -65,5 +64,5 @@ def select_blocks(
         # A stable sort leaves ties in their order, the shallower block first.
         ranked = sorted(free, key=row.__getitem__, reverse=True)
         chosen = {*always, *ranked[: keep - len(always)]}
-        mask.append([block in chosen for block in range(num_blocks)])
-    return DepthPlan(torch.tensor(mask, dtype=torch.bool, device=scores.device))
+        rows.append([block in chosen for block in range(num_blocks)])
+    return DepthPlan.of_rows(rows, scores.device)

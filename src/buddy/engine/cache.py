@@ -95,18 +95,19 @@ class BlockKVCache:
         assert self.passed is not None
         self.passed.keep(block, self._numbers(rows), hidden)
         if self.kv_policy == "project":
-            self.fill(block, rows)
+            self._fill(block, rows, self.timeline.length)
 
     def fill(self, block: int, rows: RowSet) -> None:
-        """Close the holes that `rows` have in `block`, in one batched projection."""
+        """Close the holes of `rows`, which now run `block`, in one batched projection."""
+        self._fill(block, rows, self.timeline.start)
+
+    def _fill(self, block: int, rows: RowSet, stop: int) -> None:
         if self.passed is None:
             return
-        due = self.passed.due(block, self._numbers(rows), self.timeline.length)
+        due = self.passed.due(block, self._numbers(rows), stop)
         if due is None:
             return
-        self._write_projected(block, *due)
-
-    def _write_projected(self, block: int, row: Tensor, slot: Tensor, hidden: Tensor) -> None:
+        row, slot, hidden = due
         keys, values = self._project(block, hidden, self.timeline.positions[row, slot])
         key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
         key_buffer[row, :, slot] = keys
@@ -149,6 +150,27 @@ class BlockKVCache:
         like = torch.empty(0, dtype=dtype, device=self.timeline.device)
         for block in range(len(self._keys)):
             self._buffers(block, heads, head_dim, like)
+
+    def move_to(
+        self, keys: list[Tensor], values: list[Tensor], hidden_slots: list[Tensor | None]
+    ) -> int:
+        """Continue in these buffers, as wide as the timeline; returns the new revision."""
+        for own, others in (
+            (self._keys, keys),
+            (self._values, values),
+            (self._hidden_slots, hidden_slots),
+        ):
+            for block, other in enumerate(others):
+                held = own[block]
+                if other is None or held is other:
+                    continue
+                other.zero_()
+                if held is not None:
+                    slots = -2 if other.ndim == 4 else -1
+                    other.narrow(slots, 0, held.shape[slots]).copy_(held)
+                own[block] = other
+        self.revision += 1
+        return self.revision
 
     def buffers(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Keys and values of every block, [batch, heads, capacity, head] each."""

@@ -1,4 +1,4 @@
-"""Who runs decode steps: the native decoder where it can, else the general path."""
+"""Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -8,7 +8,7 @@ from buddy.errors import ModelError
 from buddy.models.backbone import Backbone
 
 if TYPE_CHECKING:
-    from buddy.engine.native.decoder import NativeDecoder
+    from buddy.engine.step import Decoder
 
 EngineName = Literal["auto", "native", "general"]
 
@@ -32,11 +32,11 @@ class DecoderChoice:
         self.engine = engine
         self._backbone = backbone
         self._made_for: tuple[torch.device, torch.dtype] | None = None
-        self._native: NativeDecoder | None = None
+        self._native: Decoder | None = None
         self.why_general: str | None = None
         """Why "auto" runs the general path; None where it does not, or was not asked yet."""
 
-    def native(self) -> "NativeDecoder | None":
+    def native(self) -> "Decoder | None":
         """The native decoder, or None for the general path.
 
         Raises:
@@ -51,12 +51,17 @@ class DecoderChoice:
 
     def describe(self) -> str:
         """As shown in a summary line."""
-        return "general" if self.native() is None else "native"
+        if self.native() is None:
+            return "general"
+        return "graphs" if self._backbone.device.type == "cuda" else "native"
 
-    def _make(self) -> "NativeDecoder | None":
+    def _make(self) -> "Decoder | None":
+        from buddy.engine.graphs import GraphDecoder
         from buddy.engine.native.decoder import NativeDecoder
 
         try:
+            if self._backbone.device.type == "cuda":
+                return GraphDecoder(self._backbone)
             return NativeDecoder(self._backbone)
         except ModelError as error:
             if self.engine == "native":

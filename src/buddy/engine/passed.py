@@ -24,8 +24,9 @@ class PassedResiduals:
     Attributes:
         stored: [places, hidden]; None before the first. The first `count` are in use.
         count: Places in use.
-        waiting: [blocks, batch, capacity] int32, a place, or -1 where nothing is waited for.
-        filled: [blocks, batch] on the host: no slot before this one waits.
+        waiting: [blocks, batch, capacity] int32, a place, or -1 where nothing is waited for. On
+            the host, like `filled`: what a step must fill is known without asking the device.
+        filled: [blocks, batch]: no slot before this one waits.
     """
 
     def __init__(self, num_blocks: int, timeline: Timeline) -> None:
@@ -35,12 +36,8 @@ class PassedResiduals:
         self._timeline = timeline
         self._kept: dict[int, int] = {}
         self._step = -1
-        self.waiting = torch.full(
-            (num_blocks, timeline.batch, timeline.capacity),
-            _NOBODY,
-            dtype=torch.int32,
-            device=timeline.device,
-        )
+        shape = (num_blocks, timeline.batch, timeline.capacity)
+        self.waiting = torch.full(shape, _NOBODY, dtype=torch.int32)
 
     def fit(self) -> None:
         """Grow with the timeline."""
@@ -90,30 +87,30 @@ class PassedResiduals:
             self.count = end
         column = torch.arange(tokens, dtype=torch.int32)
         first = torch.tensor([self._kept[row] for row in rows], dtype=torch.int32)
-        places = (first[:, None] + column).to(self.waiting.device)
-        valid = timeline.valid[:, start:stop]
-        if len(rows) == timeline.batch:
-            self.waiting[block, :, start:stop] = torch.where(valid, places, _NOBODY)
-        else:
-            which = torch.tensor(rows, device=self.waiting.device)
-            self.waiting[block, which, start:stop] = torch.where(valid[which], places, _NOBODY)
+        places = first[:, None] + column
+        if timeline.step_has_pads:
+            valid = timeline.valid[:, start:stop].cpu()[list(rows)]
+            places = torch.where(valid, places, _NOBODY)
+        self.waiting[block, list(rows), start:stop] = places
 
     def due(
         self, block: int, rows: Sequence[int], stop: int
     ) -> tuple[Int[Tensor, " holes"], Int[Tensor, " holes"], Float[Tensor, "holes hidden"]] | None:
         """What rows wait for in a block before a slot: row, slot, residual; then they no longer do.
 
-        None, at no cost, where nothing can be.
+        None, at no cost, where nothing can be. Slots of the current step from `stop` on are the
+        block's own to write.
         """
         for row in rows:
             self._kept.pop(row, None)  # what they run changes their residual
         behind = [row for row in rows if self.filled[block, row] < stop]
+        filled_before = self.filled[block].copy()
+        self.filled[block, list(rows)] = self._timeline.length
         if not behind:
             return None
         self.fit()
-        low = int(min(self.filled[block, row] for row in behind))
-        self.filled[block, behind] = stop
-        which = torch.tensor(behind, device=self.waiting.device)
+        low = int(filled_before[behind].min())
+        which = torch.tensor(behind)
         place = self.waiting[block, which, low:stop]
         index, slot = (place >= 0).nonzero(as_tuple=True)
         if len(index) == 0:

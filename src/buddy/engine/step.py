@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,9 +16,6 @@ from buddy.engine.session import Session
 from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
 from buddy.models.backbone import Backbone, Rotary
-
-if TYPE_CHECKING:
-    from buddy.engine.native.decoder import NativeDecoder
 
 Reroute = Literal["step", "prefill"] | int
 """New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
@@ -67,6 +64,35 @@ class StepOutput:
     logits: Float[Tensor, "batch tokens vocab"] | None = None
 
 
+@runtime_checkable
+class Run(Protocol):
+    """One pass on its way through the blocks, where a decoder has taken it."""
+
+    @property
+    def hidden(self) -> Float[Tensor, "batch tokens hidden"]:
+        """The residual as it is now."""
+
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run these blocks under the plan; without one every row runs them."""
+
+    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
+        """Run the last blocks, and the output projection."""
+
+    def executed(self) -> Int[Tensor, " batch"]:
+        """Blocks that each row ran, counted as they ran."""
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """Runs decode steps in the place of the general path, on the same session."""
+
+    def takes(self, session: Session, step: Step) -> bool:
+        """Whether this step is for it."""
+
+    def begin(self, session: Session, token_ids: Int[Tensor, "batch tokens"]) -> Run:
+        """A pass over new tokens, for which the timeline is extended."""
+
+
 def check_reroute(reroute: Reroute) -> Reroute:
     """Refuse what is no re-routing rule.
 
@@ -98,7 +124,7 @@ def run_step(
     policy: DepthPolicy,
     session: Session,
     step: Step,
-    native: "NativeDecoder | None" = None,
+    decoder: Decoder | None = None,
 ) -> StepOutput:
     """Extend the session by one step: prefill or decode.
 
@@ -107,13 +133,13 @@ def run_step(
         policy: Chooses them.
         session: What came before.
         step: What is new.
-        native: Runs steps of few tokens instead; the general path is its reference.
+        decoder: Runs the steps that it takes; the general path is its reference.
     """
     # Before anything changes: a session outlives a request that is refused.
     check_spendable(step.budgets, policy.num_blocks, policy.pinned)
     session.timeline.extend(step.valid)
-    if native is not None and native.takes(session, step):
-        return _run_native(native, policy, session, step)
+    if decoder is not None and decoder.takes(session, step):
+        return _run_decoder(decoder, policy, session, step)
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
     run.blocks(range(policy.context_layer), None)
     plan = _begin_plan(policy, session, step)
@@ -121,13 +147,11 @@ def run_step(
     return StepOutput(run.hidden, plan, run.executed())
 
 
-def _run_native(
-    native: "NativeDecoder", policy: DepthPolicy, session: Session, step: Step
-) -> StepOutput:
-    run = native.begin(session, step.token_ids)
+def _run_decoder(decoder: Decoder, policy: DepthPolicy, session: Session, step: Step) -> StepOutput:
+    run = decoder.begin(session, step.token_ids)
     run.blocks(range(policy.context_layer), None)
     plan = _begin_plan(policy, session, step)
-    logits = run.finish(range(policy.context_layer, policy.num_blocks), plan.mask)
+    logits = run.finish(range(policy.context_layer, policy.num_blocks), plan)
     return StepOutput(run.hidden, plan, run.executed(), logits)
 
 

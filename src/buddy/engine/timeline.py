@@ -22,6 +22,7 @@ class Timeline:
         positions: [batch, capacity], counted over real tokens alone.
         every_row: [batch], the rows' numbers.
         has_pads: Whether any slot in use is a pad.
+        step_has_pads: Whether any of the current step is.
     """
 
     def __init__(self, batch: int, capacity: int, device: torch.device | str) -> None:
@@ -29,7 +30,7 @@ class Timeline:
         self.device = torch.device(device)
         self.start = 0
         self.length = 0
-        self.has_pads = False
+        self.has_pads = self.step_has_pads = False
         self.valid = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.every_row = torch.arange(batch, device=device)
@@ -52,8 +53,10 @@ class Timeline:
             self.valid[:, new] = True
             self.positions[:, new] = self._count[:, None]
             self._count = self._count + 1
+            self.step_has_pads = False
             return
-        self.has_pads = self.has_pads or not bool(valid.all())
+        self.step_has_pads = not bool(valid.all())
+        self.has_pads = self.has_pads or self.step_has_pads
         self.valid[:, new] = valid
         self.positions[:, new] = (self._count[:, None] + valid.cumsum(1) - 1).clamp(min=0)
         self._count = self._count + valid.sum(1)
@@ -76,6 +79,10 @@ class Timeline:
             raise PromptError(
                 f"a sequence would have {longest} tokens, but the model's context holds {context}"
             )
+
+    def move_to(self, valid: Tensor, positions: Tensor) -> None:
+        """Continue in these tensors, of the present shape."""
+        self.valid, self.positions = valid.copy_(self.valid), positions.copy_(self.positions)
 
     def _grow(self, slots: int) -> None:
         self.valid = torch.nn.functional.pad(self.valid, (0, slots))

@@ -75,3 +75,9 @@ def block_windows(config: Any, family: Family) -> list[int | None]:
         return [None] * num_blocks
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_blocks
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def rope_of_length(config: Any) -> str | None:
+    """The rotary embedding's kind, where its angles depend on how long the sequence is."""
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return kind if kind in ("dynamic", "longrope") else None

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from buddy.depth.plan import DepthPlan
 from buddy.engine.native import layout
 from buddy.engine.native.library import native_library, openmp
 from buddy.engine.native.weights import BoundWeights, why_not
@@ -171,23 +172,22 @@ class NativeRun:
         )
         self._bound.open_passed(lanes)
 
-    def blocks(self, blocks: range, mask: Bool[Tensor, "batch blocks"] | None) -> None:
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every row runs them."""
         if len(blocks) > 0:
-            self._run(blocks, mask, None)
+            plan = plan or DepthPlan.full(self._shape[0], self._backbone.num_blocks)
+            self._run(blocks, plan.mask, None)
 
-    def finish(
-        self, blocks: range, mask: Bool[Tensor, "batch blocks"]
-    ) -> Float[Tensor, "batch tokens vocab"]:
+    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
         """Run the last blocks, and the output projection."""
         logits = torch.empty(*self._shape, self._backbone.config.vocab_size)
-        self._run(blocks, mask, logits)
+        self._run(blocks, plan.mask, logits)
         return logits
 
-    def _run(self, blocks: range, mask: Tensor | None, logits: Tensor | None) -> None:
-        batch, tokens = self._shape
-        if mask is None:
-            mask = torch.ones(batch, self._backbone.num_blocks, dtype=torch.bool)
+    def _run(
+        self, blocks: range, mask: Bool[Tensor, "batch blocks"], logits: Tensor | None
+    ) -> None:
+        tokens = self._shape[1]
         runs = mask.repeat_interleave(tokens, 0) if tokens > 1 else mask.contiguous()
         kv = self._bound.kv
         if kv.kv_policy == "mask":

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from buddy.engine.native import layout
 from buddy.models.backbone import Backbone
+from buddy.models.families import rope_of_length
 from buddy.models.quantised import QuantisedLinear
 
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_OF_LENGTH: Final = ("dynamic", "longrope")
-"""Rotary embeddings whose angles depend on how long the sequence is."""
 _ATTENTION: Final = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 _MLP: Final = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -28,8 +27,8 @@ def why_not(backbone: Backbone) -> str | None:
         return f"model type {config.model_type!r} is none of {', '.join(_FAMILIES)}"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"its activation is {config.hidden_act!r}, expected silu"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in _ROPE_OF_LENGTH:
+    rope = rope_of_length(config)
+    if rope is not None:
         return f"its rotary embedding is {rope!r}, which changes with the length"
     for linear in _linears(backbone):
         if type(linear) not in (nn.Linear, QuantisedLinear):

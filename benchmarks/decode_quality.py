@@ -1,0 +1,155 @@
+"""What does decoding cost in quality? Cross-entropy of answers that are fed a token at a time.
+
+The prompt is prefilled, then the reference answer is decoded as `generate` would: with a new plan
+at every step and the cache that skipped blocks leave behind. Conditions differ in one thing: the KV
+policy, when to route again, whose scores rank the blocks of a batch, how many bits a weight has.
+
+    python benchmarks/decode_quality.py -m smollm2-135m-buddy rows.jsonl --sources alpaca samsum \
+        --blocks 22 15 --out results/decode-quality.json
+"""
+
+import argparse
+import math
+import random
+import shlex
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.engine.cache import KV_POLICIES
+from buddy.engine.padding import left_padded
+from buddy.instructions.examples import Source, read_examples
+from buddy.models.presets import ROUTED_MODEL
+from buddy.results import RunRecord
+
+BASE = {"kv_policy": "lazy", "reroute": "step", "batch_route": "independent"}
+CONDITIONS = {
+    "base": {},
+    **{f"kv {policy}": {"kv_policy": policy} for policy in KV_POLICIES if policy != "lazy"},
+    "reroute prefill": {"reroute": "prefill"},
+    "batch 8": {"batch": 8},
+    "batch 8 shared": {"batch": 8, "batch_route": "shared"},
+    "int8": {"quant": "int8"},
+    "int4": {"quant": "int4"},
+}
+
+
+@torch.no_grad()
+def losses_of(model, batch, blocks, kv_policy, reroute, batch_route):
+    """Mean cross-entropy of each row's answer, and its distinct plans while decoding."""
+    prompts = [torch.tensor(one.prompt) for one in batch]
+    ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)
+    ids, mask = left_padded(ids, mask)
+    budget = [f"{blocks} blocks"] * len(batch)
+    options = {"budget": budget, "reroute": reroute, "batch_route": batch_route}
+    out = model(ids, mask, kv_policy=kv_policy, use_cache=True, logits_to_keep=1, **options)
+    losses, plans = [[] for _ in batch], [set() for _ in batch]
+    for step in range(max(len(one.answer) for one in batch)):
+        logprobs = out.logits[:, -1].float().log_softmax(-1)
+        # A row whose answer is over is fed its last token, and counts no more.
+        tokens = [one.answer[min(step, len(one.answer) - 1)] for one in batch]
+        for row, one in enumerate(batch):
+            if step < len(one.answer):
+                losses[row].append(-float(logprobs[row, tokens[row]]))
+                plans[row].add(out.plan.keys[row])
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        new = torch.tensor(tokens)[:, None]
+        out = model(new, mask, past_key_values=out.past_key_values, **options)
+    return [statistics.mean(row) for row in losses], [len(row) for row in plans]
+
+
+def measured(model, examples, blocks, batch=1, **options):
+    """Over all rows; batches hold answers of similar length."""
+    losses, plans = [], []
+    for start in track(range(0, len(examples), batch), transient=True):
+        made = losses_of(model, examples[start : start + batch], blocks, **{**BASE, **options})
+        losses += made[0]
+        plans += made[1]
+    return losses, plans
+
+
+def drawn(args):
+    """Rows of each source, as many of one as of another; short answers first."""
+    tokenizer = load_tokenizer(args.model)
+    found = [
+        one
+        for path in args.files
+        for one in read_examples(Source(path=path), tokenizer, max_tokens=args.max_tokens)
+        if not args.sources or one.source in args.sources
+    ]
+    draw, rows = random.Random(0), []
+    for name in sorted({one.source for one in found}):
+        own = [one for one in found if one.source == name]
+        rows += draw.sample(own, min(args.rows, len(own)))
+    return sorted(rows, key=lambda one: len(one.answer))
+
+
+def main():
+    """Measure, show, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", help="instruction rows")
+    parser.add_argument("-m", "--model", default=ROUTED_MODEL)
+    parser.add_argument("--sources", nargs="*", help="of the rows that count; all if not given")
+    parser.add_argument("--rows", type=int, default=32, help="of each source, at most")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[22, 15])
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    examples = drawn(args)
+    models = {
+        quant: BuddyForCausalLM.from_pretrained(
+            args.model, dtype=torch.bfloat16, quant=quant, merge_adapter=True
+        )
+        for quant in (None, "int8", "int4")
+    }
+    cells = []
+    for blocks in args.blocks:
+        base = None
+        for name, changes in CONDITIONS.items():
+            options = dict(changes)
+            model = models[options.pop("quant", None)]
+            losses, plans = measured(model, examples, blocks, **options)
+            base = base or losses
+            over = [a - b for a, b in zip(losses, base, strict=True)]
+            cells.append(
+                {
+                    "condition": name,
+                    "blocks": blocks,
+                    "nll": statistics.mean(losses),
+                    "stderr": statistics.stdev(losses) / math.sqrt(len(losses)),
+                    "over_base": statistics.mean(over),
+                    "over_base_stderr": statistics.stdev(over) / math.sqrt(len(over)),
+                    "plans_per_answer": statistics.mean(plans),
+                }
+            )
+    table = Table(title=f"cross-entropy of {len(examples)} answers, fed token by token")
+    for column in ("condition", "blocks", "nats a token", "over base", "plans an answer"):
+        table.add_column(column, justify="left" if column == "condition" else "right")
+    for cell in cells:
+        table.add_row(
+            cell["condition"],
+            str(cell["blocks"]),
+            f"{cell['nll']:.3f}±{cell['stderr']:.3f}",
+            f"{cell['over_base']:+.3f}±{cell['over_base_stderr']:.3f}",
+            f"{cell['plans_per_answer']:.1f}",
+        )
+    Console(stderr=True).print(table)
+    RunRecord(
+        kind="decode-quality",
+        command=shlex.join(["python", *sys.argv]),
+        config={key: value for key, value in vars(args).items() if key != "out"},
+        results={"rows": len(examples), "cells": cells},
+    ).save(args.out)
+
+
+if __name__ == "__main__":
+    main()
