@@ -1,0 +1,71 @@
+"""What does serving take beside weights and cache? Peak memory of one process that generates.
+
+Resident memory is read from the kernel before the model is loaded and at its peak, so what Python
+and torch take alone is left out.
+
+    python benchmarks/memory.py --out results/memory.json
+"""
+
+import argparse
+import resource
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from buddy import BuddyForCausalLM
+from buddy.models.presets import DEFAULT_MODEL
+from buddy.results import RunRecord
+
+
+def peak_bytes():
+    """The most that was resident so far."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@torch.no_grad()
+def main():
+    """Measure, show, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default=DEFAULT_MODEL)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    _ = torch.randn(256, 256, dtype=torch.bfloat16) @ torch.randn(256, 256, dtype=torch.bfloat16)
+    before = peak_bytes()
+    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
+    loaded = peak_bytes()
+    ids = torch.randint(100, 40000, (1, args.context))
+    out = model(ids, budget=f"{args.blocks} blocks", logits_to_keep=1)
+    prefilled = peak_bytes()
+    for _ in range(args.new_tokens):
+        token = out.logits[:, -1:].argmax(-1)
+        out = model(token, past_key_values=out.past_key_values)
+    tensors = {p.data_ptr(): p.nbytes for p in model.model.parameters()}
+    needed = sum(tensors.values()) + out.past_key_values.kv.num_bytes()
+    results = {
+        "weights_and_cache_bytes": needed,
+        "loaded_bytes": loaded - before,
+        "prefilled_bytes": prefilled - before,
+        "peak_bytes": peak_bytes() - before,
+        "peak_over_needed": (peak_bytes() - before) / needed,
+        "engine": model.decoder.describe(),
+    }
+    for name, value in results.items():
+        Console(stderr=True).print(f"{name}: {value}")
+    RunRecord(
+        kind="memory",
+        command=shlex.join(["python", *sys.argv]),
+        config={key: value for key, value in vars(args).items() if key != "out"},
+        results=results,
+    ).save(args.out)
+
+
+if __name__ == "__main__":
+    main()
