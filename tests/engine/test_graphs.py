@@ -13,6 +13,7 @@ from buddy import BuddyForCausalLM
 from buddy.engine.graphs import GraphDecoder
 from buddy.errors import ModelError
 from buddy.models.backbone import Backbone
+from tests.engine.decoding import decode
 from tests.tiny import (
     every_family,
     every_kv_policy,
@@ -40,21 +41,6 @@ def twins(monkeypatch, family="llama", **options):
     decoder = GraphDecoder(graphs.backbone, record)
     monkeypatch.setattr(graphs.decoder, "native", lambda: decoder)
     return graphs, general, decoder
-
-
-@torch.no_grad()
-def decode(buddy, ids, mask, continuation, **options):
-    out = buddy(ids, mask, **options)
-    logits, plans = [], []
-    for step in range(continuation.shape[1]):
-        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        out = buddy(
-            continuation[:, step : step + 1], mask, past_key_values=out.past_key_values, **options
-        )
-        logits.append(out.logits[:, 0])
-        plans.append(out.plan.mask)
-        assert out.executed_blocks.tolist() == out.plan.depth.tolist()
-    return torch.stack(logits, 1), torch.stack(plans, 1), out.past_key_values
 
 
 @every_family
