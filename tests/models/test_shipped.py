@@ -1,6 +1,8 @@
 """What ships trained: small, whole, and made by a recipe whose record is committed."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,10 @@ def test_it_routes_each_prompt_by_itself_and_picks_budgets():
     assert out.executed_blocks.tolist() == [15] * 4
     assert len(set(out.plan.keys)) > 1
     assert model.policy.name == "routed"
+
+
+@pytest.mark.real
+def test_loading_it_warns_of_nothing():
+    code = "import buddy; buddy.BuddyForCausalLM.from_pretrained('smollm2-135m-buddy')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

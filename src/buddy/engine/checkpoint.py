@@ -33,6 +33,7 @@ from buddy.models.backbone import Backbone
 from buddy.models.loading import load_model, load_prior, shipped_checkpoint
 from buddy.models.progress import Progress
 from buddy.models.quantised import Quantisation, quantise_backbone
+from buddy.models.quiet import quiet_peft
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import Router, RouterConfig
 
@@ -280,5 +281,6 @@ def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
             f"{folder} has no adapter_model.safetensors: an adapter in another format is not read, "
             "as it could run code"
         )
-    adapted = PeftModel.from_pretrained(model, str(folder))
+    with quiet_peft():
+        adapted = PeftModel.from_pretrained(model, str(folder))
     return adapted.merge_and_unload() if merge else adapted

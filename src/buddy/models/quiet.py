@@ -1,5 +1,6 @@
-"""Keeps transformers from drawing bars and warnings of its own while a model loads."""
+"""Keeps transformers and PEFT from drawing bars and warnings of their own while a model loads."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -20,3 +21,11 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             switch.enable_progress_bar()
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Without PEFT's warning that it reads a name which transformers has changed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from buddy.errors import ModelError
+from buddy.models.quiet import quiet_peft
 from buddy.training.recipe import LoraSettings
 
 
@@ -32,6 +33,6 @@ def add_lora(model: nn.Module, settings: LoraSettings, seed: int) -> nn.Module:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), quiet_peft():
         torch.manual_seed(seed)
         return cast(nn.Module, get_peft_model(cast(Any, model), config))
