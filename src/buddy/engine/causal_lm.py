@@ -1,20 +1,19 @@
 """BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.utils.generic import ModelOutput
 
-from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
 from buddy.engine.budgets import Budgets, check_predictor
 from buddy.engine.cache import KVPolicy, check_kv_policy
 from buddy.engine.decoder_choice import DecoderChoice, EngineName
 from buddy.engine.generate import BudgetedGeneration, check_prompts, check_shapes
+from buddy.engine.output import RoutedOutput
 from buddy.engine.session import Session
 from buddy.engine.step import (
     BatchRoute,
@@ -36,25 +35,6 @@ DEFAULT_KV_POLICY: KVPolicy = "lazy"
 INITIAL_SLOTS = 256
 
 
-@dataclass
-class RoutedOutput(ModelOutput):
-    """What transformers' causal LMs return, and what ran.
-
-    Attributes:
-        loss: Mean next-token cross-entropy, where labels were given.
-        logits: [batch, kept columns, vocab].
-        past_key_values: To continue from.
-        plan: Which blocks each row was to run.
-        executed_blocks: [batch], how many each row ran, counted where they ran.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    past_key_values: Session | None = None
-    plan: DepthPlan | None = None
-    executed_blocks: Tensor | None = None
-
-
 class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     """Runs exactly as many blocks as each row's budget says, chosen by a policy.
 
@@ -66,8 +46,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
             else the prior's static order, else full depth.
         kv_policy: What a skipped block leaves in its KV cache.
-        engine: Who runs decode steps: "native" (compiled, on CPUs), "general" (the Hugging Face
-            modules, any device) or "auto", native where it can be.
+        engine: Who runs decode steps: "native" (compiled code on a CPU, CUDA graphs on a GPU),
+            "general" (the Hugging Face modules) or "auto", native where it can be.
 
     Raises:
         FamilyError: The architecture is not supported.

@@ -8,7 +8,7 @@ from buddy.errors import ModelError
 from buddy.models.backbone import Backbone
 
 if TYPE_CHECKING:
-    from buddy.engine.step import Decoder
+    from buddy.engine.decoder import Decoder
 
 EngineName = Literal["auto", "native", "general"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,6 +12,7 @@ from buddy.depth.plan import ALL_ROWS, BlockRows, DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import check_spendable, select_blocks
 from buddy.engine.cache import BlockKVCache, PassingKV, RowSet
+from buddy.engine.decoder import Decoder
 from buddy.engine.session import Session
 from buddy.engine.timeline import Timeline
 from buddy.errors import PolicyError
@@ -62,35 +63,6 @@ class StepOutput:
     plan: DepthPlan
     executed: Int[Tensor, " batch"]
     logits: Float[Tensor, "batch tokens vocab"] | None = None
-
-
-@runtime_checkable
-class Run(Protocol):
-    """One pass on its way through the blocks, where a decoder has taken it."""
-
-    @property
-    def hidden(self) -> Float[Tensor, "batch tokens hidden"]:
-        """The residual as it is now."""
-
-    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; without one every row runs them."""
-
-    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
-        """Run the last blocks, and the output projection."""
-
-    def executed(self) -> Int[Tensor, " batch"]:
-        """Blocks that each row ran, counted as they ran."""
-
-
-@runtime_checkable
-class Decoder(Protocol):
-    """Runs decode steps in the place of the general path, on the same session."""
-
-    def takes(self, session: Session, step: Step) -> bool:
-        """Whether this step is for it."""
-
-    def begin(self, session: Session, token_ids: Int[Tensor, "batch tokens"]) -> Run:
-        """A pass over new tokens, for which the timeline is extended."""
 
 
 def check_reroute(reroute: Reroute) -> Reroute:
