@@ -42,7 +42,7 @@ CONDITIONS = {
 
 @torch.no_grad()
 def losses_of(model, batch, blocks, kv_policy, reroute, batch_route):
-    """Mean cross-entropy of each row's answer, and its distinct plans while decoding."""
+    """Mean cross-entropy of each row's answer, and its distinct plans, the prompt's included."""
     prompts = [torch.tensor(one.prompt) for one in batch]
     ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)

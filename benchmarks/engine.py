@@ -76,7 +76,7 @@ def changing_router(model):
 
 
 def decode_s(model, ids, new_tokens, **options):
-    """Seconds of a decode step, of the prefill, and the share of the time that is in no block."""
+    """Seconds of a decode step and of the prefill, and the number of distinct plans."""
     trace = DepthTrace()
     model.generate(
         ids,
@@ -98,8 +98,14 @@ def decode_s(model, ids, new_tokens, **options):
 def theirs_s(model, ids, new_tokens):
     """The same of transformers' own loop."""
     times = []
-    begin = model.register_forward_pre_hook(lambda *_: times.append(time.perf_counter()))
-    end = model.register_forward_hook(lambda *_: times.append(time.perf_counter()))
+
+    def note(*_):
+        if ids.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+
+    begin = model.register_forward_pre_hook(note)
+    end = model.register_forward_hook(note)
     try:
         model.generate(
             ids,
@@ -144,7 +150,9 @@ def kernel_shares(model, ids, new_tokens, **options):
 def subjects(base, context, new_tokens, batch):
     """Name -> a run of one generation."""
     ids = torch.randint(100, base.config.vocab_size, (batch, context)).to(base.device)
-    static = BuddyForCausalLM(base.model, prior=base.prior)
+    order = ",".join(map(str, range(1, base.num_blocks - 1)))
+    policy = f"static:{order}" if base.prior is None else None
+    static = BuddyForCausalLM(base.model, prior=base.prior, policy=policy)
     changing = BuddyForCausalLM(base.model, router=changing_router(base))
     runs = {
         "transformers": lambda: theirs_s(base.model, ids, new_tokens),
@@ -212,7 +220,7 @@ def measure(base, context, new_tokens, batch, rounds):
 def weight_bytes(base):
     """Read in a dense step: blocks and output projection."""
     parts = [base.backbone.blocks, base.backbone.head]
-    return sum(p.nbytes for part in parts for p in part.parameters())
+    return sum(t.nbytes for part in parts for t in (*part.parameters(), *part.buffers()))
 
 
 def copy_bytes_per_s(device):

@@ -41,12 +41,13 @@ def main():
     before = peak_bytes()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     loaded = peak_bytes()
-    ids = torch.randint(100, 40000, (1, args.context))
-    out = model(ids, budget=f"{args.blocks} blocks", logits_to_keep=1)
+    ids = torch.randint(model.config.vocab_size, (1, args.context))
+    budget = f"{args.blocks} blocks"
+    out = model(ids, budget=budget, logits_to_keep=1)
     prefilled = peak_bytes()
     for _ in range(args.new_tokens):
         token = out.logits[:, -1:].argmax(-1)
-        out = model(token, past_key_values=out.past_key_values)
+        out = model(token, budget=budget, past_key_values=out.past_key_values)
     tensors = {p.data_ptr(): p.nbytes for p in model.model.parameters()}
     needed = sum(tensors.values()) + out.past_key_values.kv.num_bytes()
     results = {

@@ -15,7 +15,7 @@ finite = st.floats(-1e3, 1e3, width=32)
 def test_rows_are_nested_and_each_runs_its_budget(rows, data):
     scores = torch.tensor(rows)
     budgets = data.draw(st.lists(st.integers(3, 6), min_size=len(rows), max_size=len(rows)))
-    shared = share_ranking(scores, (0, -1))
+    shared = share_ranking(scores, (0, -1), torch.ones(len(rows), dtype=torch.bool))
     mask = select_blocks(shared, torch.tensor(budgets)).mask
     assert mask.sum(1).tolist() == budgets
     assert int(mask.any(0).sum()) == max(budgets)
@@ -24,8 +24,8 @@ def test_rows_are_nested_and_each_runs_its_budget(rows, data):
 def test_rows_count_alike_whatever_the_size_of_their_scores():
     one = torch.tensor([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0]])
     other = torch.tensor([[9.0, 4.0, 3.0, 1.0, 2.0, 9.0]])
-    both = share_ranking(torch.cat([one, other]), (0, -1))
-    scaled = share_ranking(torch.cat([1000 * one, other]), (0, -1))
+    both = share_ranking(torch.cat([one, other]), (0, -1), torch.tensor([True, True]))
+    scaled = share_ranking(torch.cat([1000 * one, other]), (0, -1), torch.tensor([True, True]))
     torch.testing.assert_close(both, scaled)
 
 
@@ -45,3 +45,31 @@ def test_a_batch_decodes_under_one_ranking():
         ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False, batch_route="shared"
     )
     assert torch.equal(one, alone)
+
+
+def test_a_row_that_has_ended_has_no_say():
+    scores = torch.tensor([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0], [9.0, 4.0, 3.0, 1.0, 2.0, 9.0]])
+    shared = share_ranking(scores, (0, -1), torch.tensor([True, False]))
+    alone = share_ranking(scores[:1], (0, -1), torch.tensor([True]))
+    assert torch.equal(shared[:1], alone)
+    assert torch.equal(shared[1], shared[0])
+
+
+def test_what_an_ended_row_is_fed_changes_no_other():
+    buddy = tiny_buddy(summary="ema", ema_decay=0.5)
+    ids = random_ids(2, 6)
+    free = buddy.generate(ids, budget="3 blocks", max_new_tokens=12, do_sample=False)
+    end = int(free[1, 8])  # ends the second row early
+    texts = [
+        buddy.generate(
+            ids,
+            budget="3 blocks",
+            batch_route="shared",
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=end,
+            pad_token_id=pad,
+        )[0]
+        for pad in (0, 3)
+    ]
+    assert torch.equal(*texts)

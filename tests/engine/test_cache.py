@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.engine.naive import naive_decode
+from buddy.errors import PolicyError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 
@@ -69,3 +70,44 @@ def test_a_finished_row_that_is_fed_pads_leaves_nothing_to_project(kv_policy):
         past_key_values=out.past_key_values,
     )
     assert bool(out.logits[1].isfinite().all())
+
+
+@pytest.mark.parametrize("engine", ["auto", "general"])
+@every_kv_policy
+@torch.no_grad()
+def test_a_step_that_fails_leaves_the_session_as_it_was(engine, kv_policy):
+    buddy = tiny_buddy(summary="ema", ema_decay=0.5, kv_policy=kv_policy, engine=engine)
+    ids, new = random_ids(2, 6), random_ids(2, 4, seed=1)
+    options = {"budget": "3 blocks"}
+
+    def stepped(fails):
+        session = buddy(ids, **options).past_key_values
+        logits = []
+        for step in range(4):
+            token = new[:, step : step + 1]
+            if fails:
+                with pytest.raises(IndexError):
+                    buddy(torch.full_like(token, 97), past_key_values=session, **options)
+                bias = buddy.router.decision.up.bias
+                kept = bias.clone()
+                bias.fill_(torch.nan)
+                with pytest.raises(PolicyError, match="NaN"):
+                    buddy(token, past_key_values=session, **options)
+                bias.copy_(kept)
+            logits.append(buddy(token, past_key_values=session, **options).logits)
+        return torch.cat(logits, 1)
+
+    assert_close(stepped(fails=True), stepped(fails=False))
+
+
+@torch.no_grad()
+def test_generate_goes_on_from_a_session():
+    buddy = tiny_buddy(summary="ema", ema_decay=0.5)
+    ids = random_ids(1, 7)
+    options = {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
+    session = buddy(ids[:, :5], budget="4 blocks").past_key_values
+    made = buddy.generate(ids, past_key_values=session, **options)
+    assert session.timeline.length == 12
+    again = buddy(ids[:, :5], budget="4 blocks").past_key_values
+    expected = buddy.generate(ids, past_key_values=again, return_dict_in_generate=True, **options)
+    assert torch.equal(made, expected.sequences)

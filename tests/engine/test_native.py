@@ -1,6 +1,7 @@
 """The native decoder against the general path and the naive reference."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -232,3 +233,53 @@ def test_without_the_kernel_the_general_path_runs_and_says_why(
             tiny_buddy(engine="native").decoder.native()
     finally:
         native_library.cache_clear()
+
+
+@torch.no_grad()
+def test_token_ids_of_any_kind_are_read_and_foreign_ones_refused():
+    native, general = twins()
+    ids = random_ids(1, 6)
+    made = []
+    for buddy in (native, general):
+        session = buddy(ids, budget=0.7).past_key_values
+        for wrong in (97, -1, 2**40):
+            with pytest.raises(IndexError):
+                buddy(torch.tensor([[wrong]]), past_key_values=session)
+        made.append(buddy(torch.tensor([[5]], dtype=torch.int32), past_key_values=session).logits)
+    assert_close(*made, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_new_session_sees_weights_as_they_are():
+    model = tiny_model("qwen3")
+    buddy = BuddyForCausalLM(model, engine="native")
+    general = BuddyForCausalLM(model, engine="general")
+    ids, continuation = random_ids(1, 6), random_ids(1, 3, seed=4)
+    mask = torch.ones_like(ids)
+    decode(buddy, ids, mask, continuation)
+    state = {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
+    model.load_state_dict(state)
+    made, expected = (decode(one, ids, mask, continuation)[0] for one in (buddy, general))
+    assert_close(made, expected, **TOLERANCE)
+    model.model.layers[2].mlp.up_proj = nn.Sequential(model.model.layers[2].mlp.up_proj)
+    buddy = BuddyForCausalLM(model)
+    decode(buddy, ids, mask, continuation)
+    assert "merge the adapter first" in buddy.decoder.why_general
+    model.model.layers[2].mlp.up_proj = model.model.layers[2].mlp.up_proj[0]
+    decode(buddy, ids, mask, continuation)
+    assert buddy.decoder.why_general is None or "merge" not in buddy.decoder.why_general
+
+
+@torch.no_grad()
+def test_sessions_may_be_stepped_by_several_threads():
+    native, general = twins()
+    ids, continuation = random_ids(1, 6), random_ids(1, 20, seed=4)
+    mask = torch.ones_like(ids)
+    expected = decode(general, ids, mask, continuation, budget="4 blocks")[0]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [
+            pool.submit(decode, native, ids, mask, continuation, budget="4 blocks")
+            for _ in range(4)
+        ]
+        for job in jobs:
+            assert_close(job.result()[0], expected, **TOLERANCE)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
-from buddy.engine.speculative import DraftCount, DraftLength, _Writer
+from buddy.engine.speculative import DraftLength, _Writer
 from buddy.errors import PolicyError
 from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
 
@@ -76,6 +76,7 @@ def test_what_cannot_be_drafted_for_is_refused():
         (ids[:1], {"draft_budget": 1.0}, "must be below"),
         (ids[:1], {"draft_budget": "auto"}, "is a number"),
         (ids[:1], {"draft_budget": "3 blocks", "num_beams": 2}, "greedy decoding and sampling"),
+        (ids[:1], {"draft_budget": "3 blocks", "num_return_sequences": 2}, "one sequence"),
     ):
         with pytest.raises(PolicyError, match=words):
             buddy.generate(rows, max_new_tokens=3, do_sample=False, **options)
@@ -87,4 +88,3 @@ def test_a_draft_grows_while_it_is_accepted():
     assert length.tokens == 4
     length.learn(0)
     assert length.tokens == 1
-    assert DraftCount().passes == 0

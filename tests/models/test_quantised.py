@@ -56,3 +56,11 @@ def test_a_quantised_model_is_smaller_and_near(quantisation):
     error = float((logits - expected).norm() / expected.norm())
     assert 1e-4 < error < {"int8": 0.05, "int4": 0.6}[quantisation]
     assert sum(p.numel() for p in made.backbone.blocks.parameters()) < 1000  # norms and biases
+
+
+def test_scales_keep_their_number_format():
+    linear = QuantisedLinear(nn.Linear(64, 5), "int8")
+    before = linear.widened(torch.float32)
+    linear.bfloat16()
+    assert linear.scales.dtype == torch.float32
+    assert torch.equal(linear.widened(torch.float32), before)

@@ -225,9 +225,8 @@ class BlockKVCache:
 
     def num_bytes(self) -> int:
         """Bytes of the buffers, and of the residuals that passed blocks by."""
-        buffers = {id(t): t for t in (*self._keys, *self._values) if t is not None}
         kept = 0 if self.passed is None else self.passed.num_bytes()
-        return kept + sum(t.nbytes for t in buffers.values())
+        return kept + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         step = replace(
             step, reroute=check_reroute(reroute), batch_route=check_batch_route(batch_route)
         )
+        if session is None or session.steps == 0:
+            self.decoder.refresh()
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
             slots = max(INITIAL_SLOTS, 2 * input_ids.shape[1])
             session = self.new_session(len(input_ids), slots, kv_policy)
@@ -268,6 +270,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
         """An empty session for a batch, with room for `slots` columns at first."""
+        if self.device.type == "cuda":  # sessions of like sizes share what is captured
+            slots = 1 << max(6, (slots - 1).bit_length())
         return Session(self.backbone, batch, slots, kv_policy or self.kv_policy)
 
     def _step(

@@ -1,8 +1,6 @@
 """Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
-from typing import TYPE_CHECKING, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from buddy.errors import ModelError
 from buddy.models.backbone import Backbone
@@ -31,7 +29,7 @@ class DecoderChoice:
             )
         self.engine = engine
         self._backbone = backbone
-        self._made_for: tuple[torch.device, torch.dtype] | None = None
+        self._made_for: tuple[Any, ...] = ()
         self._native: Decoder | None = None
         self.why_general: str | None = None
         """Why "auto" runs the general path; None where it does not, or was not asked yet."""
@@ -44,10 +42,21 @@ class DecoderChoice:
         """
         if self.engine == "general":
             return None
-        made_for = (self._backbone.device, self._backbone.dtype)
+        if not self._made_for:
+            self.refresh()
+        return self._native
+
+    def refresh(self) -> None:
+        """Look whether weights have moved or changed; asked when a session begins."""
+        if self.engine == "general":
+            return
+        backbone = self._backbone
+        parts = (backbone.embedding, backbone.blocks, backbone.final_norm, backbone.head)
+        modules = [module for part in parts for module in part.modules()]
+        tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
+        made_for = (*map(id, modules), *((id(t), t.data_ptr(), t._version) for t in tensors))
         if made_for != self._made_for:
             self._native, self._made_for = self._make(), made_for
-        return self._native
 
     def describe(self) -> str:
         """As shown in a summary line."""
@@ -59,6 +68,7 @@ class DecoderChoice:
         from buddy.engine.graphs import GraphDecoder
         from buddy.engine.native.decoder import NativeDecoder
 
+        self.why_general = None
         try:
             if self._backbone.device.type == "cuda":
                 return GraphDecoder(self._backbone)

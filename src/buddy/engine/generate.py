@@ -185,7 +185,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             raise PolicyError("draft_budget is a number: auto is chosen for what is put out")
         if not loops_here(options, self.generation_config):
             raise PolicyError("draft_budget goes with greedy decoding and sampling alone")
-        check_speculation(len(budgets), budgets, self.backbone.num_blocks, draft.blocks)
+        copies = options.get("num_return_sequences", self.generation_config.num_return_sequences)
+        check_speculation(
+            len(budgets) * (copies or 1), budgets, self.backbone.num_blocks, draft.blocks
+        )
         return draft.blocks
 
     def _mask_from_pads(self, prompt: Int[Tensor, "batch tokens"]) -> Tensor:

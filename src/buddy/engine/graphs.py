@@ -9,6 +9,7 @@ What a skipped block leaves in the cache is `engine/cache.py`'s alone, as in the
 
 import weakref
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -29,6 +30,8 @@ Capture = Callable[[Callable[[], None]], Replay]
 """Records what a function does, in fixed memory; calling the result does it again."""
 
 _WARM_UPS: Final = 2
+_MOST_ARENAS: Final = 8
+"""Kept for sessions to come; more only while as many sessions live."""
 
 
 def capture_cuda(work: Callable[[], None]) -> Replay:
@@ -65,7 +68,7 @@ class GraphDecoder:
             )
         self._backbone, self._capture = backbone, capture
         self._arenas: list[Arena] = []
-        self._weights = self._address()
+        self._lock = Lock()
 
     def takes(self, session: Session, step: "Step") -> bool:
         """Whether this is a decode step without pads and without gradients."""
@@ -78,19 +81,22 @@ class GraphDecoder:
 
     def begin(self, session: Session, token_ids: Int[Tensor, "batch one"]) -> "GraphRun":
         """A pass over a token of each row, for which the timeline is extended."""
-        if self._address() != self._weights:  # captured kernels read where the weights were
-            self._arenas, self._weights = [], self._address()
-        arena = next((a for a in self._arenas if a.holds(session)), None)
-        if arena is None:
-            arena = next((a for a in self._arenas if a.fits(session)), None)
+        with self._lock:
+            arena = next((a for a in self._arenas if a.holds(session)), None)
             if arena is None:
-                arena = Arena(self._backbone, self._capture, session)
-                self._arenas.append(arena)
-            arena.lend(session)
+                arena = next((a for a in self._arenas if a.fits(session)), None) or self._new(
+                    session
+                )
+                arena.lend(session)
         return GraphRun(arena, session, token_ids)
 
-    def _address(self) -> int:
-        return self._backbone.embedding.weight.data_ptr()
+    def _new(self, session: Session) -> "Arena":
+        if len(self._arenas) >= _MOST_ARENAS:
+            idle = next((a for a in self._arenas if not a.is_lent), None)
+            if idle is not None:
+                self._arenas.remove(idle)
+        self._arenas.append(Arena(self._backbone, self._capture, session))
+        return self._arenas[-1]
 
 
 class Arena:
@@ -137,10 +143,15 @@ class Arena:
         held = self._borrower is not None and self._borrower() is session
         return held and self._revision == session.kv.revision and self._key == _key(session)
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether its borrower lives."""
+        return self._borrower is not None and self._borrower() is not None
+
     def fits(self, session: Session) -> bool:
-        """Whether nobody has it, and the session's buffers are of its size."""
-        is_free = self._borrower is None or self._borrower() in (None, session)
-        return is_free and self._key == _key(session)
+        """Whether nobody else has it, and the session's buffers are of its size."""
+        is_own = self._borrower is not None and self._borrower() is session
+        return (is_own or not self.is_lent) and self._key == _key(session)
 
     def lend(self, session: Session) -> None:
         """Move the session's cache and timeline here."""
@@ -152,7 +163,8 @@ class Arena:
         backbone, batch = self._backbone, len(self.tokens)
         empty = torch.zeros(0, dtype=backbone.dtype, device=self.tokens.device)
         self.hidden = empty.new_zeros(batch, 1, backbone.config.hidden_size)
-        self.logits: Tensor = empty.new_zeros(batch, 1, backbone.config.vocab_size)
+        with torch.no_grad():
+            self.logits = torch.zeros_like(backbone.logits(self.hidden))
         self._position = torch.zeros_like(self.tokens)
         cos, sin = backbone.rotary(self.hidden, self._position)
         self._rotary = torch.zeros_like(cos), torch.zeros_like(sin)

@@ -119,7 +119,7 @@ def decode_loop(
         step = Step(
             token_ids=token[:, None],
             valid=every,
-            counted=every,
+            counted=every if open_rows is None else open_rows[:, None],
             budgets=budgets,
             reroute=inputs["reroute"],
             batch_route=inputs["batch_route"],
@@ -137,9 +137,9 @@ def decode_loop(
 def prefill_step(
     model: Any, input_ids: Int[Tensor, "batch tokens"], inputs: dict[str, Any]
 ) -> Float[Tensor, "batch vocab"]:
-    """Feed the prompt; the logits after its last column, float32."""
+    """Feed what a session has not seen of the prompt; logits after its last column, float32."""
     out = model(
-        input_ids,
+        input_ids[:, inputs["past_key_values"].get_seq_length() :],
         inputs["attention_mask"],
         budget=inputs["budget"],
         past_key_values=inputs["past_key_values"],

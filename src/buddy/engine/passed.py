@@ -121,8 +121,9 @@ class PassedResiduals:
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the rows named, in that order; what they wait for is shared."""
+        rows = rows.cpu()
         self.waiting = self.waiting[:, rows].contiguous()
-        self.filled = np.ascontiguousarray(self.filled[:, rows.cpu().numpy()])
+        self.filled = np.ascontiguousarray(self.filled[:, rows.numpy()])
         self._kept = {}
 
     def cut(self, length: int) -> None:

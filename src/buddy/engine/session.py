@@ -35,6 +35,17 @@ class Session:
         self.budgets: tuple[int, ...] = ()
         self.steps = 0
 
+    @property
+    def state(self) -> tuple[RouteState | None, DepthPlan | None, tuple[int, ...], int]:
+        """What routing carries from step to step; set it back to undo a step."""
+        return self.route, self.plan, self.budgets, self.steps
+
+    @state.setter
+    def state(
+        self, state: tuple[RouteState | None, DepthPlan | None, tuple[int, ...], int]
+    ) -> None:
+        self.route, self.plan, self.budgets, self.steps = state
+
     def get_seq_length(self, *args: Any) -> int:
         """Slots in use."""
         return self.timeline.length

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buddy.depth.policy import Observation
 from buddy.engine.loop import Stop, next_token, prefill_step
-from buddy.engine.step import Step, run_step
+from buddy.engine.step import Step, StepOutput, run_step
 from buddy.errors import PolicyError
 
 _FIRST_DRAFT: Final = 3
@@ -33,21 +33,6 @@ class DraftLength:
     def learn(self, accepted: int) -> None:
         """Take in how many of a draft were accepted."""
         self.tokens = min(_LONGEST_DRAFT, accepted + 1)
-
-
-@dataclass(slots=True)
-class DraftCount:
-    """What came of the drafts.
-
-    Attributes:
-        drafted: Tokens drafted.
-        accepted: Of these.
-        passes: At the asked budget, the prefill left out.
-    """
-
-    drafted: int = 0
-    accepted: int = 0
-    passes: int = 0
 
 
 def check_speculation(batch: int, budgets: tuple[int, ...], num_blocks: int, draft: int) -> None:
@@ -78,11 +63,10 @@ def speculative_loop(
     streamer: Any = None,
     *,
     draft_blocks: int,
-    count: DraftCount | None = None,
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications; called by transformers' `generate`."""
-    stop, count = Stop(stopping_criteria), count or DraftCount()
+    stop = Stop(stopping_criteria)
     writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
@@ -97,9 +81,6 @@ def speculative_loop(
         room = stop.columns - ids.shape[1] - 1 if stop.columns else _LONGEST_DRAFT
         tokens, proposed = writer.draft(ids, max(0, min(length.tokens, room)))
         fresh, scores = writer.verify(ids, tokens, proposed)
-        count.passes += 1
-        count.drafted += len(tokens)
-        count.accepted += len(fresh) - 1
         if len(tokens):
             length.learn(len(fresh) - 1)
         for token in fresh[:-1]:
@@ -125,6 +106,7 @@ class _Writer:
     ) -> None:
         self._model, self._processor, self._sample = model, processor, do_sample
         self._session, self._blocks = inputs["past_key_values"], blocks
+        self._reroute, self._trace = inputs["reroute"], inputs["trace"]
         self._policy, self._native = model.inference_policy(), model.decoder.native()
 
     def draft(
@@ -136,7 +118,7 @@ class _Writer:
         proposed: list[Tensor] = []
         here = ids
         for _ in range(tokens):
-            logits = self._forward(here[:, -1:], self._blocks)
+            logits, _ = self._forward(here[:, -1:], self._blocks)
             scores = self._processor(here, logits[:, -1].float())
             proposed.append(scores)
             here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
@@ -154,8 +136,9 @@ class _Writer:
         """The drafted tokens that full depth accepts, and one of its own; its last scores."""
         session = self._session
         start, route = session.timeline.length, session.route
+        started_s = 0.0 if self._trace is None else self._trace.clock()
         fed = torch.cat([ids[:, -1:], drafted[None]], 1)
-        logits = self._forward(fed, self._model.num_blocks)
+        logits, out = self._forward(fed, self._model.num_blocks)
         fresh: list[Tensor] = []
         here = ids
         for place in range(len(drafted) + 1):
@@ -169,6 +152,8 @@ class _Writer:
                 break
             here = torch.cat([here, token.view(1, 1)], 1)
         self._keep(fed, start, len(fresh), route)
+        if self._trace is not None:
+            self._trace.record(out.plan, out.executed.tolist(), len(fresh), started_s)
         return torch.stack(fresh), scores
 
     def _judge(self, token: Tensor, proposed: Tensor, scores: Tensor) -> tuple[Tensor, bool]:
@@ -192,8 +177,17 @@ class _Writer:
         session.route = policy.observe(route, seen)
         session.cut(start + tokens)
 
-    def _forward(self, token_ids: Int[Tensor, "one tokens"], blocks: int) -> Tensor:
+    def _forward(
+        self, token_ids: Int[Tensor, "one tokens"], blocks: int
+    ) -> tuple[Float[Tensor, "one tokens vocab"], StepOutput]:
         every = torch.ones_like(token_ids, dtype=torch.bool)
-        step = Step(token_ids=token_ids, valid=every, counted=every, budgets=(blocks,))
+        step = Step(
+            token_ids=token_ids,
+            valid=every,
+            counted=every,
+            budgets=(blocks,),
+            reroute=self._reroute,
+        )
         out = run_step(self._model.backbone, self._policy, self._session, step, self._native)
-        return self._model.backbone.logits(out.hidden) if out.logits is None else out.logits
+        logits = self._model.backbone.logits(out.hidden) if out.logits is None else out.logits
+        return logits, out

@@ -109,9 +109,21 @@ def run_step(
     """
     # Before anything changes: a session outlives a request that is refused.
     check_spendable(step.budgets, policy.num_blocks, policy.pinned)
+    length, before = session.timeline.length, session.state
     session.timeline.extend(step.valid)
-    if decoder is not None and decoder.takes(session, step):
-        return _run_decoder(decoder, policy, session, step)
+    try:
+        if decoder is not None and decoder.takes(session, step):
+            return _run_decoder(decoder, policy, session, step)
+        return _run_general(backbone, policy, session, step)
+    except BaseException:
+        session.cut(length)
+        session.state = before
+        raise
+
+
+def _run_general(
+    backbone: Backbone, policy: DepthPolicy, session: Session, step: Step
+) -> StepOutput:
     run = BlockRun(backbone, session.timeline, session.kv, step.token_ids)
     run.blocks(range(policy.context_layer), None)
     plan = _begin_plan(policy, session, step)
@@ -160,16 +172,19 @@ def make_plan(policy: DepthPolicy, route: object, step: Step) -> DepthPlan:
     blocks = torch.tensor(step.budgets, device=device)
     scores = policy.scores(route, blocks)
     if step.batch_route == "shared" and batch > 1:
-        scores = share_ranking(scores, policy.pinned)
+        scores = share_ranking(scores, policy.pinned, step.counted.any(1))
     return select_blocks(scores, blocks, pinned=policy.pinned)
 
 
 def share_ranking(
-    scores: Float[Tensor, "batch blocks"], pinned: Sequence[int]
+    scores: Float[Tensor, "batch blocks"],
+    pinned: Sequence[int],
+    asked: Bool[Tensor, " batch"],
 ) -> Float[Tensor, "batch blocks"]:
     """One ranking for all rows: the mean of their scores, each row's brought to the same scale.
 
-    Pinned blocks, whose scores mean nothing, are left out of the scale.
+    Pinned blocks, whose scores mean nothing, are left out of the scale; rows that are not asked
+    (an ended row is fed pads), of the mean.
     """
     free = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
     free[[block % scores.shape[1] for block in pinned]] = False
@@ -177,7 +192,8 @@ def share_ranking(
     chosen = ranked[:, free]
     mean, deviation = chosen.mean(1, keepdim=True), chosen.std(1, correction=0, keepdim=True)
     scaled = (ranked - mean) / torch.where(deviation > 0, deviation, 1.0)
-    return scaled.mean(0).expand_as(scores).contiguous()
+    voting = scaled[asked] if bool(asked.any()) else scaled
+    return voting.mean(0).expand_as(scores).contiguous()
 
 
 def _next_plan(policy: DepthPolicy, session: Session, step: Step) -> DepthPlan:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from buddy.depth.policy import DepthPolicy
 from buddy.models.backbone import Backbone
+from buddy.models.quantised import QuantisedLinear
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.routing.token_table import TokenTable, is_tabulable
@@ -32,7 +33,8 @@ class Tabulator:
         if not is_tabulable(policy.router.config.planner):
             return policy
         projection = self._backbone.value_projection(0)
-        if type(projection) is not nn.Linear:  # an adapter that is not merged
+        if type(projection) not in (nn.Linear, QuantisedLinear):  # an adapter that is not merged
+            self._made_of = ()  # merging writes the weights without a trace
             return policy
         weights = (*self._backbone.first_values_depend_on(), policy.router.decision.down.weight)
         made_of = (policy, *((id(w), w.data_ptr(), w._version) for w in weights))

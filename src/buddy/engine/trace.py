@@ -13,7 +13,7 @@ class TracedStep:
     """One forward pass.
 
     Attributes:
-        tokens: New columns fed, 1 in decode.
+        tokens: New columns fed, 1 in decode; with drafts, those that a verification kept.
         plans: Each row's executed blocks.
         executed: Each row's number of blocks, counted where they ran.
         started_s, ended_s: On the trace's clock.
@@ -29,6 +29,8 @@ class TracedStep:
 @dataclass(slots=True)
 class DepthTrace:
     """Collects steps; pass one to `generate(..., trace=trace)`. Step 0 is the prefill.
+
+    Drafts are no steps.
 
     Attributes:
         num_blocks: Of the model.
@@ -71,7 +73,7 @@ class DepthTrace:
         if len(self.steps) < 2:
             return None
         elapsed = self.steps[-1].ended_s - self.steps[0].ended_s
-        return float(sum(len(step.plans) for step in self.steps[1:]) / elapsed)
+        return float(sum(step.tokens * len(step.plans) for step in self.steps[1:]) / elapsed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: steps with their rows' blocks, and the summary figures."""

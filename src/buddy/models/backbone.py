@@ -166,7 +166,7 @@ class Backbone:
         """The weights that `values(0, embed(ids))` is made of."""
         norm = getattr(self.blocks[0], self.family.attention_norm)
         parts = (self.embedding, norm, self.value_projection(0))
-        return [parameter for part in parts for parameter in part.parameters()]
+        return [t for part in parts for t in (*part.parameters(), *part.buffers())]
 
     def _attention(self, block: int) -> Any:
         return getattr(self.blocks[block], self.family.attention)

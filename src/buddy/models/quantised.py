@@ -5,7 +5,7 @@ in the format of its input, from weights that are widened on the way, so that th
 the native decoder use the same numbers.
 """
 
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int8, UInt8
@@ -40,6 +40,13 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.bias = linear.bias
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Scales move with the weights, but keep their number format."""
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scales = scales.to(self.weight.device)
+        return self
 
     def widened(self, dtype: torch.dtype) -> Float[Tensor, "rows columns"]:
         """The weights that the layer computes with."""

@@ -35,6 +35,11 @@ class RoutedPolicy:
 
     def observe(self, state: ContextState | None, seen: Observation) -> ContextState:
         """Add new tokens to the running summary."""
+        if not isinstance(state, ContextState | None):
+            raise PolicyError(
+                "this session was begun without gradients, and its router state cannot be carried "
+                "into a pass with gradients or with an adapter: begin a new session"
+            )
         return self.router.observe(state, seen)
 
     def scores(

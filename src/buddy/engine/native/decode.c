@@ -70,7 +70,7 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     widest = widest > attended ? widest : attended;
     own->normed = take(&at, sizeof(float) * lanes * model->hidden);
     own->normed_narrow = take(&at, sizeof(bf16) * lanes * model->hidden);
-    own->weights = take(&at, sizeof(float) * (capacity + model->head_size));
+    own->weights = take(&at, sizeof(float) * capacity);
     own->scratch = take(&at, sizeof(float) * widest);
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
@@ -269,7 +269,7 @@ static void add_share(Team *team, int thread, const Run *run, Own *own, const Ma
     int begin, end, hidden = run->model->hidden;
     share_of(matrix->rows, 8, team, thread, &begin, &end);
     float *products[count];
-    for (int n = 0; n < count; n++) /* the key's space is free by now */
+    for (int n = 0; n < count; n++) /* the query's space is free by now */
         products[n] = run->query + (size_t)own->active[n] * hidden;
     multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
     for (int n = 0; n < count; n++) {
@@ -558,10 +558,9 @@ static void run_all(void *argument, Team *team, int thread)
     turn(step, thread, PROJECTING, &since);
 }
 
-/* Threads, and memory that steps use, kept from one to the next. */
+/* Memory that steps use, kept from one to the next. */
 typedef struct {
     OpenMP openmp;
-    int threads;
     char *memory;
     size_t bytes;
 } Engine;
@@ -589,10 +588,10 @@ static size_t lay_out(Run *run, char *base, int threads)
 }
 
 /* Run blocks of one step; 0, or -1 where memory ran out. */
-int buddy_step(Engine *engine, const Model *model, Cache *cache, const Step *step)
+int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
 {
     Run run = {.model = model, .cache = cache, .step = step};
-    size_t bytes = lay_out(&run, NULL, engine->threads);
+    size_t bytes = lay_out(&run, NULL, threads);
     if (bytes > engine->bytes) {
         free(engine->memory);
         engine->memory = NULL, engine->bytes = 0;
@@ -600,8 +599,8 @@ int buddy_step(Engine *engine, const Model *model, Cache *cache, const Step *ste
             return -1;
         engine->bytes = bytes;
     }
-    lay_out(&run, engine->memory, engine->threads);
-    run_job(&engine->openmp, engine->threads, run_all, &run);
+    lay_out(&run, engine->memory, threads);
+    run_job(&engine->openmp, threads, run_all, &run);
     return 0;
 }
 
@@ -612,12 +611,10 @@ void buddy_engine_free(Engine *engine)
 }
 
 /* NULL where memory cannot be had. */
-Engine *buddy_engine_new(int threads, const OpenMP *openmp)
+Engine *buddy_engine_new(const OpenMP *openmp)
 {
     Engine *engine = calloc(1, sizeof *engine);
-    if (engine != NULL) {
+    if (engine != NULL)
         engine->openmp = *openmp;
-        engine->threads = threads;
-    }
     return engine;
 }

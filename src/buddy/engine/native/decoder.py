@@ -6,7 +6,7 @@ writes the session's own cache, so a session may go from the general path to thi
 
 import ctypes
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -50,8 +50,8 @@ class NativeDecoder:
                 f'the native engine cannot run this model: {error}; use engine="general"'
             ) from error
         self._backbone = backbone
-        self._threads = threads or torch.get_num_threads()
-        self._engine = self._library.buddy_engine_new(self._threads, ctypes.byref(team))
+        self._threads = threads
+        self._engine = self._library.buddy_engine_new(ctypes.byref(team))
         if not self._engine:
             raise MemoryError("the native engine could not get memory for itself")
         self._lock = Lock()
@@ -76,7 +76,12 @@ class NativeDecoder:
 
     def begin(self, session: Session, token_ids: Int[Tensor, "batch tokens"]) -> "NativeRun":
         """A pass over new tokens, none of them a pad, for which the timeline is extended."""
-        self._weights.refresh(session.timeline.capacity)
+        vocab = self._backbone.embedding.num_embeddings
+        wrong = [token for token in token_ids.flatten().tolist() if not 0 <= token < vocab]
+        if wrong:
+            raise IndexError(f"token id {wrong[0]} is not below the vocabulary's {vocab}")
+        with self._lock:
+            self._weights.refresh(session.timeline.capacity)
         bound = self._bound.get(session)
         if bound is None:
             bound = self._bound[session] = _BoundSession(self._backbone, session)
@@ -89,6 +94,7 @@ class NativeDecoder:
         with self._lock:  # what steps work in is the engine's
             status = self._library.buddy_step(
                 self._engine,
+                self._threads or torch.get_num_threads(),
                 ctypes.byref(self._weights.model),
                 ctypes.byref(bound.cache),
                 ctypes.byref(step),
@@ -158,7 +164,7 @@ class NativeRun:
         self._decoder, self._bound, self._backbone = decoder, bound, bound.backbone
         self._shape = (batch, tokens)
         lanes = batch * tokens
-        self._tokens = token_ids.contiguous()
+        self._tokens = token_ids.long().contiguous()
         self._residual = torch.empty(batch, tokens, self._backbone.config.hidden_size)
         self._executed = torch.zeros(lanes, dtype=torch.long)
         self._step = layout.Step(
@@ -180,7 +186,7 @@ class NativeRun:
 
     def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
         """Run the last blocks, and the output projection."""
-        logits = torch.empty(*self._shape, self._backbone.config.vocab_size)
+        logits = torch.empty(*self._shape, cast(Any, self._backbone.head).out_features)
         self._run(blocks, plan.mask, logits)
         return logits
 

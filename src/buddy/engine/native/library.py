@@ -51,9 +51,10 @@ def native_library() -> ctypes.CDLL:
     """
     if os.environ.get("BUDDY_NATIVE") == "0":
         raise ModelError("BUDDY_NATIVE=0 is set")
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    name = os.environ.get("CC", "cc")
+    compiler = shutil.which(name)
     if compiler is None or sys.platform == "win32":
-        raise ModelError("there is no C compiler (cc)")
+        raise ModelError(f"there is no C compiler ({name})")
     path = cache_home() / "native" / f"{_identity(compiler)}.so"
     try:
         if not path.is_file():
@@ -118,10 +119,10 @@ def _compile(compiler: str, path: Path) -> None:
 def _opened(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
-    library.buddy_engine_new.argtypes = [ctypes.c_int, pointer]
+    library.buddy_engine_new.argtypes = [pointer]
     library.buddy_engine_new.restype = pointer
     library.buddy_engine_free.argtypes = [pointer]
     library.buddy_engine_free.restype = None
-    library.buddy_step.argtypes = [pointer, pointer, pointer, pointer]
+    library.buddy_step.argtypes = [pointer, ctypes.c_int, pointer, pointer, pointer]
     library.buddy_step.restype = ctypes.c_int
     return library

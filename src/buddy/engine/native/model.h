@@ -23,7 +23,7 @@ typedef struct {
     int32_t is_bf16; /* number format of embedding, cache and passed residuals; else float32 */
 } Model;
 
-/* Of a session; rows stand `row_stride` slots apart in `valid`, `hidden_slots` and `waiting`. */
+/* Of a session. */
 typedef struct {
     void *const *keys, *const *values;  /* by block: [rows, kv heads, capacity, head_size] */
     const uint8_t *valid;               /* [rows, capacity], 0 = pad; NULL = no pads */

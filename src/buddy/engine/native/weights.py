@@ -68,11 +68,11 @@ class BoundWeights:
             self._held, self._positions = [], 0
             self._bind()
         if positions > self._positions:
-            self._positions = positions
             hidden = torch.empty(1, 1)  # float32: of the angles' dtype, nothing else
             every = torch.arange(positions)[None]
-            cos, sin = (self._keep(t[0]) for t in self._backbone.rotary(hidden, every))
+            cos, sin = (t[0].contiguous() for t in self._backbone.rotary(hidden, every))
             self.model.cosines, self.model.sines = cos.data_ptr(), sin.data_ptr()
+            self._angles, self._positions = (cos, sin), positions
 
     def _keep(self, tensor: Tensor) -> Tensor:
         """In float32, for as long as the kernel may read it."""
@@ -85,6 +85,7 @@ class BoundWeights:
 
     def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
         quantised = linear if isinstance(linear, QuantisedLinear) else None
+        self._held.append(linear)  # the addresses must stay good
         return layout.Matrix(
             weights=linear.weight.data_ptr(),
             scales=None if quantised is None else quantised.scales.data_ptr(),
