@@ -156,11 +156,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         return load(name, **options)
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        include_backbone: bool | None = None,
-        tokenizer: Any = None,
+        self, folder: str | Path, *, include_backbone: bool | None = None, tokenizer: Any = None
     ) -> None:
         """Write a Buddy checkpoint: safetensors and JSON, the PEFT adapter in its own folder.
 
@@ -176,12 +172,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         """
         from buddy.engine.checkpoint import save
 
-        save(
-            self,
-            Path(folder).expanduser(),
-            include_backbone=include_backbone,
-            tokenizer=tokenizer,
-        )
+        where = Path(folder).expanduser()
+        save(self, where, include_backbone=include_backbone, tokenizer=tokenizer)
 
     def forward(
         self,
@@ -245,10 +237,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             out = run_step(
                 self.backbone, self.inference_policy(), session, step, self.decoder.native()
             )
-        if out.logits is None:
+        logits = out.logits
+        if logits is None:
             logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
-        else:
-            logits = out.logits[:, -logits_to_keep:]
+        logits = logits[:, -logits_to_keep:]
         if trace is not None:
             trace.record(out.plan, out.executed.tolist(), input_ids.shape[1], started_s)
         loss = None
