@@ -297,5 +297,4 @@ def test_models_lists_the_presets(tmp_path):
     ]
     assert [row["name"] for row in rows if row["bytes"] is not None] == ["smollm2-135m-buddy"]
     missing = run("models", "remove", "nothing", BUDDY_HOME=str(tmp_path))
-    assert missing.returncode == 2
-    assert len(missing.stderr.strip().splitlines()) == 1
+    assert (missing.returncode, len(missing.stderr.strip().splitlines())) == (2, 1)

@@ -50,12 +50,13 @@ def select_blocks(
     Source: paper, section 4.2.1 (top-k); the tie rule is ours.
     """
     num_blocks = scores.shape[1]
-    check_spendable(blocks.tolist(), num_blocks, pinned)
+    budgets = blocks.tolist()
+    check_spendable(budgets, num_blocks, pinned)
     always = {block % num_blocks for block in pinned}
     free = [block for block in range(num_blocks) if block not in always]
     # On the host, where a plan is carried out, and in plain Python: a row has a few dozen scores.
     rows: list[list[bool]] = []
-    for row, keep in zip(scores.tolist(), blocks.tolist(), strict=True):
+    for row, keep in zip(scores.tolist(), budgets, strict=True):
         if any(score != score for score in row):
             raise PolicyError(
                 "a block score is NaN, so no block can be ranked: the router's weights or its "

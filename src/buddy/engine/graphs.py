@@ -84,15 +84,14 @@ class GraphDecoder:
         with self._lock:
             arena = next((a for a in self._arenas if a.holds(session)), None)
             if arena is None:
-                arena = next((a for a in self._arenas if a.fits(session)), None) or self._new(
-                    session
-                )
+                free = next((a for a in self._arenas if a.fits(session)), None)
+                arena = free or self._new(session)
                 arena.lend(session)
         return GraphRun(arena, session, token_ids)
 
     def _new(self, session: Session) -> "Arena":
         if len(self._arenas) >= _MOST_ARENAS:
-            idle = next((a for a in self._arenas if not a.is_lent), None)
+            idle = next((a for a in self._arenas if a.borrower is None), None)
             if idle is not None:
                 self._arenas.remove(idle)
         self._arenas.append(Arena(self._backbone, self._capture, session))
@@ -133,25 +132,26 @@ class Arena:
         self.hidden_slots = [torch.zeros_like(self.valid) if hides else None for _ in self.keys]
         self._every_slot = torch.arange(slots, device=device)
         self._open()
-        self._begin()  # for the shapes of what it makes
         self.begin = capture(self._begin)
         self.blocks = [capture(self._block(block)) for block in range(backbone.num_blocks)]
         self.head = capture(self._head)
 
     def holds(self, session: Session) -> bool:
         """Whether the session's buffers are this arena's."""
-        held = self._borrower is not None and self._borrower() is session
-        return held and self._revision == session.kv.revision and self._key == _key(session)
+        return (
+            self.borrower is session
+            and self._revision == session.kv.revision
+            and self._key == _key(session)
+        )
 
     @property
-    def is_lent(self) -> bool:
-        """Whether its borrower lives."""
-        return self._borrower is not None and self._borrower() is not None
+    def borrower(self) -> Session | None:
+        """Who has it; None where its last borrower is gone."""
+        return None if self._borrower is None else self._borrower()
 
     def fits(self, session: Session) -> bool:
         """Whether nobody else has it, and the session's buffers are of its size."""
-        is_own = self._borrower is not None and self._borrower() is session
-        return (is_own or not self.is_lent) and self._key == _key(session)
+        return self.borrower in (None, session) and self._key == _key(session)
 
     def lend(self, session: Session) -> None:
         """Move the session's cache and timeline here."""

@@ -104,12 +104,11 @@ class PassedResiduals:
         for row in rows:
             self._kept.pop(row, None)  # what they run changes their residual
         behind = [row for row in rows if self.filled[block, row] < stop]
-        filled_before = self.filled[block].copy()
+        low = min((int(self.filled[block, row]) for row in behind), default=stop)
         self.filled[block, list(rows)] = self._timeline.length
         if not behind:
             return None
         self.fit()
-        low = int(filled_before[behind].min())
         which = torch.tensor(behind)
         place = self.waiting[block, which, low:stop]
         index, slot = (place >= 0).nonzero(as_tuple=True)

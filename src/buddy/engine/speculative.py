@@ -114,7 +114,7 @@ class _Writer:
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
         """Tokens after `ids`, and what each was drawn from; the cache stays as it was."""
         session = self._session
-        start, route, steps = session.timeline.length, session.route, session.steps
+        start, before = session.timeline.length, session.state
         proposed: list[Tensor] = []
         here = ids
         for _ in range(tokens):
@@ -124,7 +124,7 @@ class _Writer:
             here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
         if tokens:
             session.cut(start)
-            session.route, session.steps = route, steps
+            session.state = before
         return here[0, ids.shape[1] :], proposed
 
     def verify(

@@ -85,7 +85,8 @@ class BoundWeights:
 
     def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
         quantised = linear if isinstance(linear, QuantisedLinear) else None
-        self._held.append(linear)  # the addresses must stay good
+        # The addresses must stay good.
+        self._held.append((linear.weight, None if quantised is None else quantised.scales))
         return layout.Matrix(
             weights=linear.weight.data_ptr(),
             scales=None if quantised is None else quantised.scales.data_ptr(),
