@@ -1,8 +1,12 @@
 """Which settings of the router matter? The paper's ablations, each a short run of one recipe.
 
 Context K, V or K+V; prior none, delta-PPL, cosine or Taylor; omega 0.01 to 1; context layer 1 to 4.
-Every run differs from the recipe in one setting. What is compared is the evaluation at its end: the
-answer cross-entropy on validation rows at each budget, and the number of distinct plans.
+Every run differs from the recipe in one setting; the recipe's own is run once. What is compared is
+the evaluation at its end: the answer cross-entropy on validation rows at each budget, and the
+number of distinct plans. Two processes may share a folder of runs if `--only` gives them different
+ablations; the same command without it collects.
+
+    python benchmarks/ablations.py recipes/ablations.toml --out results/training/ablations.json
 """
 
 import argparse
@@ -12,6 +16,8 @@ import sys
 from pathlib import Path
 
 from buddy.results import RunRecord, read_record
+from buddy.training.recipe import Recipe
+from buddy.training.settings import read_recipe
 
 PRIORS = {
     "none": "none",
@@ -43,13 +49,15 @@ def main():
     parser.add_argument("--only", action="append", choices=list(ABLATIONS))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    points = []
+    points, base = [], read_recipe(Recipe, args.recipe, args.set)
     for ablation in args.only or ABLATIONS:
         for name, changes in ABLATIONS[ablation].items():
-            folder = args.runs / f"{ablation} {name}".replace(" ", "-")
+            sets = [*args.set, *changes]
+            same = read_recipe(Recipe, args.recipe, sets) == base
+            folder = args.runs / ("recipe" if same else f"{ablation} {name}".replace(" ", "-"))
             points += [
                 {"ablation": ablation, "setting": name, **one}
-                for one in trained(args, folder, changes)["results"]["evaluation"]
+                for one in trained(args.recipe, folder, sets)["results"]["evaluation"]
             ]
     config = {"recipe": args.recipe.read_text(), "set": args.set}
     command = shlex.join(["python", *sys.argv])
@@ -59,11 +67,11 @@ def main():
     print(table(points))
 
 
-def trained(args, folder, changes):
+def trained(recipe, folder, sets):
     """The record of one run, which is made if it is not there."""
     if not (folder / "record.json").exists():
-        sets = [part for one in [*args.set, *changes] for part in ("--set", one)]
-        command = ["train", args.recipe, "--out", folder, "--resume", *sets]
+        changes = [part for one in sets for part in ("--set", one)]
+        command = ["train", recipe, "--out", folder, "--resume", *changes]
         subprocess.run([sys.executable, "-m", "buddy", *map(str, command)], check=True)
     return read_record(folder / "record.json")
 

@@ -8,7 +8,9 @@ Trains and measures, one after another, each in a folder of its own that a later
     random          the same, with random masks
     sleb-N, ...     one model a depth: pruned to N blocks by a static method, and tuned there
 
-Writes one record with the answer cross-entropy on unseen rows and, if asked, the eight tasks.
+Writes one record with the answer cross-entropy on unseen rows and, if asked, the eight tasks. Two
+processes may share a folder of runs if `--only` gives them different methods; the same command
+without it collects.
 """
 
 import argparse
@@ -20,14 +22,13 @@ from buddy.results import RunRecord, read_record
 
 SHARED = {
     "buddy": [],
-    "nested": ["router.policy=static:results/importance/sleb.json"],
-    "searched": ["router.policy=searched:results/importance/searched.json"],
-    "random": ["router.policy=random"],
+    "nested": ["router.orders=[]", "router.policy=static:results/importance/sleb.json"],
+    "searched": ["router.orders=[]", "router.policy=searched:results/importance/searched.json"],
+    "random": ["router.orders=[]", "router.policy=random"],
 }
 PRUNED = {
     "sleb": "static:results/importance/sleb.json",
     "shortgpt": "static:results/importance/shortgpt.json",
-    "ppl+": "static:results/importance/ppl.json",
 }
 
 
@@ -42,7 +43,8 @@ def main():
         if not (folder / "record.json").exists():
             sets = [part for one in [*changes, *args.set] for part in ("--set", one)]
             buddy("train", args.recipe, "--out", folder, "--resume", *sets)
-        points += answers(args, name, folder, depths)
+        for rows in args.rows:
+            points += answers(rows, name, folder, depths)
         if args.tasks_dir:
             points += tasks(args, name, folder, depths)
     record = RunRecord(
@@ -52,7 +54,8 @@ def main():
         results={"points": points},
     )
     record.save(args.out)
-    print(table(points, "answers", "nll"))
+    for task in dict.fromkeys(point["task"] for point in points if point["metric"] == "answer_nll"):
+        print(table(points, task, "answer_nll"))
     if args.tasks_dir:
         print(table(points, "average", "acc"))
 
@@ -66,7 +69,13 @@ def read_arguments():
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depths", default="26,22,18,15")
-    parser.add_argument("--rows", required=True, metavar="FILE:START:STOP", help="unseen rows")
+    parser.add_argument(
+        "--rows",
+        action="append",
+        required=True,
+        metavar="NAME=FILE:START:STOP",
+        help="unseen rows; may be repeated",
+    )
     parser.add_argument("--tasks-dir", type=Path, help="measure the eight tasks from this folder")
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
     parser.add_argument("--only", action="append", help="this method alone; may be repeated")
@@ -82,6 +91,7 @@ def conditions(args):
     for method, policy in PRUNED.items():
         for depth in depths:
             changes = [
+                "router.orders=[]",
                 f"router.policy={policy}",
                 f'budget.choices=["{depth} blocks"]',
                 f'log.evaluate_budgets=["{depth} blocks"]',
@@ -94,7 +104,7 @@ def buddy(*arguments):
     subprocess.run([sys.executable, "-m", "buddy", *map(str, arguments)], check=True)
 
 
-def measured(args, name, folder, kind, depths, *command):
+def measured(name, folder, kind, depths, *command):
     """The points of one evaluation of one model, under this method's name."""
     out = folder / f"{kind}.json"
     budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
@@ -105,20 +115,21 @@ def measured(args, name, folder, kind, depths, *command):
     ]
 
 
-def answers(args, name, folder, depths):
+def answers(rows, name, folder, depths):
     """Answer cross-entropy on rows that none was trained on."""
-    path, start, stop = args.rows.rsplit(":", 2)
+    title, place = rows.split("=", 1)
+    path, start, stop = place.rsplit(":", 2)
     found = measured(
-        *(args, name, folder, "answers", depths),
-        *("answers", path, "--start", start, "--stop", stop),
+        *(name, folder, f"answers-{title}", depths),
+        *("answers", path, "--start", start, "--stop", stop, "--max-tokens", 192),
     )
-    return [{**point, "task": "answers"} for point in found if point["task"] == "all"]
+    return [{**point, "task": title} for point in found if point["task"] == "all"]
 
 
 def tasks(args, name, folder, depths):
     """The eight commonsense tasks and their average."""
     return measured(
-        *(args, name, folder, "tasks", depths),
+        *(name, folder, "tasks", depths),
         *("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit),
     )
 

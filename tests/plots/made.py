@@ -178,6 +178,15 @@ def predictor_record(steps=range(500, 10_001, 500), lambda_cost=0.05):
     return record("training-budget", results, grpo=grpo, optim={"steps": 10_000})
 
 
+def auto_record():
+    points = []
+    for place, task in enumerate(("piqa", "boolq", "arc_challenge", "average")):
+        points.append(point("routed", L, 0.5, task=task))
+        kept = {"budget": "auto", "mean_blocks": 18.5 + place}
+        points.append(point("routed auto", 18 + place, 0.45 - 0.02 * place, task=task, **kept))
+    return record("eval-tasks", {"points": points, "execution": []})
+
+
 EXAMPLES = {
     "accuracy": [tasks_record()],
     "perplexity": [perplexity_record()],
@@ -188,4 +197,5 @@ EXAMPLES = {
     "breakdown": [speed_record()],
     "importance": [importance_record("taylor"), importance_record("delta-ppl"), sleb_record()],
     "predictor": [predictor_record(), predictor_record(lambda_cost=1.0)],
+    "retention": [auto_record()],
 }

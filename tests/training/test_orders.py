@@ -92,3 +92,9 @@ def test_orders_need_standardised_inputs():
     for settings in ({"spread": 0.1}, {"planner": planner}):
         with pytest.raises(RecipeError, match="orders go with neither"):
             RouterSettings(orders=(order,), **settings)
+
+
+def test_orders_need_a_router():
+    order = OrderSettings(sources=("first",), record="order.json")
+    with pytest.raises(RecipeError, match=r"policy 'random' has none: leave them out"):
+        RouterSettings(orders=(order,), policy="random")

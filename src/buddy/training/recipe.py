@@ -94,6 +94,11 @@ class RouterSettings:
         for name in ("dense_share", "second_route"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.orders and self.policy != "routed":
+            raise RecipeError(
+                f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
+                "by --set router.orders=[]"
+            )
         if self.orders and (self.spread > 0 or self.planner.pool == "scores"):
             raise RecipeError('orders go with neither spread nor pool="scores": leave one out')
         if self.spread < 0:

@@ -1,0 +1,40 @@
+"""The retention figure compares what the predictor keeps with the whole model."""
+
+import pytest
+
+from buddy.errors import ResultError
+from buddy.plots import retention
+from tests.plots.made import auto_record, point, record, tasks_record
+
+
+def test_bars_are_shares_of_the_whole_model_and_mean_budgets_most_spent_first():
+    kept, spent = retention.draw([auto_record()]).axes
+    names = ["ARC-Challenge", "BoolQ", "PIQA", "Average"]
+    assert [text.get_text() for text in kept.get_yticklabels()] == names
+    assert [bar.get_width() for bar in kept.patches] == pytest.approx([82.0, 86.0, 90.0, 78.0])
+    assert [bar.get_width() for bar in spent.patches] == [20.5, 19.5, 18.5, 21.5]
+    assert kept.yaxis_inverted()
+
+
+def test_another_metric_may_be_chosen():
+    points = auto_record()["results"]["points"]
+    points.append(point("routed", 30, 0.4, task="samsum", metric="rouge1"))
+    found = {"budget": "auto", "mean_blocks": 20.0}
+    points.append(point("routed auto", 20, 0.1, task="samsum", metric="rouge1", **found))
+    given = record("eval-tasks", {"points": points, "execution": []})
+    kept, _ = retention.draw([given], metric="rouge1").axes
+    assert [bar.get_width() for bar in kept.patches] == [25.0]
+
+
+def test_subjects_give_way_to_their_mean():
+    points = []
+    for task in ("mmlu_anatomy", "mmlu"):
+        points.append(point("routed", 30, 0.5, task=task))
+        points.append(point("routed auto", 20, 0.4, task=task, budget="auto", mean_blocks=20.0))
+    kept, _ = retention.draw([record("eval-tasks", {"points": points, "execution": []})]).axes
+    assert [text.get_text() for text in kept.get_yticklabels()] == ["MMLU"]
+
+
+def test_records_without_auto_are_refused():
+    with pytest.raises(ResultError, match=r"both with -b auto and with every block.*-b auto -b 1"):
+        retention.draw([tasks_record()])
