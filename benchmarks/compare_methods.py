@@ -14,6 +14,8 @@ without it collects.
 """
 
 import argparse
+import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +37,7 @@ PRUNED = {
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
-    points = []
+    points, by_row = [], {}
     for name, changes, depths in conditions(args):
         if args.only and name not in args.only:
             continue
@@ -45,13 +47,14 @@ def main():
             buddy("train", args.recipe, "--out", folder, "--resume", *sets)
         for rows in args.rows:
             points += answers(rows, name, folder, depths)
+            by_row.update(losses_by_row(rows, name, folder))
         if args.tasks_dir:
             points += tasks(args, name, folder, depths)
     record = RunRecord(
         kind="comparison",
         command=" ".join(["python", *sys.argv]),
         config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
-        results={"points": points},
+        results={"points": points, "less_than_buddy": paired(by_row)},
     )
     record.save(args.out)
     for task in dict.fromkeys(point["task"] for point in points if point["metric"] == "answer_nll"):
@@ -124,6 +127,33 @@ def answers(rows, name, folder, depths):
         *("answers", path, "--start", start, "--stop", stop, "--max-tokens", 192),
     )
     return [{**point, "task": title} for point in found if point["task"] == "all"]
+
+
+def losses_by_row(rows, name, folder):
+    """Mean cross-entropy of each answer, by rows, method, depth and the answer's digest."""
+    title = rows.split("=", 1)[0]
+    found = {}
+    with (folder / f"answers-{title}.samples.jsonl").open() as file:
+        for line in map(json.loads, file):
+            if "key" in line:
+                digest = line["key"].rpartition(" ")[2]
+                place = (title, name, len(line["blocks"]))
+                found.setdefault(place, {})[digest] = line["nll"] / line["tokens"]
+    return found
+
+
+def paired(by_row):
+    """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
+    found = []
+    for (title, name, depth), losses in by_row.items():
+        ours = by_row.get((title, "buddy", depth))
+        if ours is None or name == "buddy":
+            continue
+        gaps = [loss - ours[digest] for digest, loss in losses.items()]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5
+        point = {"task": title, "label": name, "blocks": depth, "rows": len(gaps)}
+        found.append({**point, "difference": statistics.fmean(gaps), "stderr": error})
+    return found
 
 
 def tasks(args, name, folder, depths):

@@ -2,7 +2,9 @@
 
 Each round skips every remaining block in turn, on top of those already gone, and removes the one
 without which the answers' mean cross-entropy is lowest; the first and the last block stay. After
-`--rounds` removals the rest follow in the order of the last round. The record serves as
+`--rounds` removals the rest follow in the order of the last round. With `--begin` the first N
+removals are those of a record, and the search goes on from there: what an untuned model says of the
+last removals is noise, so they are searched again on tuned weights. The record serves as
 `router.orders` of a recipe, or as `--policy static:FILE.json`.
 
     python benchmarks/source_orders.py smollm2-135m runs/mix.jsonl --sources arc_easy piqa \
@@ -20,7 +22,7 @@ from rich.progress import track
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.instructions.examples import Source, read_examples
-from buddy.results import RunRecord
+from buddy.results import RunRecord, read_record
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
 from buddy.training.depth_losses import leaf_losses
@@ -40,11 +42,12 @@ def main():
     parser.add_argument("--rows", type=int, default=28, help="as many of each source as it allows")
     parser.add_argument("--max-tokens", type=int, default=112)
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--begin", metavar="RECORD:N", help="the first N removals of a record")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
-    gone, curve, order = [], [], []
+    gone, curve, order = begun(args.begin), [], []
     for _ in track(range(args.rounds)):
         rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
         masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
@@ -64,10 +67,19 @@ def main():
             "rows": len(examples),
             "max_tokens": args.max_tokens,
             "rounds": args.rounds,
+            "begin": args.begin,
             "dtype": str(model.dtype),
         },
         results={"removal_order": [*gone, *order], "nll": curve},
     ).save(args.out)
+
+
+def begun(text):
+    """The removals that are not searched."""
+    if text is None:
+        return []
+    path, count = text.rsplit(":", 1)
+    return read_record(Path(path))["results"]["removal_order"][: int(count)]
 
 
 def drawn(args):
