@@ -2,7 +2,7 @@
 
 Trains and measures, one after another, each in a folder of its own that a later run goes on from:
 
-    buddy           one model, the recipe as it stands: LoRA and router under random budgets
+    buddy           one model, LoRA and router under random budgets
     nested          one model, LoRA under random budgets, blocks in one static order (no router)
     searched        the same, with the best searched set of each depth
     random          the same, with random masks
@@ -23,7 +23,7 @@ from pathlib import Path
 from buddy.results import RunRecord, read_record
 
 SHARED = {
-    "buddy": [],
+    "buddy": ["lora.keep_context=true"],
     "nested": ["router.orders=[]", "router.policy=static:results/importance/sleb.json"],
     "searched": ["router.orders=[]", "router.policy=searched:results/importance/searched.json"],
     "random": ["router.orders=[]", "router.policy=random"],

@@ -98,3 +98,48 @@ def test_orders_need_a_router():
     order = OrderSettings(sources=("first",), record="order.json")
     with pytest.raises(RecipeError, match=r"policy 'random' has none: leave them out"):
         RouterSettings(orders=(order,), policy="random")
+
+
+def test_a_prompt_between_two_kinds_gets_scores_between(record):
+    model = started()
+    orders = (OrderSettings(sources=("first",), record=str(record)),)
+    fit_orders(model, [*FIRST, *SECOND], orders, seed=5)
+    prompts, decision = LivePrompts(model), model.router.decision
+    with torch.no_grad():
+        one, other = (prompts.summaries([rows[0]]) for rows in (FIRST, SECOND))
+        path = torch.linspace(0, 1, 101)[:, None]
+        scores = decision(torch.lerp(one, other, path))
+    yes, no = scores[0], scores[-1]
+    assert torch.allclose(no, torch.zeros_like(no), atol=1e-4), "the prior, and nothing added"
+    share = ((scores - no) @ (yes - no)) / (yes - no).square().sum()
+    assert ((share > -0.05) & (share < 1.05)).all()
+    assert ((share > 0.1) & (share < 0.9)).any()
+
+
+def test_three_kinds_of_input_are_told_apart(record, tmp_path):
+    third = rows("third", range(80, 90))
+    other = tmp_path / "other.json"
+    other.write_text(record.read_text().replace("[4, 1, 3, 2]", "[2, 3, 1, 4]"))
+    model = started()
+    orders = (
+        OrderSettings(sources=("first",), record=str(record)),
+        OrderSettings(sources=("third",), record=str(other)),
+    )
+    assert fit_orders(model, [*FIRST, *SECOND, *third], orders, seed=5) == 1.0
+    assert ranks(model, FIRST) == {(4, 1, 3, 2)}
+    assert ranks(model, SECOND) == {(4, 3, 2, 1)}
+    assert ranks(model, third) == {(2, 3, 1, 4)}
+
+
+def test_a_source_follows_one_order():
+    order = OrderSettings(sources=("first", "second"), record="order.json")
+    with pytest.raises(RecipeError, match="source 'first' is named twice"):
+        RouterSettings(orders=(order, OrderSettings(sources=("first",), record="other.json")))
+
+
+def test_a_decision_module_too_narrow_for_its_orders_is_refused(record):
+    orders = tuple(
+        OrderSettings(sources=(f"source {number}",), record=str(record)) for number in range(17)
+    )
+    with pytest.raises(RecipeError, match=r"expected two for each of the 17 router\.orders"):
+        fit_orders(started(), [*FIRST, *SECOND], orders, seed=5)

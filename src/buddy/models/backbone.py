@@ -151,6 +151,10 @@ class Backbone:
         cos, sin = (part[0][:, None] for part in self.rotary(hidden, positions[None]))
         return keys * cos + _rotate_half(keys) * sin, values
 
+    def key_projection(self, block: int) -> nn.Module:
+        """The linear layer that makes a block's keys."""
+        return cast(nn.Module, getattr(self._attention(block), self.family.key))
+
     def value_projection(self, block: int) -> nn.Module:
         """The linear layer that makes a block's values."""
         return cast(nn.Module, getattr(self._attention(block), self.family.value))

@@ -13,7 +13,7 @@ from buddy.results import read_record
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import normalise_prior
 from buddy.routing.router import Router, RouterConfig
-from buddy.training.lora import add_lora
+from buddy.training.lora import add_lora, context_layers
 from buddy.training.recipe import Recipe
 
 
@@ -44,7 +44,9 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
         with torch.random.fork_rng():
             torch.manual_seed(recipe.optim.seed)
             router = Router(config, prior).to(base.device)
-    adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed)
+    context = settings.planner.context_layer
+    kept = context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
+    adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
     made = BuddyForCausalLM(
         adapted, prior=base.prior if prior is None else prior, router=router, policy=settings.policy
     )

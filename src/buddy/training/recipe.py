@@ -45,6 +45,8 @@ class LoraSettings:
     """Scale: updates are multiplied by alpha / rank."""
     dropout: float = 0.0
     """Of the adapters' input."""
+    keep_context: bool = False
+    """No adapter on what the router reads: prompts look to it as they did before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +101,10 @@ class RouterSettings:
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
                 "by --set router.orders=[]"
             )
+        named = [source for one in self.orders for source in one.sources]
+        if len(set(named)) < len(named):
+            twice = next(source for source in named if named.count(source) > 1)
+            raise RecipeError(f"orders: source {twice!r} is named twice: it follows one order")
         if self.orders and (self.spread > 0 or self.planner.pool == "scores"):
             raise RecipeError('orders go with neither spread nor pool="scores": leave one out')
         if self.spread < 0:

@@ -1,0 +1,53 @@
+"""Adapters everywhere, or everywhere but on what the router reads."""
+
+import pytest
+import torch
+
+from buddy import BuddyForCausalLM
+from buddy.training.lora import add_lora, context_layers
+from buddy.training.prompts import LivePrompts
+from buddy.training.recipe import LoraSettings
+from tests.tiny import FAMILY_NAMES, random_router, tiny_model
+from tests.training.examples import random_examples
+
+EXAMPLES = random_examples(3)
+
+
+def adapted(name, context_layer, *, keep):
+    """With adapters as large as if they had been trained."""
+    model = tiny_model(name)
+    router = random_router(model, context="key+value", context_layer=context_layer)
+    backbone = BuddyForCausalLM(model).backbone
+    without = context_layers(model, backbone, context_layer) if keep else ()
+    made = BuddyForCausalLM(add_lora(model, LoraSettings(), 0, without), router=router)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return made
+
+
+@pytest.mark.parametrize("context_layer", [1, 2])
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_without_adapters_on_the_context_prompts_look_as_before(name, context_layer):
+    model = tiny_model(name)
+    router = random_router(model, context="key+value", context_layer=context_layer)
+    before = LivePrompts(BuddyForCausalLM(model, router=router)).summaries(EXAMPLES)
+    kept, changed = (
+        LivePrompts(adapted(name, context_layer, keep=keep)).summaries(EXAMPLES)
+        for keep in (True, False)
+    )
+    assert torch.equal(kept, before)
+    assert not torch.allclose(changed, before, atol=0.1)
+
+
+def test_all_other_linear_layers_have_one():
+    with_all, kept = (adapted("llama", 1, keep=keep) for keep in (False, True))
+    names, fewer = (
+        {name.split(".lora_")[0] for name, _ in made.model.named_parameters() if "lora_" in name}
+        for made in (with_all, kept)
+    )
+    gone = {name.rsplit("layers.", 1)[1] for name in names - fewer}
+    assert gone == {"0.self_attn.k_proj", "0.self_attn.v_proj"}
+    assert fewer < names
