@@ -57,6 +57,17 @@ def weights(of):
     return {name: p.detach().clone() for name, p in of.parameters.items()}
 
 
+def test_a_learning_rate_of_zero_leaves_the_router_as_it_starts():
+    made = trainer(optim={"router_learning_rate": 0.0})
+    before = weights(made)
+    made.step(0)
+    moved = {name for name, p in made.parameters.items() if not torch.equal(p, before[name])}
+    assert moved
+    assert not any(name.startswith("router.") for name in moved)
+    with pytest.raises(RecipeError, match="router_learning_rate must not be negative"):
+        recipe(optim={"router_learning_rate": -1e-3})
+
+
 @pytest.mark.parametrize(
     "router",
     [

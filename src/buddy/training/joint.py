@@ -111,7 +111,9 @@ class JointTrainer:
         self._process, self._reduce, self._gather = process, reduce, gather
         adapters, router = trained_parameters(model)
         self.parameters = {**adapters, **router}
-        router_rate = optim.router_learning_rate or optim.learning_rate
+        router_rate = optim.router_learning_rate
+        if router_rate is None:
+            router_rate = optim.learning_rate
         self._groups = [
             {"params": list(group.values()), "lr": rate, "peak": rate}
             for group, rate in ((adapters, optim.learning_rate), (router, router_rate))

@@ -136,7 +136,7 @@ class OptimSettings:
     learning_rate: float = 1e-4
     """Of the adapters, at its peak."""
     router_learning_rate: float | None = None
-    """Of the router; the adapters' if not set."""
+    """Of the router; the adapters' if not set, and 0 leaves the router as it starts."""
     warmup_steps: int = 100
     """Steps in which the learning rate rises from zero."""
     schedule: Schedule = "linear"
@@ -159,8 +159,12 @@ class OptimSettings:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.steps is not None and self.steps < 1):
             raise RecipeError("batch_size and steps must be at least 1")
-        if self.learning_rate <= 0 or (self.router_learning_rate or 1.0) <= 0 or self.epochs <= 0:
-            raise RecipeError("learning rates and epochs must be positive")
+        if self.learning_rate <= 0 or self.epochs <= 0:
+            raise RecipeError("learning_rate and epochs must be positive")
+        if self.router_learning_rate is not None and self.router_learning_rate < 0:
+            raise RecipeError(
+                f"router_learning_rate must not be negative, got {self.router_learning_rate}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

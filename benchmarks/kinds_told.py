@@ -1,0 +1,85 @@
+"""Does the router still tell kinds of input apart? Plans of unseen prompts against their orders.
+
+A recipe with `router.orders` names an order for each kind of input. For each prompt this asks
+whether a checkpoint runs exactly the blocks that its kind's order keeps; sources that the recipe
+does not name have the prior's order.
+
+    python benchmarks/kinds_told.py recipes/smollm2-135m.toml runs/smollm2-135m/checkpoint \
+        --rows runs/mix-validation.jsonl --out results/training/kinds-told.json
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.instructions.examples import Source, read_examples
+from buddy.results import RunRecord
+from buddy.training.model import read_prior
+from buddy.training.prompts import LivePrompts
+from buddy.training.recipe import Recipe
+from buddy.training.settings import read_recipe
+
+BATCH = 32
+
+
+def main():
+    """Ask, print, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--rows", action="append", required=True, help="unseen rows; repeatable")
+    parser.add_argument("--depths", default="26,22,18,15")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    recipe = read_recipe(Recipe, args.recipe)
+    tokenizer = load_tokenizer(recipe.model.name)
+    model = BuddyForCausalLM.from_pretrained(args.checkpoint, dtype=torch.bfloat16)
+    by_source = {}
+    for path in args.rows:
+        for one in read_examples(Source(path=path), tokenizer, max_tokens=recipe.data.max_tokens):
+            by_source.setdefault(one.source, []).append(one)
+    depths = [int(depth) for depth in args.depths.split(",")]
+    points = [
+        {"source": source, "rows": len(rows), "blocks": depth, "share": share}
+        for source, rows in sorted(by_source.items())
+        for depth, share in shares(model, recipe, source, rows, depths).items()
+    ]
+    config = {key: str(value) for key, value in vars(args).items()}
+    command = shlex.join(["python", *sys.argv])
+    RunRecord(kind="kinds-told", command=command, config=config, results={"points": points}).save(
+        args.out
+    )
+    for depth in depths:
+        here = [point for point in points if point["blocks"] == depth]
+        told = sum(point["share"] * point["rows"] for point in here)
+        print(f"{depth} blocks: {told / sum(point['rows'] for point in here):.3f}")
+
+
+@torch.no_grad()
+def shares(model, recipe, source, rows, depths):
+    """Of the rows of one source, how many run their order's blocks at each depth."""
+    records = [one.record for one in recipe.router.orders if source in one.sources]
+    decision, prompts = model.router.decision, LivePrompts(model)
+    order = read_prior(Path(records[0]), model.num_blocks) if records else decision.prior
+    scores = torch.cat(
+        [
+            decision.fuse(decision(prompts.summaries(rows[start : start + BATCH])))
+            for start in range(0, len(rows), BATCH)
+        ]
+    )
+    found = {}
+    for depth in depths:
+        wanted = order.topk(depth - 2).indices.sort().values
+        run = scores.topk(depth - 2).indices.sort().values
+        found[depth] = float((run == wanted).all(1).float().mean())
+    return found
+
+
+if __name__ == "__main__":
+    main()
