@@ -13,7 +13,7 @@ still run other blocks for a fifth of the prompts.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,7 +96,8 @@ def _teller(
     summaries: Float[Tensor, "prompts summary"], is_kind: Bool[Tensor, " prompts"]
 ) -> nn.Linear:
     """Logistic regression; the kind and the rest weigh the same."""
-    layer = nn.utils.skip_init(nn.Linear, summaries.shape[1], 1, device=summaries.device)
+    make: Any = nn.utils.skip_init
+    layer: nn.Linear = make(nn.Linear, summaries.shape[1], 1, device=summaries.device)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     wanted = is_kind.float()
