@@ -15,6 +15,7 @@ without it collects.
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -47,18 +48,18 @@ def main():
             buddy("train", args.recipe, "--out", folder, "--resume", *sets)
         for rows in args.rows:
             points += answers(rows, name, folder, depths)
-            by_row.update(losses_by_row(rows, name, folder))
+            by_row.update(losses_by_row(rows[0], name, folder))
         if args.tasks_dir:
             points += tasks(args, name, folder, depths)
     record = RunRecord(
         kind="comparison",
-        command=" ".join(["python", *sys.argv]),
+        command=shlex.join(["python", *sys.argv]),
         config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
-        results={"points": points, "less_than_buddy": paired(by_row)},
+        results={"points": points, "above_buddy": paired(by_row)},
     )
     record.save(args.out)
-    for task in dict.fromkeys(point["task"] for point in points if point["metric"] == "answer_nll"):
-        print(table(points, task, "answer_nll"))
+    for title, *_ in args.rows:
+        print(table(points, title, "answer_nll"))
     if args.tasks_dir:
         print(table(points, "average", "acc"))
 
@@ -75,6 +76,7 @@ def read_arguments():
     parser.add_argument(
         "--rows",
         action="append",
+        type=unseen_rows,
         required=True,
         metavar="NAME=FILE:START:STOP",
         help="unseen rows; may be repeated",
@@ -84,6 +86,17 @@ def read_arguments():
     parser.add_argument("--only", action="append", help="this method alone; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
+
+
+def unseen_rows(text):
+    """NAME=FILE:START:STOP in its parts."""
+    title, equals, place = text.partition("=")
+    path, *ends = place.rsplit(":", 2)
+    if not (title and equals and path and len(ends) == 2 and all(map(str.isdigit, ends))):
+        raise argparse.ArgumentTypeError(
+            f"expected NAME=FILE:START:STOP, as in alpaca=rows.jsonl:0:160, got {text!r}"
+        )
+    return title, path, *map(int, ends)
 
 
 def conditions(args):
@@ -120,8 +133,7 @@ def measured(name, folder, kind, depths, *command):
 
 def answers(rows, name, folder, depths):
     """Answer cross-entropy on rows that none was trained on."""
-    title, place = rows.split("=", 1)
-    path, start, stop = place.rsplit(":", 2)
+    title, path, start, stop = rows
     found = measured(
         *(name, folder, f"answers-{title}", depths),
         *("answers", path, "--start", start, "--stop", stop, "--max-tokens", 192),
@@ -129,9 +141,8 @@ def answers(rows, name, folder, depths):
     return [{**point, "task": title} for point in found if point["task"] == "all"]
 
 
-def losses_by_row(rows, name, folder):
+def losses_by_row(title, name, folder):
     """Mean cross-entropy of each answer, by rows, method, depth and the answer's digest."""
-    title = rows.split("=", 1)[0]
     found = {}
     with (folder / f"answers-{title}.samples.jsonl").open() as file:
         for line in map(json.loads, file):

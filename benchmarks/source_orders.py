@@ -42,12 +42,18 @@ def main():
     parser.add_argument("--rows", type=int, default=28, help="as many of each source as it allows")
     parser.add_argument("--max-tokens", type=int, default=112)
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--begin", metavar="RECORD:N", help="the first N removals of a record")
+    parser.add_argument(
+        "--begin",
+        type=begun,
+        default=(),
+        metavar="RECORD:N",
+        help="the first N removals of a record",
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
-    gone, curve, order = begun(args.begin), [], []
+    gone, curve, order = list(args.begin), [], []
     for _ in track(range(args.rounds)):
         rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
         masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
@@ -76,9 +82,9 @@ def main():
 
 def begun(text):
     """The removals that are not searched."""
-    if text is None:
-        return []
-    path, count = text.rsplit(":", 1)
+    path, _, count = text.rpartition(":")
+    if not (path and count.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected RECORD:N, as in order.json:12, got {text!r}")
     return read_record(Path(path))["results"]["removal_order"][: int(count)]
 
 

@@ -38,3 +38,18 @@ def test_subjects_give_way_to_their_mean():
 def test_records_without_auto_are_refused():
     with pytest.raises(ResultError, match=r"both with -b auto and with every block.*-b auto -b 1"):
         retention.draw([tasks_record()])
+
+
+def test_two_predictors_or_nothing_to_keep_are_refused():
+    given = auto_record()
+    points = given["results"]["points"]
+    points.append({**points[1], "label": "other auto", "value": 0.3})
+    with pytest.raises(ResultError, match="one predictor, got other auto and routed auto"):
+        retention.draw([given])
+    points.pop()
+    points[0]["value"] = 0.0
+    with pytest.raises(ResultError, match="piqa scores nothing with every block"):
+        retention.draw([given])
+    points[0] |= {"value": 0.5, "num_blocks": 32}
+    with pytest.raises(ResultError, match="30 and 32 blocks"):
+        retention.draw([given])

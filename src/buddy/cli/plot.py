@@ -17,7 +17,8 @@ def plot(
         str | None, typer.Option(help="Of accuracy, perplexity, heatmap; default: average.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Of accuracy, perplexity; default: acc, perplexity.")
+        str | None,
+        typer.Option(help="Of accuracy, perplexity, retention; default: acc, or perplexity."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     width: Annotated[float, typer.Option(help="In inches; 3.3 is a column.")] = COLUMN_INCHES,

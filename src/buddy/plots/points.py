@@ -25,6 +25,8 @@ class Point:
     value: float
     stderr: float | None
     reroute: str | None
+    mean_blocks: float | None
+    """Of budgets that the predictor chose, where `blocks` rounds it; else None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +142,7 @@ def _point(item: Fields) -> Point:
         value=item.number("value"),
         stderr=None if item.get("stderr") is None else item.number("stderr", 0.0),
         reroute=None if item.get("reroute") is None else item.text("reroute"),
+        mean_blocks=None if item.get("mean_blocks") is None else item.positive("mean_blocks"),
     )
 
 

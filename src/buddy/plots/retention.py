@@ -6,12 +6,10 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.depth.budget import AUTO
 from buddy.errors import ResultError
-from buddy.plots.fields import Fields, open_results
 from buddy.plots.figures import COLUMN_INCHES
 from buddy.plots.names import sentence, text_name
-from buddy.plots.points import choose
+from buddy.plots.points import Point, choose, read_points
 from buddy.plots.style import BLUE, ORANGE, in_paper_style, new_figure
 
 _BAR_INCHES: Final = 0.16
@@ -39,9 +37,9 @@ def draw(
     Raises:
         ResultError: Records without either of the two.
     """
-    items = [item for one in open_results(records, "retention") for item in one.objects("points")]
-    wanted = choose([item.text("metric") for item in items], metric, "metric", "acc")
-    found = _spending([item for item in items if item.text("metric") == wanted])
+    points = read_points(records, "retention")
+    wanted = choose([point.metric for point in points], metric, "metric", "acc")
+    found = _spending([point for point in points if point.metric == wanted])
     tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
     names = [sentence(text_name(task)) for task in tasks]
     figure = new_figure(width, 0.5 + _BAR_INCHES * len(tasks), title)
@@ -51,7 +49,7 @@ def draw(
     kept.set_xlabel("Retention (%)")
     spent.barh(names, [found[task][1] for task in tasks], height=0.7, color=ORANGE)
     spent.set_xlabel("Mean budget (blocks)")
-    spent.set_xlim(0, items[0].integer("num_blocks", 1))
+    spent.set_xlim(0, points[0].num_blocks)
     for axes in (kept, spent):
         axes.grid(visible=True, axis="x")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -60,24 +58,29 @@ def draw(
     return figure
 
 
-def _spending(items: Sequence[Fields]) -> Spending:
+def _spending(points: Sequence[Point]) -> Spending:
     whole = {
-        item.text("task"): item.positive("value")
-        for item in items
-        if item.get("budget") != AUTO and item.integer("blocks", 1) == item.integer("num_blocks", 1)
+        point.task: point.value
+        for point in points
+        if point.mean_blocks is None and point.blocks == point.num_blocks
     }
-    found = {
-        item.text("task"): (item.number("value", 0.0) / whole[item.text("task")], item)
-        for item in items
-        if item.get("budget") == AUTO and item.text("task") in whole
-    }
+    found, labels = {}, set()
+    for point in points:
+        is_subject = point.task.startswith("mmlu_") and "mmlu" in whole  # one of 57, and their mean
+        if point.mean_blocks is None or point.task not in whole or is_subject:
+            continue
+        if whole[point.task] <= 0:
+            raise ResultError(f"{point.task} scores nothing with every block: nothing can be kept")
+        labels.add(point.label)
+        found[point.task] = (point.value / whole[point.task], point.mean_blocks)
     if not found:
         raise ResultError(
             "no task was measured both with -b auto and with every block: measure one by buddy "
             "eval tasks -b auto -b 1.0"
         )
-    return {
-        task: (kept, item.positive("mean_blocks"))
-        for task, (kept, item) in found.items()
-        if not (task.startswith("mmlu_") and "mmlu" in found)  # 57 subjects, and their mean
-    }
+    if len(labels) > 1:
+        raise ResultError(
+            f"the retention figure draws one predictor, got {' and '.join(sorted(labels))}: draw a "
+            "figure for each"
+        )
+    return found

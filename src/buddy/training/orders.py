@@ -81,10 +81,11 @@ def fit_orders(
         sources += [source] * len(drawn[-1])
     summaries = torch.cat(drawn)
     standard = Standard.of(summaries)
+    standardised = standard(summaries)
     told = torch.ones(len(sources), dtype=torch.bool)
     for place, one in enumerate(orders):
         is_kind = torch.tensor([source in one.sources for source in sources])
-        teller = _teller(standard(summaries), is_kind.to(summaries.device))
+        teller = _teller(standardised, is_kind.to(summaries.device))
         standard.fold(teller)
         order = read_prior(Path(one.record), model.num_blocks).to(decision.prior.device)
         _set_ramp(decision, 2 * place, teller, order - decision.prior)
