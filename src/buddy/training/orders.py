@@ -7,8 +7,7 @@ search, so that the adapters grow with plans that differ where the inputs do.
 Whether a prompt is of a kind is told by a logistic regression on its summary. Two hidden units make
 a ramp of its logit, which is 0 on one side and 1 on the other but for a narrow band between, and
 the last layer turns that into the difference of the kind's order from the prior. So a prompt that
-is told runs exactly the blocks of its order. Scores fitted by least squares come near to them, and
-still run other blocks for a fifth of the prompts.
+is told runs exactly the blocks of its order; a fit by least squares only comes near to it.
 """
 
 from collections.abc import Sequence
