@@ -24,14 +24,15 @@ PRIORS = {
     "delta-PPL": "results/importance/ppl.json",
     "cosine": "results/importance/cosine.json",
     "Taylor": "results/importance/taylor.json",
-    "SLEB order": "results/importance/sleb.json",
+    "SLEB": "results/importance/sleb.json",
+    "ShortGPT, then SLEB": "results/importance/shortgpt-sleb.json",
 }
 ABLATIONS = {
     "context": {
         source: [f"router.planner.context={source}"] for source in ("key", "value", "key+value")
     },
     "prior": {name: [f"router.prior={prior}"] for name, prior in PRIORS.items()},
-    "omega": {str(omega): [f"router.omega={omega}"] for omega in (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)},
+    "omega": {str(omega): [f"router.omega={omega}"] for omega in (0.01, 0.1, 0.5, 1.0)},
     "context layer": {
         str(layer): [f"router.planner.context_layer={layer}"] for layer in (1, 2, 3, 4)
     },

@@ -4,6 +4,7 @@ Trains and measures, one after another, each in a folder of its own that a later
 
     buddy           one model, LoRA and router under random budgets
     nested          one model, LoRA under random budgets, blocks in one static order (no router)
+    joined          the same, with ShortGPT's first eight removals before the others of SLEB
     searched        the same, with the best searched set of each depth
     random          the same, with random masks
     sleb-N, ...     one model a depth: pruned to N blocks by a static method, and tuned there
@@ -26,6 +27,7 @@ from buddy.results import RunRecord, read_record
 SHARED = {
     "buddy": ["lora.keep_context=true"],
     "nested": ["router.orders=[]", "router.policy=static:results/importance/sleb.json"],
+    "joined": ["router.orders=[]", "router.policy=static:results/importance/shortgpt-sleb.json"],
     "searched": ["router.orders=[]", "router.policy=searched:results/importance/searched.json"],
     "random": ["router.orders=[]", "router.policy=random"],
 }

@@ -4,7 +4,8 @@ Each round skips every remaining block in turn, on top of those already gone, an
 without which the answers' mean cross-entropy is lowest; the first and the last block stay. After
 `--rounds` removals the rest follow in the order of the last round. With `--begin` the first N
 removals are those of a record, and the search goes on from there: what an untuned model says of the
-last removals is noise, so they are searched again on tuned weights. The record serves as
+last removals is noise, so they are searched again on tuned weights. Several `--begin` follow one
+another, each block once, and `--rounds 0` searches nothing. The record serves as
 `router.orders` of a recipe, or as `--policy static:FILE.json`.
 
     python benchmarks/source_orders.py smollm2-135m runs/mix.jsonl --sources arc_easy piqa \
@@ -45,15 +46,16 @@ def main():
     parser.add_argument(
         "--begin",
         type=begun,
-        default=(),
+        action="extend",
+        default=[],
         metavar="RECORD:N",
-        help="the first N removals of a record",
+        help="the first N removals of a record; may be repeated",
     )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
-    gone, curve, order = list(args.begin), [], []
+    gone, curve, order = list(dict.fromkeys(args.begin)), [], []
     for _ in track(range(args.rounds)):
         rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
         masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
@@ -73,7 +75,7 @@ def main():
             "rows": len(examples),
             "max_tokens": args.max_tokens,
             "rounds": args.rounds,
-            "begin": args.begin,
+            "begin": list(dict.fromkeys(args.begin)),
             "dtype": str(model.dtype),
         },
         results={"removal_order": [*gone, *order], "nll": curve},
