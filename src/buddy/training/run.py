@@ -30,9 +30,9 @@ CHECKPOINT = "checkpoint"
 STATE = "state.safetensors"
 RECORD = "record.json"
 _COLLAPSE = (
-    "the router has collapsed: one plan for every prompt at each budget below full depth; it "
-    "routes no better than its prior. Raise router.router_learning_rate, or try another "
-    "router.relaxation or router.method"
+    "the router has collapsed: one plan for every validation prompt at each budget below full "
+    "depth; it routes no better than its prior. Raise optim.router_learning_rate, or try another "
+    "router.relaxation or router.method. (If data.validation has one kind of input, add others.)"
 )
 
 
