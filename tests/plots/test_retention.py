@@ -4,6 +4,7 @@ import pytest
 
 from buddy.errors import ResultError
 from buddy.plots import retention
+from buddy.plots.names import text_name
 from tests.plots.made import auto_record, point, record, tasks_record
 
 
@@ -14,6 +15,11 @@ def test_bars_are_shares_of_the_whole_model_and_mean_budgets_most_spent_first():
     assert [bar.get_width() for bar in kept.patches] == pytest.approx([82.0, 86.0, 90.0, 78.0])
     assert [bar.get_width() for bar in spent.patches] == [20.5, 19.5, 18.5, 21.5]
     assert kept.yaxis_inverted()
+
+
+def test_every_task_of_the_average_has_a_readers_name():
+    tasks = pytest.importorskip("buddy.evaluation.tasks")
+    assert all(text_name(task) != task for task in tasks.COMMONSENSE)
 
 
 def test_another_metric_may_be_chosen():

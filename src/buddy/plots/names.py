@@ -17,7 +17,7 @@ _TEXTS: Final = {
     "ptb": "PTB",
     "piqa": "PIQA",
     "boolq": "BoolQ",
-    "siqa": "SIQA",
+    "social_iqa": "SIQA",
     "hellaswag": "HellaSwag",
     "winogrande": "WinoGrande",
     "arc_easy": "ARC-Easy",
