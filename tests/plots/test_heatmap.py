@@ -72,7 +72,7 @@ def test_groups_are_policies_if_there_are_several_else_tasks():
 
 
 def test_a_block_that_all_tasks_keep_stays_of_that_class_in_their_mean():
-    tasks = {"piqa": [1.0, 0.0, 1.0, 0.0], "boolq": [1.0, 0.0, 0.0, 1.0], "hellaswag": [1.0, 0.0, 1, 0]}
+    tasks = {"piqa": [1.0, 0.0, 1.0, 0.0], "boolq": [1.0, 0.0, 0.0, 1.0], "mmlu": [1.0, 0.0, 1, 0]}
     entries = [execution("a", 2, rates, task, num_blocks=4) for task, rates in tasks.items()]
     entries.append(execution("b", 2, [1.0, 1.0, 0.0, 0.0], num_blocks=4))
     (row,) = cells(drawn(entries)["a"])
