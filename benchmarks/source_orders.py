@@ -55,7 +55,8 @@ def main():
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
-    gone, curve, order = list(dict.fromkeys(args.begin)), [], []
+    begin = list(dict.fromkeys(args.begin))
+    gone, curve, order = list(begin), [], []
     for _ in track(range(args.rounds)):
         rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
         masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
@@ -75,7 +76,7 @@ def main():
             "rows": len(examples),
             "max_tokens": args.max_tokens,
             "rounds": args.rounds,
-            "begin": list(dict.fromkeys(args.begin)),
+            "begin": begin,
             "dtype": str(model.dtype),
         },
         results={"removal_order": [*gone, *order], "nll": curve},
