@@ -36,6 +36,16 @@ PRUNED = {
     "shortgpt": "static:results/importance/shortgpt.json",
 }
 
+LABELS = {
+    "buddy": "(a) Buddy",
+    "nested": "(c) SLEB",
+    "joined": "(c) ShortGPT, SLEB",
+    "searched": "(e) searched sets",
+    "random": "(d) random masks",
+    "sleb": "(b) SLEB",
+    "shortgpt": "(b) ShortGPT",
+}
+
 
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
@@ -123,14 +133,18 @@ def buddy(*arguments):
 
 
 def measured(name, folder, kind, depths, *command):
-    """The points of one evaluation of one model, under this method's name."""
+    """The points of one evaluation of one model, under its method's label."""
     out = folder / f"{kind}.json"
     budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
     if not out.exists():
         buddy("eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets)
-    return [
-        {**point, "label": name, "policy": name} for point in read_record(out)["results"]["points"]
-    ]
+    named = {"label": label(name), "policy": name.rsplit("-", 1)[0]}
+    return [{**point, **named} for point in read_record(out)["results"]["points"]]
+
+
+def label(name):
+    """What tables and figures call a method; the models of one depth each share one."""
+    return LABELS[name.rsplit("-", 1)[0]]
 
 
 def answers(rows, name, folder, depths):
@@ -164,7 +178,7 @@ def paired(by_row):
             continue
         gaps = [loss - ours[digest] for digest, loss in losses.items()]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5
-        point = {"task": title, "label": name, "blocks": depth, "rows": len(gaps)}
+        point = {"task": title, "label": label(name), "blocks": depth, "rows": len(gaps)}
         found.append({**point, "difference": statistics.fmean(gaps), "stderr": error})
     return found
 
@@ -178,12 +192,11 @@ def tasks(args, name, folder, depths):
 
 
 def table(points, task, metric):
-    """One row a method, one column a depth; the methods of one depth each share a row."""
+    """One row a method, one column a depth."""
     cells = {}
     for point in points:
         if (point["task"], point["metric"]) == (task, metric):
-            method = point["label"].rsplit("-", 1)[0]
-            cells.setdefault(method, {})[point["blocks"]] = point["value"]
+            cells.setdefault(point["label"], {})[point["blocks"]] = point["value"]
     depths = sorted({depth for row in cells.values() for depth in row}, reverse=True)
     lines = [f"| {task}, {metric} | " + " | ".join(map(str, depths)) + " |"]
     lines.append("|---|" + "---:|" * len(depths))

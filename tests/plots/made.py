@@ -187,6 +187,23 @@ def auto_record():
     return record("eval-tasks", {"points": points, "execution": []})
 
 
+def comparison_record(labels=("(b) SLEB", "(c) SLEB", "(e) searched sets"), tasks=("alpaca",)):
+    levels = [
+        point(label, depth, 3.0, task=task, metric="answer_nll")
+        for task in tasks
+        for label in ("(a) Buddy", *labels)
+        for depth in (15, 18, 22, 26)
+    ]
+    gaps = [
+        {"task": task, "label": label, "blocks": depth, "rows": 160}
+        | {"difference": 0.1 * place - 0.01 * (30 - depth), "stderr": 0.02}
+        for task in tasks
+        for place, label in enumerate(labels)
+        for depth in (15, 18, 22, 26)
+    ]
+    return record("comparison", {"points": levels, "above_buddy": gaps})
+
+
 EXAMPLES = {
     "accuracy": [tasks_record()],
     "perplexity": [perplexity_record()],
@@ -197,5 +214,6 @@ EXAMPLES = {
     "breakdown": [speed_record()],
     "importance": [importance_record("taylor"), importance_record("delta-ppl"), sleb_record()],
     "predictor": [predictor_record(), predictor_record(lambda_cost=1.0)],
+    "comparison": [comparison_record()],
     "retention": [auto_record()],
 }

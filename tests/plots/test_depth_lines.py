@@ -3,9 +3,9 @@
 import pytest
 
 from buddy.errors import ResultError
-from buddy.plots import accuracy, perplexity
+from buddy.plots import accuracy, comparison, perplexity
 from buddy.plots.perplexity import round_numbers
-from tests.plots.made import L, perplexity_record, point, record, tasks_record
+from tests.plots.made import L, comparison_record, perplexity_record, point, record, tasks_record
 
 
 def lines(figure):
@@ -172,3 +172,19 @@ def test_a_log_axis_has_a_few_round_numbers(low, high):
     assert all(low <= tick <= high for tick in ticks)
     assert ticks == sorted(ticks)
     assert all(float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
+
+
+def test_a_comparison_is_drawn_as_paired_differences_from_buddy():
+    given = comparison_record(tasks=("alpaca", "tasks"))
+    figure = comparison.draw([given], task="tasks")
+    gaps = [gap for gap in given["results"]["above_buddy"] if gap["task"] == "tasks"]
+    drawn = lines(figure)
+    assert list(drawn) == ["(b) SLEB", "(c) SLEB", "(e) searched sets"]
+    for label, (depths, values, halves) in drawn.items():
+        mine = [gap for gap in gaps if gap["label"] == label]
+        assert depths == [gap["blocks"] for gap in mine]
+        assert values == pytest.approx([gap["difference"] for gap in mine])
+        assert halves == pytest.approx([gap["stderr"] for gap in mine])
+    assert levels(figure) == [0.0]
+    with pytest.raises(ResultError, match="choose a task with --task: there is task alpaca, tasks"):
+        comparison.draw([given])

@@ -41,6 +41,7 @@ FIGURES: Final[dict[str, FigureEntry]] = {
     "breakdown": FigureEntry(kinds=("eval-speed",)),
     "importance": FigureEntry(kinds=("importance-*",)),
     "predictor": FigureEntry(kinds=("training-budget",)),
+    "comparison": FigureEntry(kinds=("comparison",), options=("task",)),
     "retention": FigureEntry(kinds=_TASKS, options=("metric",)),
 }
 
