@@ -132,6 +132,23 @@ def test_rows_are_drawn_and_mixed_by_the_seed(tmp_path):
     assert {f"Question: goal {n}\nAnswer:" for n in range(9)} < every
 
 
+def test_questions_of_other_rows_are_left_out(tmp_path):
+    write(tmp_path, "piqa", [DATA["piqa"] | {"goal": f"goal {n}"} for n in range(9)])
+    dialogues = [{"id": str(n), "dialogue": f"A: {n}", "summary": "Hi."} for n in range(9)]
+    write(tmp_path, "samsum", dialogues)
+    told = []
+    seen = export_rows(["piqa", "samsum"], data_dir=tmp_path, limit=5)
+    fresh = export_rows(
+        ["piqa", "samsum"],
+        data_dir=tmp_path,
+        without=[row | {"source": "elsewhere"} for row in seen],
+        on_task=lambda *news: told.append(news),
+    )
+    asked = [row.get("prompt", row.get("instruction")) for row in [*seen, *fresh]]
+    assert len(set(asked)) == len(asked) == 18
+    assert told == [("piqa", 4), ("samsum", 4)]
+
+
 @pytest.mark.parametrize(
     ("names", "says"),
     [

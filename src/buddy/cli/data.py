@@ -19,17 +19,23 @@ def data(
         typer.Option(min=1, help="At most this many of each task, drawn at random; all if none."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw, and of the rows' order.")] = 0,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out the questions of these rows; may be repeated."),
+    ] = None,
 ) -> None:
     """Write training rows of tasks: prompts and right answers as evaluation words them.
 
     Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
-    the file is a sample of the mix.
+    the file is a sample of the mix. Another draw `--without` the rows of a first one holds
+    questions that a model trained on the first has not seen.
     """
     import json
 
     from buddy.cli.display import stderr
     from buddy.cli.eval_tasks import quiet
     from buddy.evaluation.export import export_rows
+    from buddy.instructions.rows import read_rows
     from buddy.results import check_writable, write_text
 
     check_writable(out)
@@ -40,6 +46,7 @@ def data(
         data_dir=data_dir,
         limit=rows,
         seed=seed,
+        without=[row for path in without or () for row in read_rows(path)],
         on_task=lambda name, count: console.print(f"{name}: {count} rows", style="dim"),
     )
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))

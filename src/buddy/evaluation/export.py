@@ -19,6 +19,7 @@ def export_rows(
     data_dir: Path | None,
     limit: int | None = None,
     seed: int = 0,
+    without: Sequence[Row] = (),
     on_task: Callable[[str, int], None] = lambda name, rows: None,
 ) -> list[Row]:
     """Rows for `instructions.examples`, those of all tasks in random order.
@@ -28,6 +29,8 @@ def export_rows(
         data_dir: With `TASK/train.jsonl`; the hub if None.
         limit: At most this many of each task, drawn at random; all if None.
         seed: Of the draw and the order.
+        without: Rows whose questions are left out of what was drawn, as those that a model was
+            trained on are when it is measured.
         on_task: Told how many rows a task gave.
 
     Raises:
@@ -39,16 +42,22 @@ def export_rows(
         what = f"named twice: {', '.join(repeated)}" if repeated else "none named"
         raise DataError(f"expected tasks to take rows from, each once, got {what}")
     loaded = _load([name for name in names if name != SAMSUM], data_dir)
+    known = {_question(row) for row in without}
     rows: list[Row] = []
     for name in [*loaded, *(name for name in names if name == SAMSUM)]:
         if name == SAMSUM:
             mine = _samsum_rows(data_dir, limit, seed)
         else:
             mine = _task_rows(name, loaded[name], limit, seed)
+        mine = [row for row in mine if _question(row) not in known]
         on_task(name, len(mine))
         rows += mine
     random.Random(seed).shuffle(rows)
     return rows
+
+
+def _question(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(field) or "" for field in ("prompt", "instruction", "input"))
 
 
 def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, Any]:
