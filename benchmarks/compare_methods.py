@@ -176,7 +176,8 @@ def paired(by_row):
         ours = by_row.get((title, "buddy", depth))
         if ours is None or name == "buddy":
             continue
-        gaps = [loss - ours[digest] for digest, loss in losses.items()]
+        # A log may hold more rows than were asked for last.
+        gaps = [losses[digest] - ours[digest] for digest in losses.keys() & ours.keys()]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5
         point = {"task": title, "label": label(name), "blocks": depth, "rows": len(gaps)}
         found.append({**point, "difference": statistics.fmean(gaps), "stderr": error})
