@@ -138,13 +138,18 @@ def measured(name, folder, kind, depths, *command):
     budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
     if not out.exists():
         buddy("eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets)
-    named = {"label": label(name), "policy": name.rsplit("-", 1)[0]}
+    named = {"label": label(name), "policy": method(name)}
     return [{**point, **named} for point in read_record(out)["results"]["points"]]
 
 
+def method(name):
+    """The models of one depth each are one method."""
+    return name.rsplit("-", 1)[0]
+
+
 def label(name):
-    """What tables and figures call a method; the models of one depth each share one."""
-    return LABELS[name.rsplit("-", 1)[0]]
+    """What tables and figures call a method."""
+    return LABELS[method(name)]
 
 
 def answers(rows, name, folder, depths):

@@ -56,8 +56,8 @@ def export_rows(
     return rows
 
 
-def _question(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(field) or "" for field in ("prompt", "instruction", "input"))
+def _question(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(field) or "") for field in ("prompt", "instruction", "input"))
 
 
 def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, Any]:
