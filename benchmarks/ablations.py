@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from buddy.results import RunRecord, read_record
-from buddy.training.recipe import Recipe
+from buddy.records import RunRecord, read_record
+from buddy.training.joint.recipe import Recipe
 from buddy.training.settings import read_recipe
 
 PRIORS = {

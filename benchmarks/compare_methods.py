@@ -22,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from buddy.results import RunRecord, read_record
+from buddy.records import RunRecord, read_record
 
 SHARED = {
     "buddy": ["lora.keep_context=true"],

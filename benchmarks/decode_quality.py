@@ -22,11 +22,11 @@ from rich.progress import track
 from rich.table import Table
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.engine.cache import KV_POLICIES
-from buddy.engine.padding import left_padded
-from buddy.instructions.examples import Source, read_examples
-from buddy.models.presets import ROUTED_MODEL
-from buddy.results import RunRecord
+from buddy.data.examples import Source, read_examples
+from buddy.engine.state.cache import KV_POLICIES
+from buddy.generation.padding import left_padded
+from buddy.hub.presets import ROUTED_MODEL
+from buddy.records import RunRecord
 
 BASE = {"kv_policy": "lazy", "reroute": "step", "batch_route": "independent"}
 CONDITIONS = {

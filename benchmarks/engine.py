@@ -26,10 +26,10 @@ from rich.table import Table
 from shapes import SHAPES, random_model
 
 from buddy import BuddyForCausalLM, DepthTrace
-from buddy.engine.native.decoder import NativeDecoder
-from buddy.models.presets import DEFAULT_MODEL
-from buddy.results import RunRecord
-from buddy.routing.context import PlannerConfig
+from buddy.engine.executors.native.decoder import NativeDecoder
+from buddy.hub.presets import DEFAULT_MODEL
+from buddy.records import RunRecord
+from buddy.routing.planner import PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5)

@@ -20,9 +20,9 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.evaluation.harness import BuddyLM
-from buddy.evaluation.tasks import COMMONSENSE, load_tasks
-from buddy.results import RunRecord
+from buddy.evaluation.tasks.harness import BuddyLM
+from buddy.evaluation.tasks.tasks import COMMONSENSE, load_tasks
+from buddy.records import RunRecord
 
 
 def loglikelihoods(lm, loaded, limit):

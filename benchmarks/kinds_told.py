@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.instructions.examples import Source, read_examples
-from buddy.results import RunRecord
-from buddy.training.model import read_prior
-from buddy.training.prompts import LivePrompts
-from buddy.training.recipe import Recipe
+from buddy.data.examples import Source, read_examples
+from buddy.records import RunRecord
+from buddy.training.joint.model import read_prior
+from buddy.training.joint.recipe import Recipe
+from buddy.training.predictor.reward_model import LivePrompts
 from buddy.training.settings import read_recipe
 
 BATCH = 32

@@ -19,9 +19,9 @@ from rich.progress import track
 from rich.table import Table
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.instructions.examples import Source, read_examples
-from buddy.models.presets import ROUTED_MODEL
-from buddy.results import RunRecord
+from buddy.data.examples import Source, read_examples
+from buddy.hub.presets import ROUTED_MODEL
+from buddy.records import RunRecord
 
 
 def timed(model, ids, new_tokens, **options):

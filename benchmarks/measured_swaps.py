@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.data.examples import Source, read_examples
 from buddy.depth.select import select_blocks
-from buddy.instructions.examples import Source, read_examples
-from buddy.results import RunRecord
+from buddy.records import RunRecord
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
-from buddy.training.depth_losses import leaf_losses
-from buddy.training.model import read_prior
-from buddy.training.shared_prefix import run_plans
+from buddy.training.joint.model import read_prior
+from buddy.training.predictor.depth_losses import leaf_losses
+from buddy.training.predictor.shared_prefix import run_plans
 
 NEAR = 0.6
 """Temperature of the draw of exchanges, in standard deviations of the prior."""

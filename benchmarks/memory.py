@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 
 from buddy import BuddyForCausalLM
-from buddy.models.presets import DEFAULT_MODEL
-from buddy.results import RunRecord
+from buddy.hub.presets import DEFAULT_MODEL
+from buddy.records import RunRecord
 
 
 def peak_bytes():

@@ -21,11 +21,11 @@ from rich.progress import track
 from rich.table import Table
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.hub.presets import DEFAULT_MODEL
 from buddy.importance.calibration import cut_windows, read_text
-from buddy.importance.cheapest import Cheapest, Losses, Pruning
-from buddy.importance.sleb_naive import cheapest_whole
-from buddy.models.presets import DEFAULT_MODEL
-from buddy.results import RunRecord
+from buddy.importance.search.bounded import Cheapest, Losses, Pruning
+from buddy.importance.search.sleb_naive import cheapest_whole
+from buddy.records import RunRecord
 
 WAYS = ("whole", "shared", "bounded")
 

@@ -22,12 +22,12 @@ import torch
 from rich.progress import track
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.instructions.examples import Source, read_examples
-from buddy.results import RunRecord, read_record
+from buddy.data.examples import Source, read_examples
+from buddy.records import RunRecord, read_record
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
-from buddy.training.depth_losses import leaf_losses
-from buddy.training.shared_prefix import run_plans
+from buddy.training.predictor.depth_losses import leaf_losses
+from buddy.training.predictor.shared_prefix import run_plans
 
 BATCH = 14
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from buddy.results import read_record
+from buddy.records import read_record
 
 LABELS = {
     "sleb": "SLEB",

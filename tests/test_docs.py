@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buddy.errors import FetchError
-from buddy.models.store import ensure_default
+from buddy.hub.store import ensure_default
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

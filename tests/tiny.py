@@ -12,7 +12,7 @@ from transformers.models.qwen3 import Qwen3Config
 
 from buddy import BuddyForCausalLM
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
-from buddy.routing.context import PlannerConfig
+from buddy.routing.planner import PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 
 VOCAB = 97

@@ -9,10 +9,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "BuddyForCausalLM": "buddy.engine.causal_lm",
-    "RoutedOutput": "buddy.engine.causal_lm",
-    "DepthTrace": "buddy.engine.trace",
-    "load_tokenizer": "buddy.models.loading",
+    "BuddyForCausalLM": "buddy.model",
+    "RoutedOutput": "buddy.model",
+    "DepthTrace": "buddy.generation.trace",
+    "load_tokenizer": "buddy.hub.loading",
     "Budget": "buddy.depth.budget",
     "DepthPlan": "buddy.depth.plan",
     "select_blocks": "buddy.depth.select",

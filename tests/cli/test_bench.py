@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from buddy.cli.main import app
-from buddy.engine.causal_lm import BuddyForCausalLM
 from buddy.errors import BudgetError, PolicyError, PromptError, ResultError
-from buddy.evaluation import speed as library
-from buddy.plots.speed_cells import read_cells
+from buddy.evaluation.speed import speed as library
+from buddy.model import BuddyForCausalLM
+from buddy.plots.read.speed_cells import read_cells
 from tests.tiny import tiny_model
 
 

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from buddy.cli.main import app
-from buddy.engine.causal_lm import BuddyForCausalLM
 from buddy.errors import BudgetError, DataError, PromptError, ResultError
-from buddy.plots.points import read_execution, read_points, series_of
+from buddy.model import BuddyForCausalLM
+from buddy.plots.read.points import read_execution, read_points, series_of
 from tests.tiny import tiny_model
 from tests.words import say, word_tokenizer
 

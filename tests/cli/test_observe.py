@@ -113,7 +113,7 @@ def test_ctrl_c_says_how_to_go_on_and_loses_nothing(folder, text, tmp_path):
     code = f"""
 import os, signal, sys
 sys.argv = ["buddy", *{sleb(folder, text, out)!r}]
-from buddy.importance import cheapest
+from buddy.importance.search import bounded as cheapest
 visit = cheapest.Losses.unvisited
 def stop(self, candidates, batch):
     if batch == 1:

@@ -10,9 +10,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
-from buddy.engine.graphs import GraphDecoder
+from buddy.backbone.backbone import Backbone
+from buddy.engine.executors.graphs import GraphDecoder
 from buddy.errors import ModelError
-from buddy.models.backbone import Backbone
 from tests.engine.decoding import decode
 from tests.tiny import (
     every_family,

@@ -9,10 +9,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
+from buddy.backbone.quantised import quantise_backbone
+from buddy.engine.executors.native.library import native_library
 from buddy.engine.naive import naive_decode
-from buddy.engine.native.library import native_library
 from buddy.errors import ModelError
-from buddy.models.quantised import quantise_backbone
 from tests.engine.decoding import decode
 from tests.tiny import (
     every_family,
@@ -124,7 +124,7 @@ def test_more_holes_than_one_projection_takes():
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_number_of_threads_gives_the_same(threads):
-    from buddy.engine.native.decoder import NativeDecoder
+    from buddy.engine.executors.native.decoder import NativeDecoder
 
     native, general = twins()
     native.decoder.native()

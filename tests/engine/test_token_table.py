@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
-from buddy.training.lora import add_lora
-from buddy.training.recipe import LoraSettings
+from buddy.training.joint.lora import add_lora
+from buddy.training.joint.recipe import LoraSettings
 from tests.tiny import every_family, padded, random_ids, tiny_buddy
 
 

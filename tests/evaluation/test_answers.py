@@ -7,13 +7,24 @@ import statistics
 import pytest
 import torch
 
+from buddy.data.examples import Example
 from buddy.errors import DataError
-from buddy.evaluation import answers
-from buddy.evaluation.answer_points import Answered, answer_points, by_token, exchange_points
-from buddy.evaluation.answers import GivenPlans, answer_losses, others, rounds_of, run_answers
+from buddy.evaluation.answers import answers
+from buddy.evaluation.answers.answer_points import (
+    Answered,
+    answer_points,
+    by_token,
+    exchange_points,
+)
+from buddy.evaluation.answers.answers import (
+    GivenPlans,
+    answer_losses,
+    others,
+    rounds_of,
+    run_answers,
+)
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.samples import SampleLog
-from buddy.instructions.examples import Example
 from tests.tiny import FAMILY_NAMES, NUM_BLOCKS, delete_blocks, random_ids, tiny_buddy, tiny_model
 
 BLOCKS = 4

@@ -8,8 +8,8 @@ from lm_eval.api.instance import Instance
 
 from buddy.errors import BudgetError
 from buddy.evaluation.conditions import plan_conditions
-from buddy.evaluation.scoring import ask, score
-from buddy.evaluation.tasks import load_tasks, run_tasks
+from buddy.evaluation.tasks.scoring import ask, score
+from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
 from tests.evaluation.test_harness import data, harness, words  # noqa: F401
 from tests.tiny import random_ids, tiny_buddy
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
-from buddy.engine import step
-from buddy.engine.cache import BlockKVCache
-from buddy.evaluation.breakdown import profiled
-from buddy.evaluation.clock import HostClock
+from buddy.backbone.backbone import Backbone
+from buddy.engine import run as step
+from buddy.engine.state.cache import BlockKVCache
 from buddy.evaluation.conditions import plan_conditions
-from buddy.evaluation.speed import SpeedConfig, profile_once, subjects_of
-from buddy.models.backbone import Backbone
+from buddy.evaluation.speed.breakdown import profiled
+from buddy.evaluation.speed.clock import HostClock
+from buddy.evaluation.speed.speed import SpeedConfig, profile_once, subjects_of
 from tests.tiny import random_ids, random_router, tiny_model
 
 CONTEXT, NEW = 9, 5

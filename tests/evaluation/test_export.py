@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from buddy.data.local_tasks import LOCAL_TASKS
 from buddy.errors import DataError
-from buddy.evaluation.export import export_rows
-from buddy.evaluation.local_data import LOCAL_TASKS
-from buddy.evaluation.samsum import INSTRUCTION
-from buddy.evaluation.tasks import load_tasks, load_training
+from buddy.evaluation.rouge.samsum import INSTRUCTION
+from buddy.evaluation.tasks.export import export_rows
+from buddy.evaluation.tasks.tasks import load_tasks, load_training
 
 ARC = {"id": "1", "question": "Which falls?", "answerKey": "B"}
 ARC["choices"] = {"text": ["fire", "a stone", "light"], "label": ["A", "B", "C"]}

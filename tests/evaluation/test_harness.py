@@ -12,9 +12,9 @@ from lm_eval.models.huggingface import HFLM
 
 from buddy.errors import DataError
 from buddy.evaluation.conditions import plan_conditions
-from buddy.evaluation.harness import BuddyLM
 from buddy.evaluation.samples import SampleLog
-from buddy.evaluation.tasks import load_tasks, run_tasks
+from buddy.evaluation.tasks.harness import BuddyLM
+from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
 from tests.tiny import random_ids, tiny_buddy
 from tests.words import say, word_tokenizer
 

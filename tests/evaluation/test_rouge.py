@@ -9,10 +9,10 @@ import torch
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import PromptError
 from buddy.evaluation.conditions import plan_conditions
-from buddy.evaluation.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
-from buddy.evaluation.rouge_points import Answer, to_results, ways_of
+from buddy.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
+from buddy.evaluation.rouge.rouge_points import Answer, to_results, ways_of
+from buddy.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.evaluation.samples import SampleLog
-from buddy.evaluation.samsum import Dialogue, prompt_ids, read_answer
 from tests.tiny import random_router, tiny_model
 from tests.words import say, word_tokenizer
 

@@ -5,7 +5,13 @@ import json
 import pytest
 
 from buddy.errors import DataError
-from buddy.evaluation.samsum import INSTRUCTION, Dialogue, prompt_ids, read_answer, read_dialogues
+from buddy.evaluation.rouge.samsum import (
+    INSTRUCTION,
+    Dialogue,
+    prompt_ids,
+    read_answer,
+    read_dialogues,
+)
 from tests.words import word_tokenizer
 
 

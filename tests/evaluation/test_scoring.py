@@ -6,7 +6,7 @@ import torch
 from buddy.depth.policy import Observation
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_context, naive_hidden
-from buddy.evaluation.scoring import ask, ask_leaking, score
+from buddy.evaluation.tasks.scoring import ask, ask_leaking, score
 from tests.tiny import FAMILY_NAMES, random_ids, tiny_buddy
 
 BLOCKS = 4

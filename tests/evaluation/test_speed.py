@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
+from buddy.backbone.backbone import Backbone
 from buddy.errors import PolicyError, PromptError
-from buddy.evaluation.breakdown import PIECES, profiled
-from buddy.evaluation.clock import HostClock
 from buddy.evaluation.conditions import plan_conditions
-from buddy.evaluation.speed import (
+from buddy.evaluation.speed.breakdown import PIECES, profiled
+from buddy.evaluation.speed.clock import HostClock
+from buddy.evaluation.speed.speed import (
     SpeedConfig,
     after_forward,
     measure_speed,
     subjects_of,
     time_once,
 )
-from buddy.evaluation.speed_cells import PHASES, Sample, Series, ideal_speedup, to_results
-from buddy.models.backbone import Backbone
+from buddy.evaluation.speed.speed_cells import PHASES, Sample, Series, ideal_speedup, to_results
 from tests.tiny import NUM_BLOCKS, random_ids, random_router, tiny_model
 
 BATCH, CONTEXT, NEW = 2, 9, 5

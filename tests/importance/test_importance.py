@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.backbone.backbone import Backbone
 from buddy.errors import PolicyError
-from buddy.importance.cosine import BlockInfluence, SummaryCosine
-from buddy.importance.dense import Windows
-from buddy.importance.indicator import INDICATORS, build_indicator
-from buddy.importance.skipping import DeltaPerplexity, skip_losses
-from buddy.models.backbone import Backbone
+from buddy.importance.forward import Windows
+from buddy.importance.indicators.cosine import BlockInfluence, SummaryCosine
+from buddy.importance.indicators.indicator import INDICATORS, build_indicator
+from buddy.importance.indicators.skipping import DeltaPerplexity, skip_losses
 from tests.tiny import NUM_BLOCKS, delete_blocks, every_family, random_ids, tiny_model
 
 IDS = random_ids(3, 12)

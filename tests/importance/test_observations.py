@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.backbone.backbone import Backbone
 from buddy.errors import ResultError
-from buddy.importance.agreement import halves, moved, over_inputs, rank_blocks, spearman
 from buddy.importance.calibration import spread
-from buddy.importance.indicator import build_indicator
-from buddy.importance.inputs import EachInput, EachToken
-from buddy.importance.observations import observe_context, observe_ranks
+from buddy.importance.indicators.indicator import build_indicator
+from buddy.importance.indicators.skipping import skip_losses
+from buddy.importance.observe.agreement import halves, moved, over_inputs, rank_blocks, spearman
+from buddy.importance.observe.inputs import EachInput, EachToken
+from buddy.importance.observe.observations import observe_context, observe_ranks
 from buddy.importance.resume import ResumeFile
-from buddy.importance.skipping import skip_losses
-from buddy.models.backbone import Backbone
 from tests.tiny import NUM_BLOCKS, every_family, random_ids, tiny_model
 
 IDS = random_ids(5, 12)

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
+from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import PolicyResources, build_policy
 from buddy.errors import PolicyError, ResultError
 from buddy.importance.calibration import cut_windows, read_text
-from buddy.importance.indicator import build_indicator
-from buddy.importance.measure import measure
-from buddy.importance.orders import ascending_order, shortened_llama_protected
-from buddy.models.backbone import Backbone
-from buddy.results import RunRecord
+from buddy.importance.indicators.indicator import build_indicator
+from buddy.importance.indicators.measure import measure
+from buddy.importance.search.orders import ascending_order, shortened_llama_protected
+from buddy.records import RunRecord
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 
 

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
+from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError, PolicyError, ResultError
-from buddy.importance.cheapest import MARGIN_NATS, Cheapest, Losses, Pruning, likeliest
-from buddy.importance.dense import Windows
-from buddy.importance.sleb import sleb_search
-from buddy.importance.sleb_naive import sleb_search_whole
-from buddy.models.backbone import Backbone
+from buddy.importance.forward import Windows
+from buddy.importance.search.bounded import MARGIN_NATS, Cheapest, Losses, Pruning, likeliest
+from buddy.importance.search.sleb import sleb_search
+from buddy.importance.search.sleb_naive import sleb_search_whole
 from tests.tiny import (
     NUM_BLOCKS,
     VOCAB,

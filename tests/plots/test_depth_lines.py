@@ -3,8 +3,8 @@
 import pytest
 
 from buddy.errors import ResultError
-from buddy.plots import accuracy, comparison, perplexity
-from buddy.plots.perplexity import round_numbers
+from buddy.plots.draw import accuracy, comparison, perplexity
+from buddy.plots.draw.perplexity import round_numbers
 from tests.plots.made import L, comparison_record, perplexity_record, point, record, tasks_record
 
 

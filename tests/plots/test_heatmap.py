@@ -5,8 +5,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from buddy.errors import ResultError
-from buddy.plots import heatmap
-from buddy.plots.heatmap import KEPT, SKIPPED, VARIES, rate_colour
+from buddy.plots.draw import heatmap
+from buddy.plots.draw.heatmap import KEPT, SKIPPED, VARIES, rate_colour
 from tests.plots.made import execution, execution_record, record
 
 

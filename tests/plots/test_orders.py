@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from buddy.errors import ResultError
-from buddy.plots import context, importance, ranks
-from buddy.plots.importance import NEVER, normalised
+from buddy.plots.draw import context, importance, ranks
+from buddy.plots.draw.importance import NEVER, normalised
 from tests.plots.made import context_record, importance_record, ranks_record, record, sleb_record
 
 

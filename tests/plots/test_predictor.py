@@ -3,7 +3,7 @@
 import pytest
 
 from buddy.errors import ResultError
-from buddy.plots import predictor
+from buddy.plots.draw import predictor
 from tests.plots.made import predictor_record
 
 

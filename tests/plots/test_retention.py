@@ -3,7 +3,7 @@
 import pytest
 
 from buddy.errors import ResultError
-from buddy.plots import retention
+from buddy.plots.draw import retention
 from buddy.plots.names import text_name
 from tests.plots.made import auto_record, point, record, tasks_record
 
@@ -18,7 +18,7 @@ def test_bars_are_shares_of_the_whole_model_and_mean_budgets_most_spent_first():
 
 
 def test_every_task_of_the_average_has_a_readers_name():
-    tasks = pytest.importorskip("buddy.evaluation.tasks")
+    tasks = pytest.importorskip("buddy.evaluation.tasks.tasks")
     assert all(text_name(task) != task for task in tasks.COMMONSENSE)
 
 

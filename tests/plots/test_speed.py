@@ -3,7 +3,7 @@
 import pytest
 
 from buddy.errors import ResultError
-from buddy.plots import breakdown, speed
+from buddy.plots.draw import breakdown, speed
 from tests.plots.made import DEPTHS, L, cell, record, speed_record
 
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.engine.naive import naive_decode
 from buddy.errors import FetchError
-from buddy.models.presets import DEFAULT_MODEL
+from buddy.hub.presets import DEFAULT_MODEL
 from tests.tiny import delete_blocks, random_router
 
 pytestmark = pytest.mark.real

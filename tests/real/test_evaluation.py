@@ -9,9 +9,9 @@ from lm_eval.models.huggingface import HFLM
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.errors import FetchError
-from buddy.evaluation.harness import BuddyLM
-from buddy.evaluation.tasks import COMMONSENSE, load_tasks
-from buddy.models.presets import DEFAULT_MODEL
+from buddy.evaluation.tasks.harness import BuddyLM
+from buddy.evaluation.tasks.tasks import COMMONSENSE, load_tasks
+from buddy.hub.presets import DEFAULT_MODEL
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ROWS = 3

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from buddy.errors import FetchError
-from buddy.models.store import ensure_default
+from buddy.hub.store import ensure_default
 
 pytestmark = pytest.mark.real
 

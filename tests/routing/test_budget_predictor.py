@@ -4,7 +4,7 @@ from torch.testing import assert_close
 
 from buddy.errors import PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
-from buddy.routing.context import PlannerConfig
+from buddy.routing.planner import PlannerConfig
 from buddy.routing.router import RouterConfig
 from tests.tiny import random_predictor, random_router, tiny_model
 

@@ -4,8 +4,8 @@ from torch.testing import assert_close
 
 from buddy.depth.policy import Observation
 from buddy.errors import PolicyError
-from buddy.routing.context import ContextState, PlannerConfig
 from buddy.routing.decision import DecisionConfig, DecisionModule
+from buddy.routing.planner import ContextState, PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 
 TOKENS = torch.tensor([[[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]]])

@@ -2,7 +2,7 @@
 
 import random
 
-from buddy.instructions.examples import Example
+from buddy.data.examples import Example
 from tests.tiny import VOCAB
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from buddy.instructions.examples import Example
+from buddy.data.examples import Example
 from tests.tiny import random_ids, tiny_buddy
 from tests.words import say, word_tokenizer
 

@@ -1,6 +1,6 @@
 import torch
 
-from buddy.instructions.examples import Example
+from buddy.data.examples import Example
 from buddy.training.batches import BatchOrder, collate
 from tests.training.examples import random_examples
 

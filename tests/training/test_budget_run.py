@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.errors import CheckpointError, DataError, RecipeError, TrainingError
-from buddy.training.budget_recipe import BudgetRecipe
-from buddy.training.budget_run import BudgetListener, train_budget
+from buddy.training.predictor.recipe import BudgetRecipe
+from buddy.training.predictor.run import BudgetListener, train_budget
 from buddy.training.settings import read_recipe
 from tests.tiny import random_ids
 from tests.training.made import save_stage_1, write_recipe
@@ -143,7 +143,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_with_another(folder):
 
 
 def test_a_loss_that_becomes_nan_leaves_state_and_tables(folder, monkeypatch):
-    from buddy.training import predictor_trainer
+    from buddy.training.predictor import trainer as predictor_trainer
 
     original, calls = predictor_trainer.rewards, []
 

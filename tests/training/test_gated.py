@@ -6,10 +6,10 @@ from torch.testing import assert_close
 
 from buddy.depth.plan import DepthPlan
 from buddy.engine.naive import naive_hidden
-from buddy.engine.step import Step, run_once
+from buddy.engine.run import Step, run_once
 from buddy.training.batches import collate
-from buddy.training.choosing import plain_choice
-from buddy.training.gated import Choice, gated_pass
+from buddy.training.joint.choosing import plain_choice
+from buddy.training.joint.straight_through import Choice, gated_pass
 from tests.tiny import NUM_BLOCKS, every_family, random_router, tiny_buddy
 from tests.training.examples import random_examples
 
@@ -189,8 +189,8 @@ def plan_of(model, ids, blocks):
 def test_gradients_reach_the_router_through_the_choice(batch):
     model = tiny_buddy()
     model.router.requires_grad_(True)
-    from buddy.training.choosing import training_choice
-    from buddy.training.recipe import RouterSettings
+    from buddy.training.joint.choosing import training_choice
+    from buddy.training.joint.recipe import RouterSettings
 
     choose = training_choice(
         RouterSettings(relaxation="scaled-softmax"), model.policy, BUDGETS, places=range(4), seed=0
@@ -204,8 +204,8 @@ def test_gradients_reach_the_router_through_the_choice(batch):
 @pytest.mark.parametrize("layer", [1, 2])
 def test_gates_stand_at_the_blocks_that_are_not_pinned(batch, layer):
     model = tiny_buddy(context_layer=layer)
-    from buddy.training.choosing import training_choice
-    from buddy.training.recipe import RouterSettings
+    from buddy.training.joint.choosing import training_choice
+    from buddy.training.joint.recipe import RouterSettings
 
     settings = RouterSettings(relaxation="sigmoid", temperature=100.0)
     choose = training_choice(settings, model.policy, BUDGETS, places=range(4), seed=0)

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from buddy.errors import RecipeError
-from buddy.training.grpo import (
+from buddy.training.predictor.grpo import (
     GRPOSettings,
     group_advantages,
     grpo_loss,

@@ -7,12 +7,11 @@ import torch
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
+from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
-from buddy.instructions.examples import Source
-from buddy.training.evaluate import evaluate
-from buddy.training.joint import JointTrainer, budget_range, policy_gradient_loss
-from buddy.training.lora import add_lora
-from buddy.training.recipe import (
+from buddy.training.joint.evaluate import evaluate
+from buddy.training.joint.lora import add_lora
+from buddy.training.joint.recipe import (
     BudgetSettings,
     DataSettings,
     LoraSettings,
@@ -20,6 +19,7 @@ from buddy.training.recipe import (
     Recipe,
     RouterSettings,
 )
+from buddy.training.joint.trainer import JointTrainer, budget_range, policy_gradient_loss
 from buddy.training.schedule import learning_rate_share
 from tests.tiny import NUM_BLOCKS, random_router, tiny_model
 from tests.training.examples import random_examples

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
-from buddy.training.lora import add_lora, context_layers
-from buddy.training.prompts import LivePrompts
-from buddy.training.recipe import LoraSettings
+from buddy.training.joint.lora import add_lora, context_layers
+from buddy.training.joint.recipe import LoraSettings
+from buddy.training.predictor.reward_model import LivePrompts
 from tests.tiny import FAMILY_NAMES, random_router, tiny_model
 from tests.training.examples import random_examples
 

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from buddy.errors import RecipeError, TrainingError
-from buddy.training.loss_table import LossTable, measure_table
-from buddy.training.prompts import LivePrompts
+from buddy.training.predictor.loss_table import LossTable, measure_table
+from buddy.training.predictor.reward_model import LivePrompts
 from tests.tiny import tiny_buddy, tiny_model
 from tests.training.made import examples
 
@@ -63,7 +63,7 @@ class StopAt(LivePrompts):
 def test_stopped_it_goes_on_to_the_same_table(live, tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
     whole = measure(live, tmp_path / "whole")
-    monkeypatch.setattr("buddy.training.loss_table._SAVE_EVERY_S", -1.0)
+    monkeypatch.setattr("buddy.training.predictor.loss_table._SAVE_EVERY_S", -1.0)
     with pytest.raises(KeyboardInterrupt):
         measure(StopAt(live.model, 4), tmp_path)
     seen = []

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.models.backbone import Backbone
+from buddy.backbone.backbone import Backbone
 from buddy.training import losses as losses_module
 from buddy.training.attention import fast_attention, grouped_attention
 from buddy.training.losses import answer_losses, mean_by_row

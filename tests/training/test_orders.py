@@ -4,12 +4,12 @@ import json
 import pytest
 import torch
 
+from buddy.data.examples import Example
 from buddy.errors import RecipeError
-from buddy.instructions.examples import Example
-from buddy.training.orders import fit_orders
-from buddy.training.prompts import LivePrompts
-from buddy.training.recipe import OrderSettings, RouterSettings
-from buddy.training.start import start_router
+from buddy.training.joint.recipe import OrderSettings, RouterSettings
+from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.router_init.kinds import fit_orders
+from buddy.training.router_init.whiten import start_router
 from tests.tiny import NUM_BLOCKS, tiny_buddy
 
 PRIOR = torch.tensor([3.0, 2.0, 1.0, 0.0])

@@ -9,13 +9,13 @@ from torch.testing import assert_close
 from buddy.errors import RecipeError, TrainingError
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
-from buddy.training.budget_recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
-from buddy.training.grpo import GRPOSettings, group_advantages, grpo_loss, sample_budgets
-from buddy.training.loss_table import LossTable
-from buddy.training.predictor_evaluation import evaluate_predictor
-from buddy.training.predictor_trainer import PredictorTrainer
-from buddy.training.prompts import LivePrompts
-from buddy.training.recipe import DataSettings
+from buddy.training.joint.recipe import DataSettings
+from buddy.training.predictor.evaluation import evaluate_predictor
+from buddy.training.predictor.grpo import GRPOSettings, group_advantages, grpo_loss, sample_budgets
+from buddy.training.predictor.loss_table import LossTable
+from buddy.training.predictor.recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
+from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.trainer import PredictorTrainer
 from tests.tiny import random_predictor, tiny_buddy
 from tests.training.made import examples
 
@@ -120,7 +120,7 @@ def test_a_step_is_the_written_formulas_and_one_adamw_update():
 
 
 def test_live_and_tabled_rewards_train_the_same_predictor(tmp_path):
-    from buddy.training.loss_table import measure_table
+    from buddy.training.predictor.loss_table import measure_table
 
     live = LivePrompts(tiny_buddy("qwen3"))
     rows = examples(6)

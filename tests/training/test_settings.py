@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 
 from buddy.errors import RecipeError
-from buddy.training.recipe import Recipe
+from buddy.training.joint.recipe import Recipe
 from buddy.training.settings import read_recipe
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.instructions.examples import Example
+from buddy.data.examples import Example
 from buddy.training.batches import collate
-from buddy.training.depth_losses import depth_losses, depth_losses_naive
-from buddy.training.shared_prefix import run_shared
+from buddy.training.predictor.depth_losses import depth_losses, depth_losses_naive
+from buddy.training.predictor.shared_prefix import run_shared
 from tests.tiny import NUM_BLOCKS, every_family, random_ids, tiny_buddy
 
 DEPTHS = list(range(3, NUM_BLOCKS + 1))
@@ -112,7 +112,7 @@ def test_many_rows_are_run_in_parts(monkeypatch):
     buddy = tiny_buddy("mistral")
     batch = collate(examples())
     whole = depth_losses(buddy.backbone, buddy.policy, batch, every_depth(3))
-    monkeypatch.setattr("buddy.training.shared_prefix._TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr("buddy.training.predictor.shared_prefix._TOKENS_AT_ONCE", 40)
     parts = depth_losses(buddy.backbone, buddy.policy, batch, every_depth(3))
     assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 

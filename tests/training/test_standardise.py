@@ -6,18 +6,18 @@ from torch.testing import assert_close
 
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
-from buddy.training.budget_recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
-from buddy.training.grpo import GRPOSettings
-from buddy.training.loss_table import LossTable
-from buddy.training.predictor_trainer import PredictorTrainer
-from buddy.training.recipe import DataSettings
-from buddy.training.standardise import (
+from buddy.training.joint.recipe import DataSettings
+from buddy.training.predictor.grpo import GRPOSettings
+from buddy.training.predictor.loss_table import LossTable
+from buddy.training.predictor.recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
+from buddy.training.predictor.standardise import (
     PROMPTS,
     Standard,
     StandardisedPrompts,
     draw_summaries,
     folded,
 )
+from buddy.training.predictor.trainer import PredictorTrainer
 from tests.training.made import examples
 
 ROUTER = RouterConfig(num_blocks=6, token_width=2)

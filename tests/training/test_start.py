@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.training.prompts import LivePrompts
-from buddy.training.start import start_router
+from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.router_init.whiten import start_router
 from tests.tiny import tiny_buddy
 from tests.training.examples import random_examples
 

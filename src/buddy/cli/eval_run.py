@@ -20,14 +20,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from buddy.cli.display import fetch_progress, stderr
+from buddy.cli.views.display import fetch_progress, stderr
 from buddy.errors import BuddyError, ResultError
-from buddy.results import check_writable
+from buddy.records import check_writable
 
 if TYPE_CHECKING:
-    from buddy.engine.causal_lm import BuddyForCausalLM
     from buddy.evaluation.conditions import Condition
     from buddy.evaluation.samples import SampleLog
+    from buddy.model import BuddyForCausalLM
 
 Out = Annotated[
     Path,
@@ -115,10 +115,10 @@ def eval_run(
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
     """
-    from buddy.engine.causal_lm import BuddyForCausalLM
     from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.samples import SampleLog
-    from buddy.models.loading import load_tokenizer
+    from buddy.hub.loading import load_tokenizer
+    from buddy.model import BuddyForCausalLM
 
     check_writable(out)
     console = stderr()
@@ -161,7 +161,7 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
     Raises:
         ResultError: It cannot be written; the samples are kept.
     """
-    from buddy.results import RunRecord
+    from buddy.records import RunRecord
 
     config = {
         **run.config,

@@ -5,19 +5,19 @@ import sys
 
 import typer
 
-from buddy.cli.bench import bench
-from buddy.cli.chat import chat
-from buddy.cli.data import data
-from buddy.cli.evaluate import evaluate
-from buddy.cli.generate import generate
-from buddy.cli.importance import importance
-from buddy.cli.info import info
-from buddy.cli.models import models
-from buddy.cli.observe import observe
-from buddy.cli.plot import plot
-from buddy.cli.search import search
-from buddy.cli.train import train
-from buddy.cli.train_budget import train_budget
+from buddy.cli.commands.bench import bench
+from buddy.cli.commands.chat import chat
+from buddy.cli.commands.data import data
+from buddy.cli.commands.evaluate import evaluate
+from buddy.cli.commands.generate import generate
+from buddy.cli.commands.importance import importance
+from buddy.cli.commands.info import info
+from buddy.cli.commands.models import models
+from buddy.cli.commands.observe import observe
+from buddy.cli.commands.plot import plot
+from buddy.cli.commands.search import search
+from buddy.cli.commands.train import train
+from buddy.cli.commands.train_budget import train_budget
 from buddy.errors import BuddyError
 
 app = typer.Typer(

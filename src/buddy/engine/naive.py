@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
-from buddy.engine.cache import KVPolicy
-from buddy.engine.step import Reroute
-from buddy.models.backbone import Backbone
+from buddy.engine.run import Reroute
+from buddy.engine.state.cache import KVPolicy
 
 
 @dataclass

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from buddy.backbone.backbone import Backbone
+from buddy.backbone.quantised import QuantisedLinear
 from buddy.depth.policy import DepthPolicy
-from buddy.models.backbone import Backbone
-from buddy.models.quantised import QuantisedLinear
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.routing.token_table import TokenTable, is_tabulable

@@ -10,8 +10,8 @@ import torch
 from buddy.depth.budget import AUTO
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy
 from buddy.depth.select import check_spendable, select_blocks
-from buddy.engine.causal_lm import BuddyForCausalLM
 from buddy.errors import PolicyError
+from buddy.model import BuddyForCausalLM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

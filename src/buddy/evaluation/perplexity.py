@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from buddy.engine.causal_lm import BuddyForCausalLM
-from buddy.engine.step import Step, run_once
+from buddy.engine.run import Step, run_once
 from buddy.errors import DataError
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.samples import SampleLog
-from buddy.evaluation.scoring import token_logprobs
+from buddy.evaluation.tasks.scoring import token_logprobs
+from buddy.model import BuddyForCausalLM
 
 
 def sliding_windows(

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from buddy.data.examples import Example
 from buddy.errors import ResultError
-from buddy.instructions.examples import Example
 
 CORPORA: Final = {"wikitext2": "wikitext2/valid.txt", "ptb": "ptb/valid.txt"}
 """Named corpora, and the file of each in a data folder: their validation splits."""

@@ -58,7 +58,7 @@ def draw(
 
     Args:
         figure: One of `FIGURES`.
-        records: As `buddy.results.read_record` gives them.
+        records: As `buddy.records.read_record` gives them.
         width: In inches, 2 to 20.
         title: Above the figure; None for none, as papers have captions.
         options: Those of the figure's entry; None means not chosen.

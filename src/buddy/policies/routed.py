@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from buddy.depth.policy import Observation, PolicyResources
 from buddy.errors import PolicyError
-from buddy.routing.context import ContextState
+from buddy.routing.planner import ContextState
 from buddy.routing.router import Router
 
 

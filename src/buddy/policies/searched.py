@@ -10,7 +10,7 @@ from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
 from buddy.errors import PolicyError
-from buddy.results import read_record
+from buddy.records import read_record
 
 
 class SearchedPolicy:

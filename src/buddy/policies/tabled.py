@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from buddy.depth.policy import Observation
 from buddy.policies.routed import RoutedPolicy
-from buddy.routing.context import ContextState
+from buddy.routing.planner import ContextState
 from buddy.routing.token_table import TableState, TokenTable
 
 

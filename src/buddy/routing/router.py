@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.depth.policy import Observation
-from buddy.routing.context import ContextState, PlannerConfig, read_context
 from buddy.routing.decision import DecisionConfig, DecisionModule
+from buddy.routing.planner import ContextState, PlannerConfig, read_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

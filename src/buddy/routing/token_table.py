@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.routing.context import ContextState, PlannerConfig
+from buddy.routing.planner import ContextState, PlannerConfig
 from buddy.routing.router import Router
 
 

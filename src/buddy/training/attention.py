@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from buddy.models.backbone import Backbone
+from buddy.backbone.backbone import Backbone
 
 _NAME: Final = "buddy_grouped"
 _LONGEST: Final = 512

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from buddy.instructions.examples import Example
+from buddy.data.examples import Example
 
 _GROUP = 50
 """Batches whose examples are sorted by length together: little padding, still well mixed."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.models.backbone import Backbone
+from buddy.backbone.backbone import Backbone
 
 _HEAD_TOKENS = 128
 """Positions whose logits are held at once."""

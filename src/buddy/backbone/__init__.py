@@ -1,0 +1,1 @@
+"""What knows the anatomy of Hugging Face models."""

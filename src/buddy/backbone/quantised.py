@@ -1,0 +1,114 @@
+"""Weight-only quantisation: int8 by row, int4 by groups of 32; activations stay as they are.
+
+Decoding reads every weight once a token, so fewer bits are more tokens. A quantised layer computes
+in the format of its input, from weights that are widened on the way, so that the general path and
+the native decoder use the same numbers.
+"""
+
+from typing import Any, Final, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int8, UInt8
+from torch import Tensor, nn
+
+from buddy.backbone.backbone import Backbone
+from buddy.errors import ModelError
+
+Quantisation = Literal["int8", "int4"]
+GROUP: Final = 32
+"""Neighbouring weights of a row that share a scale in int4."""
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer with its weights in 8 or 4 bits.
+
+    Attributes:
+        weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
+            holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
+        scales: [rows] for int8, [rows, columns / 32] for int4.
+    """
+
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, linear: nn.Linear, quantisation: Quantisation) -> None:
+        super().__init__()
+        quantise = quantise_int8 if quantisation == "int8" else quantise_int4
+        weight, scales = quantise(linear.weight.detach())
+        self.quantisation = quantisation
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales)
+        self.bias = linear.bias
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Scales move with the weights, but keep their number format."""
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scales = scales.to(self.weight.device)
+        return self
+
+    def widened(self, dtype: torch.dtype) -> Float[Tensor, "rows columns"]:
+        """The weights that the layer computes with."""
+        if self.quantisation == "int8":
+            return (self.weight.float() * self.scales[:, None]).to(dtype)
+        pairs = self.weight.view(self.out_features, -1, GROUP // 2)
+        values = torch.cat([pairs & 15, pairs >> 4], dim=2).float() - 8  # [R, groups, 32]
+        return (values * self.scales[..., None]).flatten(1).to(dtype)
+
+    def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
+        """As `nn.Linear`, on weights widened for this call."""
+        return nn.functional.linear(x, self.widened(x.dtype), self.bias)
+
+
+def quantise_int8(
+    weight: Float[Tensor, "rows columns"],
+) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
+    """To the nearest of 255 values between plus and minus each row's largest."""
+    wide = weight.float()
+    scales = wide.abs().amax(1).clamp(min=1e-12) / 127
+    return (wide / scales[:, None]).round().to(torch.int8), scales
+
+
+def quantise_int4(
+    weight: Float[Tensor, "rows columns"],
+) -> tuple[UInt8[Tensor, "rows half"], Float[Tensor, "rows groups"]]:
+    """To the nearest of 16 values; a group's weight of largest size is met exactly.
+
+    Raises:
+        ModelError: Rows do not divide into groups.
+    """
+    rows, columns = weight.shape
+    if columns % GROUP:
+        raise ModelError(f"int4 needs rows of a multiple of {GROUP} weights, got {columns}")
+    groups = weight.float().view(rows, -1, GROUP)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[..., 0]
+    scales = largest / -8
+    inverse = torch.where(scales == 0, 0.0, 1 / scales)
+    values = ((groups * inverse[..., None]).round() + 8).clamp(0, 15).to(torch.uint8)
+    low, high = values.chunk(2, dim=2)
+    return (low | (high << 4)).flatten(1), scales
+
+
+def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
+    """Quantise all linear layers in place.
+
+    The output projection takes int8 in either case, and so do rows that int4 cannot divide.
+
+    Raises:
+        ModelError: No such quantisation, or an adapter is not merged.
+    """
+    if quantisation not in get_args(Quantisation):
+        raise ModelError(
+            f"quant must be one of {', '.join(get_args(Quantisation))}, got {quantisation!r}"
+        )
+    for block in backbone.blocks:
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if hasattr(child, "lora_A"):
+                    raise ModelError("merge the adapter before quantising: merge_adapter=True")
+                if type(child) is nn.Linear:
+                    fits = child.in_features % GROUP == 0
+                    setattr(parent, name, QuantisedLinear(child, quantisation if fits else "int8"))
+    if type(backbone.head) is nn.Linear:
+        backbone.set_head(QuantisedLinear(backbone.head, "int8"))

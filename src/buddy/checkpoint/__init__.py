@@ -1,0 +1,1 @@
+"""Buddy checkpoints: safetensors and JSON."""

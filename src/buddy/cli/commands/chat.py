@@ -1,0 +1,94 @@
+"""`buddy chat`: a conversation whose budget can change between turns."""
+
+import sys
+
+from buddy.cli import options
+from buddy.hub.presets import ROUTED_MODEL
+
+_HELP = "/budget 0.5 changes the budget · /reset forgets the conversation · /exit leaves"
+
+
+def chat(
+    model: options.Model = ROUTED_MODEL,
+    budget: options.Budget = None,
+    max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    system: options.System = None,
+    reroute: options.Reroute = "step",
+    kv_policy: options.KVPolicy = None,
+    policy: options.Policy = None,
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
+) -> None:
+    """Talk with a model. /budget 0.5 changes the budget, /reset forgets, /exit leaves.
+
+    Each turn is routed anew from the whole conversation.
+    """
+    from buddy.cli.chat_session import Sampling, Speaker
+    from buddy.cli.views.display import show_summary, stderr
+    from buddy.errors import BudgetError, PromptError
+
+    console = stderr()
+    speaker = Speaker(
+        model,
+        policy=policy,
+        kv_policy=kv_policy,
+        reroute=reroute,
+        engine=engine,
+        quant=quant,
+        console=console,
+    )
+    speaker.check_chat()
+    speaker.check_budget(budget)
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    console.print(_HELP, style="dim")
+    while (line := _read_line()) is not None:
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            messages = list(opening)
+            continue
+        try:
+            if line.startswith("/budget"):
+                wanted = line.removeprefix("/budget").strip() or None
+                blocks = speaker.check_budget(wanted)
+                budget = wanted
+                allowed = "auto: chosen for each turn, up to" if blocks is None else f"{blocks} of"
+                console.print(f"{allowed} {speaker.model.num_blocks} blocks", style="dim")
+                continue
+            if line.startswith("/"):
+                console.print(_HELP, style="dim")
+                continue
+            asked = [*messages, {"role": "user", "content": line}]
+            answer = speaker.answer(asked, budget=budget, sampling=sampling)
+        except (BudgetError, PromptError) as error:
+            console.print(str(error), style="red", markup=False)
+            continue
+        messages = [*asked, {"role": "assistant", "content": answer.text}]
+        if answer.trace.steps:
+            show_summary(
+                console,
+                answer.trace,
+                budget=budget,
+                policy=speaker.policy,
+                kv_policy=speaker.model.kv_policy,
+            )
+
+
+def _read_line() -> str | None:
+    """One line that says something; None at the end of input. Ctrl-C leaves."""
+    while True:
+        if sys.stdin.isatty():
+            sys.stderr.write("\n> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return None
+        if line.strip():
+            return line.strip()

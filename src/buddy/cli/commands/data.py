@@ -1,0 +1,53 @@
+"""`buddy data`: training rows of evaluation tasks, for `buddy train`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def data(
+    task: Annotated[list[str], typer.Argument(help="Tasks of lm-eval, and samsum.")],
+    out: Annotated[Path, typer.Option(help="Where the rows go (JSON lines).")],
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with TASK/train.jsonl; the hub if not given."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most this many of each task, drawn at random; all if none."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw, and of the rows' order.")] = 0,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out the questions of these rows; may be repeated."),
+    ] = None,
+) -> None:
+    """Write training rows of tasks: prompts and right answers as evaluation words them.
+
+    Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
+    the file is a sample of the mix. Another draw `--without` the rows of a first one holds
+    questions that a model trained on the first has not seen.
+    """
+    import json
+
+    from buddy.cli.commands.eval_tasks import quiet
+    from buddy.cli.views.display import stderr
+    from buddy.data.rows import read_rows
+    from buddy.evaluation.tasks.export import export_rows
+    from buddy.records import check_writable, write_text
+
+    check_writable(out)
+    quiet()
+    console = stderr()
+    written = export_rows(
+        task,
+        data_dir=data_dir,
+        limit=rows,
+        seed=seed,
+        without=[row for path in without or () for row in read_rows(path)],
+        on_task=lambda name, count: console.print(f"{name}: {count} rows", style="dim"),
+    )
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
+    sys.stdout.write(f"{out}\n")

@@ -1,0 +1,77 @@
+"""`buddy eval ppl`: perplexity at several budgets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buddy.cli import eval_run, options
+from buddy.hub.presets import DEFAULT_MODEL
+
+
+def ppl(
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="wikitext2, ptb or a text file; repeat for several. wikitext2 if none."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    window: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 1024,
+    stride: Annotated[int, typer.Option(min=1, help="Tokens scored in each window.")] = 512,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many windows.")] = None,
+    route_on: eval_run.RouteOn = "prompt",
+    batch: Annotated[int, typer.Option(min=1, help="Windows at a time.")] = 4,
+) -> None:
+    """Perplexity over sliding windows.
+
+    Each window is routed from the tokens before those it scores. Interrupted, the same command
+    goes on where it stopped.
+    """
+    from buddy.errors import PolicyError
+    from buddy.evaluation.perplexity import run_perplexity, sliding_windows
+    from buddy.importance.calibration import read_text
+
+    if route_on not in ("prompt", "full"):
+        raise PolicyError(f"--route-on must be prompt or full, got {route_on!r}")
+    texts = {name: read_text(name, data_dir) for name in text or ["wikitext2"]}
+    config = {
+        "text": list(texts),
+        "window": window,
+        "stride": stride,
+        "limit": limit,
+        "route_on": route_on,
+        "batch": batch,
+        "seed": None,
+    }
+    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+        windows = {}
+        for name, content in texts.items():
+            ids = run.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
+            windows[name] = sliding_windows(ids, window=window, stride=stride, limit=limit)
+        run.total(len(run.conditions) * sum(map(len, windows.values())))
+
+        def on_windows(condition: object, count: int) -> None:
+            run.show(condition)  # type: ignore[arg-type]
+            run.advance(count)
+
+        results: dict[str, list[object]] = {"points": [], "execution": []}
+        for name, ids in windows.items():
+            found = run_perplexity(
+                run.model,
+                run.conditions,
+                ids,
+                text=Path(name).name,
+                stride=stride,
+                batch=batch,
+                leaks=route_on == "full",
+                log=run.log,
+                on_windows=on_windows,
+            )
+            for part, entries in found.items():
+                results[part] += entries
+    columns = [(Path(name).name, "perplexity") for name in windows]
+    eval_run.show_points(run.console, results["points"], columns)  # type: ignore[arg-type]
+    eval_run.save_record(run, "eval-ppl", out, results)

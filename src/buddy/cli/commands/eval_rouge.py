@@ -1,0 +1,119 @@
+"""`buddy eval rouge`: summaries at several budgets, the route recomputed or reused."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from buddy.cli import eval_run, options
+from buddy.hub.presets import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def rouge(
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with samsum/SPLIT.jsonl; the hub if not given."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most this many dialogues, drawn at random.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    max_new_tokens: options.MaxNewTokens = 100,
+    kv_policy: options.KVPolicy = None,
+    batch: Annotated[int, typer.Option(min=1, help="Dialogues at a time.")] = 8,
+) -> None:
+    """ROUGE of SAMSum summaries, the route recomputed at every token or reused from the prompt.
+
+    Both ways answer the same dialogues, and their difference is taken answer by answer.
+    Interrupted, the same command goes on where it stopped.
+    """
+    from buddy.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
+    from buddy.evaluation.rouge.rouge_points import ways_of
+    from buddy.evaluation.rouge.samsum import HUB_ID, INSTRUCTION, has_chat, read_dialogues
+
+    score = rouge_scorer()
+    made = RougeConfig(batch=batch, max_new_tokens=max_new_tokens, kv_policy=cast(Any, kv_policy))
+    dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed)
+    config = {
+        "data": HUB_ID if data_dir is None else "local",
+        "split": split,
+        "limit": limit,
+        "seed": seed,
+        "instruction": INSTRUCTION,
+        "decoding": "greedy",
+        "max_new_tokens": max_new_tokens,
+        "kv_policy": kv_policy,
+        "batch": batch,
+        "scorer": "rouge-score, stemmed, F-measure",
+    }
+    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+        run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
+        batches = ask_all(run.model, run.tokenizer, dialogues, made)
+        run.total(len(dialogues) * sum(len(ways_of(one)) for one in run.conditions))
+
+        def on_answers(condition: Any, count: int) -> None:
+            run.show(condition)
+            run.advance(count)
+
+        results = run_rouge(
+            run.model,
+            run.tokenizer,
+            run.conditions,
+            batches,
+            made,
+            score=score,
+            log=run.log,
+            on_answers=on_answers,
+        )
+    _show(run.console, results)
+    eval_run.save_record(run, "eval-rouge", out, results)
+
+
+def _show(console: "Console", results: dict[str, Any]) -> None:
+    """One row a condition and way, and the difference of the two below them."""
+    from rich import box
+    from rich.table import Table
+
+    from buddy.evaluation.rouge.rouge_points import METRICS, WAYS
+
+    table = Table(
+        title="ROUGE F, %", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("policy", no_wrap=True, max_width=14)
+    table.add_column("blocks", justify="right")
+    table.add_column("route", no_wrap=True)
+    for metric in METRICS:
+        table.add_column(metric.replace("rouge", "ROUGE-"), justify="right", no_wrap=True)
+    table.add_column("plans", justify="right")
+    points, execution = _by_row(results["points"]), iter(results["execution"])
+    differences = _by_row(results["differences"])
+    for (label, blocks, way), row in points.items():
+        plans = f"{next(execution)['distinct_plans_per_answer']:.1f}"
+        route = "" if way is None else WAYS[way]
+        table.add_row(label, str(blocks), route, *map(_percent, row), plans)
+        if way == "prefill":
+            gains = [_percent(point, sign="+") for point in differences[label, blocks, "step"]]
+            table.add_row("", "", "difference", *gains, style="dim")
+    console.print(table, soft_wrap=False)
+
+
+def _by_row(points: list[dict[str, Any]]) -> dict[tuple[str, int, Any], list[dict[str, Any]]]:
+    """Points by condition and way, the metrics in their order."""
+    rows: dict[tuple[str, int, Any], list[dict[str, Any]]] = {}
+    for point in points:
+        row = (point["label"], point["blocks"], point["reroute"])
+        rows.setdefault(row, []).append(point)
+    return rows
+
+
+def _percent(point: dict[str, Any], *, sign: str = "") -> str:
+    error = "" if point["stderr"] is None else f" ± {100 * point['stderr']:.2f}"
+    return f"{100 * point['value']:{sign}.2f}{error}"

@@ -1,0 +1,165 @@
+"""`buddy eval tasks`, `gsm8k` and `mmlu`: lm-evaluation-harness under budgets."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from buddy.cli import eval_run, options
+from buddy.hub.presets import DEFAULT_MODEL
+
+Batch = Annotated[int, typer.Option(min=1, help="Questions or prompts at a time.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of few-shot sampling.")]
+Fewshot = Annotated[
+    int | None, typer.Option(min=0, help="Examples in each prompt; the task's own number if none.")
+]
+ChatTemplate = Annotated[
+    bool, typer.Option("--chat-template", help="Put prompts into the model's chat template.")
+]
+
+
+def tasks(
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeat for several; the eight commonsense tasks if none."),
+    ] = None,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    data_dir: eval_run.DataDir = None,
+    limit: eval_run.Limit = None,
+    fewshot: Fewshot = None,
+    chat_template: ChatTemplate = False,
+    route_on: eval_run.RouteOn = "prompt",
+    reroute: options.Reroute = "step",
+    kv_policy: options.KVPolicy = None,
+    batch: Batch = 16,
+    seed: Seed = 1234,
+) -> None:
+    """Accuracy on tasks of lm-evaluation-harness, at several budgets.
+
+    Each question is routed from its context alone, and all its candidate answers share the route.
+    Interrupted, the same command goes on where it stopped.
+    """
+    _evaluate("eval-tasks", task or [], **_settings(locals()))
+
+
+def gsm8k(
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    data_dir: eval_run.DataDir = None,
+    limit: eval_run.Limit = None,
+    fewshot: Fewshot = None,
+    chat_template: ChatTemplate = False,
+    reroute: options.Reroute = "step",
+    kv_policy: options.KVPolicy = None,
+    batch: Batch = 8,
+    seed: Seed = 1234,
+) -> None:
+    """Grade-school mathematics, answered in words: exact match of the final number."""
+    _evaluate("eval-gsm8k", ["gsm8k"], route_on="prompt", **_settings(locals()))
+
+
+def mmlu(
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    data_dir: eval_run.DataDir = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows of each subject.")] = None,
+    fewshot: Fewshot = None,
+    chat_template: ChatTemplate = False,
+    route_on: eval_run.RouteOn = "prompt",
+    kv_policy: options.KVPolicy = None,
+    batch: Batch = 16,
+    seed: Seed = 1234,
+) -> None:
+    """Multiple choice over 57 subjects, averaged over all rows."""
+    _evaluate("eval-mmlu", ["mmlu"], reroute="step", **_settings(locals()))
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "task"}
+
+
+def _evaluate(
+    kind: str,
+    names: list[str],
+    *,
+    out: Path,
+    model: str,
+    budget: list[str] | None,
+    policy: list[str] | None,
+    data_dir: Path | None,
+    limit: int | None,
+    fewshot: int | None,
+    chat_template: bool,
+    route_on: str,
+    reroute: str,
+    kv_policy: str | None,
+    batch: int,
+    seed: int,
+) -> None:
+    quiet()
+    from buddy.evaluation.tasks.extra import require_lm_eval
+
+    require_lm_eval()
+    from buddy.evaluation.tasks.harness import BuddyLM
+    from buddy.evaluation.tasks.tasks import COMMONSENSE, load_tasks, run_tasks
+
+    names = names or list(COMMONSENSE)
+    loaded = load_tasks(names, data_dir=data_dir, fewshot=fewshot, limit=limit)
+    config = {
+        "tasks": names,
+        "data": "hub" if data_dir is None else "local",
+        "limit": limit,
+        "fewshot": fewshot,
+        "chat_template": chat_template,
+        "route_on": route_on,
+        "reroute": reroute,
+        "kv_policy": kv_policy,
+        "batch": batch,
+        "seed": seed,
+    }
+    with eval_run.eval_run(
+        model, out, policies=policy, budgets=budget, config=config, auto=True
+    ) as run:
+        lm = BuddyLM(
+            run.model,
+            tokenizer=run.tokenizer,
+            route_on=route_on,
+            reroute=options.parse_reroute(reroute),
+            kv_policy=kv_policy,
+            batch_size=batch,
+        )
+        lm.log, lm.on_sample = run.log, run.advance
+        rows = sum(min(len(one.eval_docs), limit or 10**9) for one in loaded["tasks"].values())
+        run.total(rows * len(run.conditions))
+        results = run_tasks(
+            lm,
+            run.conditions,
+            loaded,
+            limit=limit,
+            seed=seed,
+            chat_template=chat_template,
+            on_condition=run.show,
+        )
+    columns = dict.fromkeys((one["task"], one["metric"]) for one in results["points"])
+    shown = [
+        (task, metric)
+        for task, metric in columns
+        if COMMONSENSE.get(task, metric) == metric and not task.startswith("mmlu_")
+    ]
+    eval_run.show_points(run.console, results["points"], shown)
+    eval_run.save_record(run, kind, out, results)
+
+
+def quiet() -> None:
+    """Our progress bar speaks for lm-eval's, which would draw over it."""
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

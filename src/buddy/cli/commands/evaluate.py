@@ -1,0 +1,16 @@
+"""`buddy eval`: the table of measurements."""
+
+import typer
+
+from buddy.cli.commands.eval_answers import answers
+from buddy.cli.commands.eval_ppl import ppl
+from buddy.cli.commands.eval_rouge import rouge
+from buddy.cli.commands.eval_tasks import gsm8k, mmlu, tasks
+
+evaluate = typer.Typer(help="Measure a model under budgets, into RunRecords.", no_args_is_help=True)
+evaluate.command()(tasks)
+evaluate.command()(ppl)
+evaluate.command()(answers)
+evaluate.command()(gsm8k)
+evaluate.command()(mmlu)
+evaluate.command()(rouge)

@@ -1,0 +1,121 @@
+"""`buddy generate`: one prompt, one answer, under a budget."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buddy.cli import options
+from buddy.hub.presets import ROUTED_MODEL
+
+if TYPE_CHECKING:
+    from buddy.cli.chat_session import Answer, Speaker
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
+    model: options.Model = ROUTED_MODEL,
+    budget: options.Budget = None,
+    max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    system: options.System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
+    reroute: options.Reroute = "step",
+    kv_policy: options.KVPolicy = None,
+    policy: options.Policy = None,
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
+    depth: Annotated[
+        bool, typer.Option("--show-depth", help="Show which blocks ran for every token.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the blocks of every token to this JSON file.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer and its trace as JSON.")
+    ] = False,
+) -> None:
+    """Answer one prompt with as many blocks as the budget allows.
+
+    The text goes to stdout, everything else to stderr.
+    """
+    from buddy.cli.chat_session import Sampling, Speaker
+    from buddy.cli.views.display import read_prompt, show_depth, show_summary, stderr
+    from buddy.errors import PromptError
+    from buddy.records import check_writable, write_text
+
+    console = stderr()
+    if trace is not None:
+        check_writable(trace)
+    content = read_prompt() if prompt == "-" else prompt
+    if raw and system is not None:
+        raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
+    speaker = Speaker(
+        model,
+        policy=policy,
+        kv_policy=kv_policy,
+        reroute=reroute,
+        engine=engine,
+        quant=quant,
+        console=console,
+    )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    answer = speaker.answer(
+        [*messages, {"role": "user", "content": content}],
+        budget=budget,
+        sampling=Sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+        ),
+        raw=raw,
+        stream=not as_json,
+    )
+    record = _record(answer, speaker, model=model, budget=budget)
+    if as_json:
+        sys.stdout.write(json.dumps(record) + "\n")
+    if trace is not None:
+        write_text(trace, json.dumps(record, indent=1) + "\n")
+    if depth:
+        show_depth(console, answer.token_texts, answer.trace)
+    if answer.trace.steps:
+        show_summary(
+            console,
+            answer.trace,
+            budget=budget,
+            policy=speaker.policy,
+            kv_policy=speaker.model.kv_policy,
+        )
+    if answer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _record(
+    answer: "Answer", speaker: "Speaker", *, model: str, budget: str | None
+) -> dict[str, Any]:
+    """The answer for machines: text, what was asked, and the blocks of every token."""
+    trace = answer.trace.to_json()
+    steps = trace.pop("steps")
+    blocks = speaker.check_budget(budget)
+    if blocks is None and steps:
+        blocks = steps[0]["executed"][0]
+    return {
+        "model": model,
+        "budget": budget,
+        "budget_blocks": blocks,
+        "policy": speaker.policy,
+        "kv_policy": speaker.model.kv_policy,
+        "reroute": speaker.reroute,
+        "engine": speaker.model.decoder.describe(),
+        "quant": speaker.model.quant,
+        "text": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": len(answer.token_texts),
+        **trace,
+        "tokens": [
+            {"text": text, "blocks": step["blocks"][0], "executed": step["executed"][0]}
+            for text, step in zip(answer.token_texts, steps, strict=False)
+        ],
+    }

@@ -1,0 +1,183 @@
+"""`buddy importance`: how much each block of a model matters, and the order to remove them in."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def importance(
+    model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
+    out: Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")],
+    indicator: Annotated[
+        str,
+        typer.Option(
+            help="delta-ppl, taylor, fisher, grad-norm, cosine, block-influence; or sleb, a search."
+        ),
+    ] = "block-influence",
+    text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
+    windows: Annotated[int, typer.Option(min=1, help="Windows of text.")] = 32,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Windows at a time.")] = 4,
+    protect: Annotated[
+        str,
+        typer.Option(help="Blocks that go last: ends (first, last), plus (0-3, last two) or none."),
+    ] = "ends",
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Blocks that sleb removes; all but the ends if not given."),
+    ] = None,
+) -> None:
+    """Measure each block's importance; write scores, prior and removal order.
+
+    Interrupted, the same command goes on where it stopped. Use the result with
+    `--policy static:FILE.json`.
+    """
+    from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.hub.loading import load_tokenizer
+    from buddy.importance.calibration import cut_windows, read_text
+    from buddy.model import BuddyForCausalLM
+    from buddy.records import RunRecord, check_writable
+
+    _check_indicator(indicator, protect, rounds)
+    check_writable(out)
+    calibration = read_text(text, data_dir)
+    console = stderr()
+    with fetch_progress(console) as on_progress:
+        loaded = BuddyForCausalLM.from_pretrained(model, policy="full", on_progress=on_progress)
+    ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
+    options = {
+        "batch": batch,
+        "resume": out.with_name(f".{out.name}.partial"),
+        "identity": {"model": model, "indicator": indicator, "dtype": str(loaded.dtype)},
+    }
+    with measuring(console) as bar:
+        if indicator == "sleb":
+            results = _search(loaded.backbone, ids, rounds, options, bar)
+        else:
+            protected = _protected(protect, loaded.num_blocks)
+            results = _score(indicator, loaded.backbone, ids, protected, options, bar)
+    RunRecord(
+        kind=f"importance-{indicator}",
+        command=shlex.join(["buddy", *sys.argv[1:]]),
+        config={
+            "model": model,
+            "indicator": indicator,
+            "text": text,
+            "windows": len(ids),
+            "tokens": tokens,
+            "batch": batch,
+            "dtype": str(loaded.dtype),
+            "protect": protect,
+            "rounds": rounds,
+        },
+        results=results,
+    ).save(out)
+    order = " ".join(str(block) for block in results["removal_order"])
+    console.print(f"least important first: {order}", style="dim")
+    sys.stdout.write(f"{out}\n")
+
+
+@contextmanager
+def measuring(console: Any) -> Iterator[Any]:
+    """Progress bars; Ctrl-C within ends the command and says how to go on."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            yield bar
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", style="dim")
+        raise typer.Exit(130) from None
+
+
+def _check_indicator(indicator: str, protect: str, rounds: int | None) -> None:
+    from buddy.errors import PolicyError
+    from buddy.importance.indicators.indicator import INDICATORS
+
+    if indicator not in (*INDICATORS, "sleb"):
+        raise PolicyError(
+            f"no indicator {indicator!r}: expected one of {', '.join(INDICATORS)}, sleb"
+        )
+    if indicator != "sleb" and rounds is not None:
+        raise PolicyError(
+            f"--rounds is for sleb; {indicator} ranks all blocks at once: leave it out"
+        )
+    if indicator == "sleb" and protect != "ends":
+        raise PolicyError(f"sleb always keeps the ends: leave out --protect {protect}")
+
+
+def _protected(rule: str, num_blocks: int) -> tuple[int, ...]:
+    from buddy.errors import PolicyError
+    from buddy.importance.search.orders import shortened_llama_protected
+
+    rules = {
+        "ends": (0, num_blocks - 1),
+        "plus": shortened_llama_protected(num_blocks),
+        "none": (),
+    }
+    if rule not in rules:
+        raise PolicyError(f"--protect must be one of {', '.join(rules)}, got {rule!r}")
+    return rules[rule]
+
+
+def _score(
+    name: str,
+    backbone: Any,
+    ids: Any,
+    protected: tuple[int, ...],
+    options: dict[str, Any],
+    bar: Any,
+) -> dict[str, Any]:
+    from buddy.importance.indicators.indicator import build_indicator
+    from buddy.importance.indicators.measure import measure
+    from buddy.importance.search.orders import ascending_order
+
+    task = bar.add_task(name)
+    scores = measure(
+        build_indicator(name, backbone),
+        ids,
+        on_batch=lambda done, total: bar.update(task, completed=done, total=total),
+        **options,
+    ).tolist()
+    # Protected blocks are left out of the order: they are never to go.
+    order = ascending_order(scores, protected)[: len(scores) - len(protected)]
+    return {"importance": scores, "removal_order": order}
+
+
+def _search(
+    backbone: Any, ids: Any, rounds: int | None, options: dict[str, Any], bar: Any
+) -> dict[str, Any]:
+    from buddy.importance.search.sleb import sleb_search
+
+    rounds = backbone.num_blocks - 2 if rounds is None else rounds
+    removed = bar.add_task("sleb: blocks removed", total=rounds)
+    tried = bar.add_task("candidates of this round")
+    found = sleb_search(
+        backbone,
+        ids,
+        rounds,
+        on_round=lambda number, block, nll: bar.update(
+            removed, completed=number, description=f"sleb: blocks removed, the last {block}"
+        ),
+        on_candidate=lambda done, total: bar.update(tried, completed=done, total=total),
+        **options,
+    )
+    return {"removal_order": list(found.order), "nll": list(found.nll)}

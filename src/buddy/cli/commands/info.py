@@ -1,0 +1,76 @@
+"""`buddy info`: what a model is made of, and what each budget of it costs."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
+    context: Annotated[int, typer.Option(min=1, help="Positions that a token attends to.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a model's family and sizes, and a table of budget, blocks, FLOPs and bytes."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.depth.budget import Budget
+    from buddy.depth.cost import kv_bytes_per_token, plan_flops, weight_bytes
+    from buddy.errors import BudgetError
+    from buddy.hub.inspecting import inspect_model
+
+    with fetch_progress(stderr()) as on_progress:
+        family, shape = inspect_model(model, on_progress=on_progress)
+    rows = []
+    for ratio in RATIOS:
+        try:
+            blocks = Budget.from_ratio(ratio, shape.num_blocks).blocks
+        except BudgetError:
+            continue
+        rows.append(
+            {
+                "budget": ratio,
+                "blocks": blocks,
+                "flops_per_token": plan_flops(shape, blocks, context=context),
+                "weight_bytes": weight_bytes(shape, blocks),
+            }
+        )
+    facts = {
+        "model": model,
+        "family": family,
+        "blocks": shape.num_blocks,
+        "params_per_block": shape.block_params,
+        "params_outside_blocks": shape.outside_params,
+        "kv_bytes_per_token": kv_bytes_per_token(shape),
+        "context": context,
+        "budgets": rows,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return
+    console = Console(highlight=False)
+    total = shape.block_params * shape.num_blocks + shape.outside_params
+    console.print(f"[bold]{escape(model)}[/]  {family}, {total / 1e6:,.1f} M parameters")
+    console.print(f"  blocks                 {shape.num_blocks}")
+    console.print(f"  parameters per block   {shape.block_params:,}")
+    console.print(f"  parameters outside     {shape.outside_params:,}")
+    console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
+    table = Table(title=f"One token at context {context}", title_justify="left")
+    for name in ("budget", "blocks", "GFLOPs", "of dense", "weights read"):
+        table.add_column(name, justify="right")
+    dense = plan_flops(shape, shape.num_blocks, context=context)
+    for row in rows:
+        table.add_row(
+            f"{row['budget']:.1%}",
+            f"{row['blocks']}",
+            f"{row['flops_per_token'] / 1e9:.3f}",
+            f"{row['flops_per_token'] / dense:.1%}",
+            f"{row['weight_bytes'] / 1e6:,.1f} MB",
+        )
+    console.print(table)

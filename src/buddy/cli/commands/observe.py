@@ -1,0 +1,187 @@
+"""`buddy observe`: does a block's importance depend on the input, and on its context's length?"""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from buddy.cli.commands.importance import measuring
+from buddy.records import check_writable
+
+observe = typer.Typer(
+    help="See how a block's importance varies with the input and its context.",
+    no_args_is_help=True,
+)
+
+Model = Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")]
+Out = Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the named corpora.")]
+Inputs = Annotated[int, typer.Option(min=2, help="Windows, spread evenly over the text.")]
+Batch = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
+
+
+@observe.command()
+def ranks(
+    model: Model,
+    out: Out,
+    indicator: Annotated[
+        list[str] | None, typer.Option(help="Of `buddy importance`; may be given again.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="wikitext2, ptb or a text file; may be given again.")
+    ] = None,
+    data_dir: DataDir = None,
+    inputs: Inputs = 48,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of an input.")] = 256,
+    batch: Batch = 1,
+) -> None:
+    """Rank the blocks by each input alone; rank 0 = least important, goes first.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    from buddy.importance.observe.observations import observe_ranks
+
+    indicators, texts = indicator or ["delta-ppl"], text or ["wikitext2"]
+    _check_indicators(indicators)
+    check_writable(out)
+    observed = _Observed(model, out, texts, data_dir, inputs, tokens, batch)
+    series = [
+        {"indicator": name, "text": source, **observed.measure(observe_ranks, name, source)}
+        for source in texts
+        for name in indicators
+    ]
+    observed.save("observe-ranks", {"series": series}, indicators=indicators)
+
+
+@observe.command()
+def context(
+    model: Model,
+    out: Out,
+    indicator: Annotated[str, typer.Option(help="Of `buddy importance`.")] = "delta-ppl",
+    text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
+    data_dir: DataDir = None,
+    inputs: Inputs = 48,
+    start: Annotated[int, typer.Option("--from", min=4, help="Shortest context, tokens.")] = 256,
+    end: Annotated[int, typer.Option("--to", min=5, help="Longest context, tokens.")] = 512,
+    every: Annotated[int, typer.Option(min=1, help="Tokens from one to the next.")] = 32,
+    batch: Batch = 1,
+) -> None:
+    """Rank the blocks by the first tokens of each input, more and more of them.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    from buddy.errors import ResultError
+    from buddy.importance.observe.observations import observe_context
+
+    _check_indicators([indicator])
+    check_writable(out)
+    contexts = list(range(start, end + 1, every))
+    if len(contexts) < 2 or contexts[-1] != end:
+        raise ResultError(
+            f"contexts go from --from {start} up to --to {end} in whole steps of --every, "
+            f"got {every}: give numbers that meet, such as 256, 512 and 32"
+        )
+    observed = _Observed(model, out, [text], data_dir, inputs, end, batch)
+    results = observed.measure(observe_context, indicator, text, contexts)
+    results = {"indicator": indicator, "text": text, **results}
+    observed.save("observe-context", results, indicators=[indicator], contexts=contexts)
+
+
+class _Observed:
+    """A model, texts cut into inputs, and what was measured of them so far."""
+
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        texts: list[str],
+        data_dir: Path | None,
+        inputs: int,
+        tokens: int,
+        batch: int,
+    ) -> None:
+        from buddy.cli.views.display import fetch_progress, stderr
+        from buddy.hub.loading import load_tokenizer
+        from buddy.importance.calibration import cut_windows, read_text, spread
+        from buddy.model import BuddyForCausalLM
+
+        calibration = {source: read_text(source, data_dir) for source in texts}
+        self._console, self._out, self._batch = stderr(), out, batch
+        with fetch_progress(self._console) as on_progress:
+            self._model = BuddyForCausalLM.from_pretrained(
+                model, policy="full", on_progress=on_progress
+            )
+        self._check_room(tokens)
+        tokenizer = load_tokenizer(model)
+        self._inputs = {
+            source: spread(cut_windows(tokenizer, found, tokens=tokens), inputs)
+            for source, found in calibration.items()
+        }
+        self._config = {
+            "model": model,
+            "texts": texts,
+            "inputs": inputs,
+            "tokens": tokens,
+            "batch": batch,
+            "dtype": str(self._model.dtype),
+        }
+        self._files: list[Any] = []
+
+    def _check_room(self, tokens: int) -> None:
+        from buddy.errors import ResultError
+
+        room = self._model.config.max_position_embeddings
+        if tokens > room:
+            raise ResultError(
+                f"inputs of {tokens} tokens do not fit the model's context of {room}: "
+                "give shorter ones"
+            )
+
+    def measure(
+        self, observation: Callable[..., dict[str, Any]], indicator: str, text: str, *contexts: Any
+    ) -> dict[str, Any]:
+        """One observation, by one indicator on one text."""
+        from buddy.importance.resume import ResumeFile
+
+        number = len(self._files)
+        identity = [self._config["model"], self._config["dtype"], self._batch, indicator, *contexts]
+        path = self._out.with_name(f".{self._out.name}.{number}.partial")
+        file = ResumeFile(path, self._inputs[text], identity)
+        self._files.append(file)
+        with measuring(self._console) as bar:
+            task = bar.add_task(f"{indicator}, {text}")
+            return observation(
+                indicator,
+                self._model.backbone,
+                self._inputs[text],
+                *contexts,
+                batch=self._batch,
+                file=file,
+                on_batch=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+
+    def save(self, kind: str, results: dict[str, Any], **config: Any) -> None:
+        """Write the record; only then what was kept for resuming goes."""
+        from buddy.records import RunRecord
+
+        RunRecord(
+            kind=kind,
+            command=shlex.join(["buddy", *sys.argv[1:]]),
+            config=self._config | config,
+            results=results,
+        ).save(self._out)
+        for file in self._files:
+            file.remove()
+        sys.stdout.write(f"{self._out}\n")
+
+
+def _check_indicators(names: list[str]) -> None:
+    from buddy.errors import PolicyError
+    from buddy.importance.indicators.indicator import INDICATORS
+
+    for name in names:
+        if name not in INDICATORS:
+            raise PolicyError(f"no indicator {name!r}: expected one of {', '.join(INDICATORS)}")

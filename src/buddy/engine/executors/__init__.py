@@ -1,0 +1,1 @@
+"""Who runs blocks: the general path, compiled code, CUDA graphs."""

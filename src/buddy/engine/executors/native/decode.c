@@ -1,0 +1,620 @@
+/* One decode step of a Llama-like model under a plan: all its blocks in one call.
+ *
+ * Every thread walks the same blocks and does its share of each stage; a barrier ends a stage. A
+ * lane that skips a block costs nothing there: the lanes that run it are a list of pointers, and
+ * nothing is gathered or scattered. Source: the block is that of Llama, Mistral, Qwen2 and Qwen3 as
+ * transformers computes it; engine/run.py is the reference.
+ */
+
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "model.h"
+#include "threads.h"
+
+typedef struct {
+    const Model *model;
+    Cache *cache;
+    const Step *step;
+    /* Shared by all threads. */
+    float *query, *key, *value, *attended, *inner; /* by lane */
+    bf16 *attended_narrow, *inner_narrow;
+    char *own;       /* memory of each thread */
+    size_t own_bytes;
+} Run;
+
+static inline int row_of(const Step *step, int lane)
+{
+    return lane / step->columns;
+}
+
+static inline int slot_of(const Step *step, int lane)
+{
+    return step->start + lane % step->columns;
+}
+
+static inline int position_of(const Run *run, int lane)
+{
+    size_t row = (size_t)row_of(run->step, lane) * run->cache->capacity;
+    return (int)run->cache->positions[row + slot_of(run->step, lane)];
+}
+
+/* A thread's own memory: the normalised vectors, attention's weights, a row of a matrix. */
+typedef struct {
+    float *normed;
+    bf16 *normed_narrow;
+    float *weights;
+    float *scratch;
+    Vector *vectors;
+    float **outputs;
+    int32_t *active;
+    int32_t *holes; /* [rows of a fill]: row, slot, place */
+} Own;
+
+#define HOLES_AT_ONCE 32
+
+static void *take(char **at, size_t bytes)
+{
+    void *here = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return here;
+}
+
+static size_t lay_out_own(const Model *model, const Step *step, int capacity, char *base, Own *own)
+{
+    char *at = base;
+    int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
+    int widest = model->inner > model->hidden ? model->inner : model->hidden;
+    int attended = model->heads * model->head_size;
+    widest = widest > attended ? widest : attended;
+    own->normed = take(&at, sizeof(float) * lanes * model->hidden);
+    own->normed_narrow = take(&at, sizeof(bf16) * lanes * model->hidden);
+    own->weights = take(&at, sizeof(float) * capacity);
+    own->scratch = take(&at, sizeof(float) * widest);
+    own->vectors = take(&at, sizeof(Vector) * lanes);
+    own->outputs = take(&at, sizeof(float *) * lanes);
+    own->active = take(&at, sizeof(int32_t) * lanes);
+    own->holes = take(&at, sizeof(int32_t) * 3 * HOLES_AT_ONCE);
+    return (size_t)(at - base);
+}
+
+static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
+{
+    for (int i = 0; i < count; i++)
+        out[i] = narrow(x[i]);
+}
+
+/* `out` may be `x`. */
+static void rms_norm(const float *x, const float *weight, float epsilon, int count, float *out)
+{
+    float scale = 1.0f / sqrtf(dot_float(x, x, count) / (float)count + epsilon);
+    for (int i = 0; i < count; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+/* e^x for x <= 0 within 2 ulp, in a form that compilers turn into vector code. */
+static inline float exp_of(float x)
+{
+    x = x < -87.0f ? -87.0f : x;
+    float whole = floorf(x * 1.44269504f + 0.5f);
+    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * rest + 1.3981999507e-3f;
+    p = p * rest + 8.3334519073e-3f;
+    p = p * rest + 4.1665795894e-2f;
+    p = p * rest + 1.6666665459e-1f;
+    p = p * rest + 5.0000001201e-1f;
+    p = p * rest * rest + rest + 1.0f;
+    union { int32_t bits; float value; } u = {((int32_t)whole + 127) << 23};
+    return p * u.value;
+}
+
+static inline float silu(float x)
+{
+    float e = exp_of(x < 0 ? x : -x); /* e^-|x| */
+    return x * (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+/* Norm of a head, where the family has one, then its rotation by halves. */
+static void rotate(
+    const Model *model, float *restrict head, const float *norm, int position)
+{
+    int count = model->head_size, half = count / 2;
+    if (norm != NULL)
+        rms_norm(head, norm, model->epsilon, count, head);
+    const float *restrict cosines = model->cosines + (size_t)position * count;
+    const float *restrict sines = model->sines + (size_t)position * count;
+    for (int i = 0; i < half; i++) {
+        float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] - second * sines[i];
+        head[half + i] = second * cosines[half + i] + first * sines[half + i];
+    }
+}
+
+static void store(const Model *model, void *buffer, size_t at, const float *x, int count)
+{
+    if (model->is_bf16)
+        narrow_all(x, (bf16 *)buffer + at, count);
+    else
+        memcpy((float *)buffer + at, x, sizeof(float) * count);
+}
+
+static void load(const Model *model, const void *buffer, size_t at, float *restrict x, int count)
+{
+    if (!model->is_bf16) {
+        memcpy(x, (const float *)buffer + at, sizeof(float) * count);
+        return;
+    }
+    const bf16 *from = (const bf16 *)buffer + at;
+    for (int i = 0; i < count; i++)
+        x[i] = widen(from[i]);
+}
+
+static size_t cache_at(const Run *run, int row, int head, int slot)
+{
+    const Cache *cache = run->cache;
+    return (((size_t)row * run->model->kv_heads + head) * cache->capacity + slot)
+        * run->model->head_size;
+}
+
+/* Rotate and store one key head and one value head. */
+static void write_cache(
+    const Run *run, int block, int row, int slot, int position, int head, float *key,
+    const float *value)
+{
+    const Model *model = run->model;
+    rotate(model, key, model->blocks[block].key_norm, position);
+    size_t at = cache_at(run, row, head, slot);
+    store(model, run->cache->keys[block], at, key, model->head_size);
+    store(model, run->cache->values[block], at, value, model->head_size);
+}
+
+/* Attention of one query head of one lane over the slots that it may see. */
+static void attend(
+    const Run *run, const Own *own, int block, int lane, int head, float *restrict out)
+{
+    const Model *model = run->model;
+    const Cache *cache = run->cache;
+    const Step *step = run->step;
+    int count = model->head_size, row = row_of(step, lane), slots = slot_of(step, lane) + 1;
+    float *query = run->query + ((size_t)lane * model->heads + head) * count;
+    rotate(model, query, model->blocks[block].query_norm, position_of(run, lane));
+    int kv_head = head / (model->heads / model->kv_heads);
+    size_t base = cache_at(run, row, kv_head, 0);
+    const uint8_t *valid = cache->valid == NULL ? NULL : cache->valid + (size_t)row * cache->capacity;
+    const uint8_t *hides = cache->hidden_slots == NULL ? NULL : cache->hidden_slots[block];
+    hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity;
+    const int64_t *positions = cache->positions + (size_t)row * cache->capacity;
+    int window = model->blocks[block].window;
+    int oldest = window > 0 ? position_of(run, lane) - window + 1 : 0; /* position */
+    float *restrict weights = own->weights;
+    float most = -INFINITY;
+    if (model->is_bf16) {
+        const bf16 *keys = (const bf16 *)cache->keys[block] + base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_bf16(keys + (size_t)slot * count, query, count);
+    } else {
+        const float *keys = (const float *)cache->keys[block] + base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
+    }
+    if (valid != NULL || hides != NULL || oldest > 0)
+        for (int slot = 0; slot < slots - 1; slot++)
+            if ((valid != NULL && !valid[slot]) || (hides != NULL && hides[slot])
+                || positions[slot] < oldest)
+                weights[slot] = -INFINITY;
+    for (int slot = 0; slot < slots; slot++)
+        most = weights[slot] > most ? weights[slot] : most;
+    float sum = 0;
+    for (int slot = 0; slot < slots; slot++) {
+        float x = (weights[slot] - most) * model->scaling;
+        weights[slot] = x < -87.0f ? 0.0f : exp_of(x);
+        sum += weights[slot];
+    }
+    float scale = 1.0f / sum;
+    float total[count];
+    memset(total, 0, sizeof total);
+    if (model->is_bf16) {
+        const bf16 *values = (const bf16 *)cache->values[block] + base;
+        for (int slot = 0; slot < slots; slot++)
+            for (int i = 0; i < count; i++)
+                total[i] += weights[slot] * widen(values[(size_t)slot * count + i]);
+    } else {
+        const float *values = (const float *)cache->values[block] + base;
+        for (int slot = 0; slot < slots; slot++)
+            for (int i = 0; i < count; i++)
+                total[i] += weights[slot] * values[(size_t)slot * count + i];
+    }
+    for (int i = 0; i < count; i++)
+        out[i] = total[i] * scale;
+}
+
+static void normalise(
+    const Run *run, Own *own, const float *norm, const float *residual, int index)
+{
+    int hidden = run->model->hidden;
+    float *out = own->normed + (size_t)index * hidden;
+    bf16 *small = own->normed_narrow + (size_t)index * hidden;
+    rms_norm(residual, norm, run->model->epsilon, hidden, out);
+    narrow_all(out, small, hidden);
+    own->vectors[index] = (Vector){out, small};
+}
+
+static void set_outputs(Own *own, float *base, size_t stride, int count)
+{
+    for (int n = 0; n < count; n++)
+        own->outputs[n] = base + (size_t)own->active[n] * stride;
+}
+
+static void multiply_share(
+    Team *team, int thread, const Own *own, const Matrix *matrix, int count)
+{
+    int begin, end;
+    share_of(matrix->rows, 8, team, thread, &begin, &end);
+    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
+}
+
+static void vectors_of(const Own *own, const float *wide, const bf16 *small, size_t width, int count)
+{
+    for (int n = 0; n < count; n++) {
+        size_t at = (size_t)own->active[n] * width;
+        own->vectors[n] = (Vector){wide + at, small + at};
+    }
+}
+
+/* Add a product to the residual of the active lanes. */
+static void add_share(Team *team, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
+{
+    int begin, end, hidden = run->model->hidden;
+    share_of(matrix->rows, 8, team, thread, &begin, &end);
+    float *products[count];
+    for (int n = 0; n < count; n++) /* the query's space is free by now */
+        products[n] = run->query + (size_t)own->active[n] * hidden;
+    multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
+    for (int n = 0; n < count; n++) {
+        float *residual = run->step->residual + (size_t)own->active[n] * hidden;
+        for (int i = begin; i < end; i++)
+            residual[i] += products[n][i];
+    }
+}
+
+static void run_block(Run *run, Team *team, int thread, Own *own, int block, int count)
+{
+    const Model *model = run->model;
+    const Step *step = run->step;
+    const Block *weights = &model->blocks[block];
+    int hidden = model->hidden, head = model->head_size, heads = model->heads;
+    int kv_heads = model->kv_heads, begin, end;
+    for (int n = 0; n < count; n++)
+        normalise(run, own, weights->attention_norm,
+                  step->residual + (size_t)own->active[n] * hidden, n);
+    set_outputs(own, run->query, (size_t)heads * head, count);
+    multiply_share(team, thread, own, &weights->query, count);
+    set_outputs(own, run->key, (size_t)kv_heads * head, count);
+    multiply_share(team, thread, own, &weights->key, count);
+    set_outputs(own, run->value, (size_t)kv_heads * head, count);
+    multiply_share(team, thread, own, &weights->value, count);
+    barrier(team);
+    share_of(count * kv_heads, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++) {
+        int lane = own->active[unit / kv_heads], kv_head = unit % kv_heads;
+        size_t at = ((size_t)lane * kv_heads + kv_head) * head;
+        write_cache(run, block, row_of(step, lane), slot_of(step, lane), position_of(run, lane), kv_head,
+                    run->key + at, run->value + at);
+    }
+    barrier(team);
+    share_of(count * heads, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++) {
+        int lane = own->active[unit / heads], which = unit % heads;
+        size_t at = ((size_t)lane * heads + which) * head;
+        attend(run, own, block, lane, which, run->attended + at);
+        narrow_all(run->attended + at, run->attended_narrow + at, head);
+    }
+    barrier(team);
+    vectors_of(own, run->attended, run->attended_narrow, (size_t)heads * head, count);
+    add_share(team, thread, run, own, &weights->output, count);
+    barrier(team);
+    for (int n = 0; n < count; n++)
+        normalise(run, own, weights->mlp_norm,
+                  step->residual + (size_t)own->active[n] * hidden, n);
+    share_of(model->inner, 8, team, thread, &begin, &end);
+    float *gates[count], *ups[count];
+    for (int n = 0; n < count; n++) {
+        gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
+        ups[n] = gates[n] + model->inner;
+    }
+    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
+    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
+    for (int n = 0; n < count; n++) {
+        bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
+        for (int i = begin; i < end; i++)
+            gates[n][i] = silu(gates[n][i]) * ups[n][i];
+        narrow_all(gates[n] + begin, small + begin, end - begin);
+    }
+    barrier(team);
+    for (int n = 0; n < count; n++)
+        own->vectors[n] = (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
+    add_share(team, thread, run, own, &weights->down, count);
+    if (thread == 0)
+        for (int n = 0; n < count; n++) {
+            int lane = own->active[n];
+            step->executed[lane]++;
+            if (step->leaves == NOTHING)
+                continue;
+            int32_t *filled = &run->cache->filled[block * run->cache->rows + row_of(step, lane)];
+            if (*filled == slot_of(step, lane))
+                ++*filled;
+        }
+    barrier(team);
+}
+
+/* Keep the residuals of lanes that begin to skip blocks; all blocks up to the next one that the
+ * lane runs share one place. */
+static void pass_by(const Run *run, int block, int32_t *place)
+{
+    const Step *step = run->step;
+    Cache *cache = run->cache;
+    int hidden = run->model->hidden;
+    for (int lane = 0; lane < step->lanes; lane++) {
+        size_t row = (size_t)block * cache->rows + row_of(step, lane);
+        if (step->runs[(size_t)lane * run->model->num_blocks + block]) {
+            place[lane] = -1;
+            continue;
+        }
+        if (place[lane] < 0) {
+            place[lane] = cache->num_passed++;
+            store(run->model, cache->passed, (size_t)place[lane] * hidden,
+                  step->residual + (size_t)lane * hidden, hidden);
+        }
+        cache->waiting[row * cache->capacity + slot_of(step, lane)] = place[lane];
+    }
+}
+
+/* Next slots of a row that wait in a block, from `*slot` on; how many were found. */
+static int find_holes(
+    const Cache *cache, int block, int row, int stop, int *slot, int32_t *holes, int found)
+{
+    const int32_t *waiting =
+        cache->waiting + ((size_t)block * cache->rows + row) * cache->capacity;
+    for (; *slot < stop && found < HOLES_AT_ONCE; ++*slot)
+        if (waiting[*slot] >= 0) {
+            holes[3 * found] = row;
+            holes[3 * found + 1] = *slot;
+            holes[3 * found + 2] = waiting[*slot];
+            found++;
+        }
+    return found;
+}
+
+/* Project keys and values of up to HOLES_AT_ONCE residuals that passed a block by. */
+static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, int found)
+{
+    const Model *model = run->model;
+    Cache *cache = run->cache;
+    const Block *weights = &model->blocks[block];
+    int width = model->kv_heads * model->head_size, begin, end;
+    int32_t active[HOLES_AT_ONCE];
+    Own here = *own;
+    here.active = active;
+    float residual[model->hidden];
+    for (int n = 0; n < found; n++) {
+        active[n] = n;
+        load(model, cache->passed, (size_t)own->holes[3 * n + 2] * model->hidden, residual,
+             model->hidden);
+        normalise(run, &here, weights->attention_norm, residual, n);
+    }
+    set_outputs(&here, run->key, (size_t)width, found);
+    multiply_share(team, thread, &here, &weights->key, found);
+    set_outputs(&here, run->value, (size_t)width, found);
+    multiply_share(team, thread, &here, &weights->value, found);
+    barrier(team);
+    share_of(found * model->kv_heads, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++) {
+        int n = unit / model->kv_heads, head = unit % model->kv_heads;
+        int row = own->holes[3 * n], slot = own->holes[3 * n + 1];
+        size_t at = (size_t)n * width + (size_t)head * model->head_size;
+        write_cache(run, block, row, slot, (int)cache->positions[(size_t)row * cache->capacity + slot],
+                    head, run->key + at, run->value + at);
+    }
+    barrier(team);
+}
+
+/* The first slot of a lane's row that may not be filled from: its own, or, where it has just passed
+ * the block by and projects at once, the next. */
+static int stop_of(const Step *step, int lane, int beyond)
+{
+    return slot_of(step, lane) + beyond;
+}
+
+static int any_waits(const Run *run, const Own *own, int block, int count, int beyond)
+{
+    const Cache *cache = run->cache;
+    for (int n = 0; n < count; n++) {
+        int lane = own->active[n], row = row_of(run->step, lane);
+        if (cache->filled[(size_t)block * cache->rows + row] < stop_of(run->step, lane, beyond))
+            return 1;
+    }
+    return 0;
+}
+
+/* Close the holes that the rows of the active lanes have in a block. */
+static void fill_rows(Run *run, Team *team, int thread, Own *own, int block, int count, int beyond)
+{
+    Cache *cache = run->cache;
+    const Step *step = run->step;
+    int found = 0;
+    for (int n = 0; n < count; n++) {
+        int lane = own->active[n], row = row_of(step, lane), stop = stop_of(step, lane, beyond);
+        int slot = cache->filled[(size_t)block * cache->rows + row];
+        if (n > 0 && row_of(step, own->active[n - 1]) == row)
+            slot = stop_of(step, own->active[n - 1], beyond); /* the lane before it went so far */
+        while (slot < stop) {
+            found = find_holes(cache, block, row, stop, &slot, own->holes, found);
+            if (found == HOLES_AT_ONCE) {
+                fill_holes(run, team, thread, own, block, found);
+                found = 0;
+            }
+        }
+    }
+    if (found > 0)
+        fill_holes(run, team, thread, own, block, found);
+    barrier(team); /* every thread has read what changes below */
+    if (thread != 0)
+        return;
+    for (int n = 0; n < count; n++) {
+        int row = row_of(step, own->active[n]), stop = stop_of(step, own->active[n], beyond);
+        size_t at = (size_t)block * cache->rows + row;
+        for (; cache->filled[at] < stop; cache->filled[at]++)
+            cache->waiting[at * cache->capacity + cache->filled[at]] = -1;
+    }
+}
+
+static int collect(const Run *run, Own *own, int block, int runs)
+{
+    const Step *step = run->step;
+    int count = 0;
+    for (int lane = 0; lane < step->lanes; lane++)
+        if (step->runs[(size_t)lane * run->model->num_blocks + block] == runs)
+            own->active[count++] = lane;
+    return count;
+}
+
+enum { IN_BLOCKS, FILLING, PROJECTING };
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Note what has passed since `*since` as that of a stage; the next begins. */
+static void turn(const Step *step, int thread, int stage, double *since)
+{
+    if (step->seconds == NULL || thread != 0)
+        return;
+    double now = now_s();
+    step->seconds[stage] += now - *since;
+    *since = now;
+}
+
+static void pass_and_run(Run *run, Team *team, int thread, Own *own, int block, int32_t *place)
+{
+    const Step *step = run->step;
+    double since = step->seconds == NULL ? 0 : now_s();
+    int skipping = collect(run, own, block, 0);
+    if (step->leaves != NOTHING && thread == 0)
+        pass_by(run, block, place);
+    if (step->leaves == PROJECTED && skipping > 0) {
+        barrier(team);
+        fill_rows(run, team, thread, own, block, skipping, 1);
+    }
+    int running = collect(run, own, block, 1);
+    if (running > 0 && step->leaves != NOTHING && any_waits(run, own, block, running, 0))
+        fill_rows(run, team, thread, own, block, running, 0);
+    turn(step, thread, FILLING, &since);
+    if (running == 0)
+        return;
+    run_block(run, team, thread, own, block, running);
+    turn(step, thread, IN_BLOCKS, &since);
+}
+
+static void final_logits(Run *run, Team *team, int thread, Own *own)
+{
+    const Model *model = run->model;
+    const Step *step = run->step;
+    for (int lane = 0; lane < step->lanes; lane++) {
+        own->active[lane] = lane;
+        normalise(run, own, model->final_norm, step->residual + (size_t)lane * model->hidden, lane);
+    }
+    set_outputs(own, step->logits, (size_t)model->vocabulary.rows, step->lanes);
+    multiply_share(team, thread, own, &model->vocabulary, step->lanes);
+}
+
+static void run_all(void *argument, Team *team, int thread)
+{
+    Run *run = argument;
+    const Model *model = run->model;
+    const Step *step = run->step;
+    Own own;
+    int32_t place[step->lanes];
+    lay_out_own(model, step, run->cache->capacity, run->own + thread * run->own_bytes, &own);
+    for (int lane = 0; lane < step->lanes; lane++) {
+        place[lane] = -1;
+        if (thread == 0 && step->first == 0)
+            load(model, model->embedding, (size_t)step->tokens[lane] * model->hidden,
+                 step->residual + (size_t)lane * model->hidden, model->hidden);
+    }
+    barrier(team);
+    for (int block = step->first; block < step->stop; block++)
+        pass_and_run(run, team, thread, &own, block, place);
+    if (step->logits == NULL)
+        return;
+    double since = step->seconds == NULL ? 0 : now_s();
+    final_logits(run, team, thread, &own);
+    if (step->seconds != NULL)
+        barrier(team); /* the projection ends with its slowest thread */
+    turn(step, thread, PROJECTING, &since);
+}
+
+/* Memory that steps use, kept from one to the next. */
+typedef struct {
+    OpenMP openmp;
+    char *memory;
+    size_t bytes;
+} Engine;
+
+static size_t lay_out(Run *run, char *base, int threads)
+{
+    const Model *model = run->model;
+    const Step *step = run->step;
+    char *at = base;
+    Own own;
+    size_t lanes = step->lanes, holes = lanes > HOLES_AT_ONCE ? lanes : HOLES_AT_ONCE;
+    size_t attended = (size_t)model->heads * model->head_size;
+    size_t widest = attended > (size_t)model->hidden ? attended : (size_t)model->hidden;
+    size_t kv_width = (size_t)model->kv_heads * model->head_size;
+    run->query = take(&at, sizeof(float) * lanes * widest);
+    run->key = take(&at, sizeof(float) * holes * kv_width);
+    run->value = take(&at, sizeof(float) * holes * kv_width);
+    run->attended = take(&at, sizeof(float) * lanes * attended);
+    run->attended_narrow = take(&at, sizeof(bf16) * lanes * attended);
+    run->inner = take(&at, sizeof(float) * 2 * lanes * model->inner);
+    run->inner_narrow = take(&at, sizeof(bf16) * lanes * model->inner);
+    run->own = at;
+    run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);
+    return (size_t)(at - base) + run->own_bytes * threads;
+}
+
+/* Run blocks of one step; 0, or -1 where memory ran out. */
+int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
+{
+    Run run = {.model = model, .cache = cache, .step = step};
+    size_t bytes = lay_out(&run, NULL, threads);
+    if (bytes > engine->bytes) {
+        free(engine->memory);
+        engine->memory = NULL, engine->bytes = 0;
+        if (posix_memalign((void **)&engine->memory, 64, bytes) != 0)
+            return -1;
+        engine->bytes = bytes;
+    }
+    lay_out(&run, engine->memory, threads);
+    run_job(&engine->openmp, threads, run_all, &run);
+    return 0;
+}
+
+void buddy_engine_free(Engine *engine)
+{
+    free(engine->memory);
+    free(engine);
+}
+
+/* NULL where memory cannot be had. */
+Engine *buddy_engine_new(const OpenMP *openmp)
+{
+    Engine *engine = calloc(1, sizeof *engine);
+    if (engine != NULL)
+        engine->openmp = *openmp;
+    return engine;
+}

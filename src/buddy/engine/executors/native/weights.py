@@ -1,0 +1,134 @@
+"""Which models the native decoder can run, and where their weights lie."""
+
+import ctypes
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from buddy.backbone.backbone import Backbone
+from buddy.backbone.families import rope_of_length
+from buddy.backbone.quantised import QuantisedLinear
+from buddy.engine.executors.native import layout
+
+_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_ATTENTION: Final = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+_MLP: Final = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+def why_not(backbone: Backbone) -> str | None:
+    """Why the kernel cannot run a model; None where it can."""
+    config = backbone.config
+    if backbone.device.type != "cpu":
+        return f"it is on {backbone.device}, not on a CPU"
+    if backbone.dtype not in layout.FORMATS:
+        return f"its weights are {backbone.dtype}, expected bfloat16 or float32"
+    if config.model_type not in _FAMILIES:
+        return f"model type {config.model_type!r} is none of {', '.join(_FAMILIES)}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"its activation is {config.hidden_act!r}, expected silu"
+    rope = rope_of_length(config)
+    if rope is not None:
+        return f"its rotary embedding is {rope!r}, which changes with the length"
+    for linear in _linears(backbone):
+        if type(linear) not in (nn.Linear, QuantisedLinear):
+            return f"a linear layer is a {type(linear).__name__}: merge the adapter first"
+        if not cast(Any, linear).weight.is_contiguous():
+            return "a weight is not contiguous"
+    return None
+
+
+def _linears(backbone: Backbone) -> list[nn.Module]:
+    blocks = [
+        getattr(part, name)
+        for block in cast(Any, backbone.blocks)
+        for part, names in ((block.self_attn, _ATTENTION), (block.mlp, _MLP))
+        for name in names.values()
+    ]
+    return [*blocks, backbone.head]
+
+
+class BoundWeights:
+    """A model's weights as the kernel is told of them; norms and biases widened to float32.
+
+    Attributes:
+        model: The structure.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._held: list[Any] = []
+        self._positions = 0
+        self.model = layout.Model()
+        self._bind()
+
+    def refresh(self, positions: int) -> None:
+        """Follow weights that were moved, and cover as many positions."""
+        if self._backbone.embedding.weight.data_ptr() != self.model.embedding:
+            self._held, self._positions = [], 0
+            self._bind()
+        if positions > self._positions:
+            hidden = torch.empty(1, 1)  # float32: of the angles' dtype, nothing else
+            every = torch.arange(positions)[None]
+            cos, sin = (t[0].contiguous() for t in self._backbone.rotary(hidden, every))
+            self.model.cosines, self.model.sines = cos.data_ptr(), sin.data_ptr()
+            self._angles, self._positions = (cos, sin), positions
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """In float32, for as long as the kernel may read it."""
+        kept = tensor.detach().float().contiguous()
+        self._held.append(kept)
+        return kept
+
+    def _norm(self, module: Any) -> int | None:
+        return None if module is None else self._keep(module.weight).data_ptr()
+
+    def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
+        quantised = linear if isinstance(linear, QuantisedLinear) else None
+        # The addresses must stay good.
+        self._held.append((linear.weight, None if quantised is None else quantised.scales))
+        return layout.Matrix(
+            weights=linear.weight.data_ptr(),
+            scales=None if quantised is None else quantised.scales.data_ptr(),
+            bias=None if linear.bias is None else self._keep(linear.bias).data_ptr(),
+            rows=linear.out_features,
+            columns=linear.in_features,
+            format=layout.FORMATS[linear.weight.dtype]
+            if quantised is None
+            else layout.QUANTISED[quantised.quantisation],
+        )
+
+    def _bind(self) -> None:
+        backbone, config = self._backbone, self._backbone.config
+        blocks = (layout.Block * backbone.num_blocks)()
+        for index, (block, window) in enumerate(
+            zip(backbone.blocks, backbone.windows, strict=True)
+        ):
+            layer = cast(Any, block)
+            attention, mlp = layer.self_attn, layer.mlp
+            blocks[index] = layout.Block(
+                **{name: self._matrix(getattr(attention, at)) for name, at in _ATTENTION.items()},
+                **{name: self._matrix(getattr(mlp, at)) for name, at in _MLP.items()},
+                attention_norm=self._norm(layer.input_layernorm),
+                mlp_norm=self._norm(layer.post_attention_layernorm),
+                query_norm=self._norm(getattr(attention, "q_norm", None)),
+                key_norm=self._norm(getattr(attention, "k_norm", None)),
+                window=window or 0,
+            )
+        self._held.append(blocks)
+        first = cast(Any, backbone.blocks[0])
+        self.model = layout.Model(
+            blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
+            embedding=backbone.embedding.weight.data_ptr(),
+            final_norm=self._norm(backbone.final_norm),
+            vocabulary=self._matrix(cast(Any, backbone.head)),
+            epsilon=config.rms_norm_eps,
+            scaling=first.self_attn.scaling,
+            num_blocks=backbone.num_blocks,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=backbone.head_dim,
+            inner=config.intermediate_size,
+            is_bf16=backbone.dtype == torch.bfloat16,
+        )

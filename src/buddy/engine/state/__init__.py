@@ -1,0 +1,1 @@
+"""What sequences carry from step to step."""

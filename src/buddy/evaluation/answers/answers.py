@@ -1,0 +1,246 @@
+"""How well answers are predicted: their cross-entropy, the route chosen from the prompt alone.
+
+Do routes depend on the input to its use? Then an answer must cost more under the plan of another
+input at the same budget. That is measured too, input by input.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.depth.policy import BatchSize, DepthPolicy, Observation
+from buddy.engine.run import Step, run_once
+from buddy.errors import DataError
+from buddy.evaluation.answers.answer_points import ALL, Answered, answer_points, exchange_points
+from buddy.evaluation.conditions import Condition
+from buddy.evaluation.execution import execution_rates
+from buddy.evaluation.samples import SampleLog
+from buddy.evaluation.tasks.scoring import token_logprobs
+from buddy.model import BuddyForCausalLM
+
+Plan = tuple[int, ...]
+"""The blocks that run, ascending."""
+WITHIN: Final = ("all", "source")
+"""Whose plans are exchanged: those of any inputs, or of inputs from the same source."""
+
+
+class GivenPlans:
+    """Runs the plans it is given, one a row, whatever the input."""
+
+    name = "given"
+    context_layer = 0
+    pinned: Sequence[int] = ()
+
+    def __init__(self, plans: Sequence[Plan], num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._wanted = torch.zeros(len(plans), num_blocks)
+        for row, plan in enumerate(plans):
+            self._wanted[row, list(plan)] = 1.0
+
+    def observe(self, state: Any, seen: Observation) -> BatchSize:
+        """Nothing but the batch size matters."""
+        return BatchSize.of(seen)
+
+    def scores(
+        self, state: BatchSize, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
+        """One where the block is to run."""
+        return self._wanted.to(state.device)
+
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        return "given plans"
+
+
+@torch.inference_mode()
+def answer_losses(
+    model: BuddyForCausalLM, policy: DepthPolicy, blocks: int, examples: Sequence[Example]
+) -> list[tuple[float, Plan]]:
+    """Of each example, the answer's summed negative log-likelihood given the prompt, and the plan.
+
+    Args:
+        model: Runs the blocks.
+        policy: Chooses them; it sees the prompts alone.
+        blocks: How many, for every example.
+        examples: A batch; those of like length waste least.
+    """
+    fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
+    width = max(map(len, fed))
+    ids = torch.tensor([(*tokens, *[0] * (width - len(tokens))) for tokens in fed])
+    columns = torch.arange(width)
+    ends = torch.tensor([len(tokens) for tokens in fed])[:, None]
+    starts = torch.tensor([len(example.prompt) for example in examples])[:, None]
+    step = Step(
+        token_ids=ids.to(model.device),
+        valid=(columns < ends).to(model.device),
+        counted=(columns < starts).to(model.device),
+        budgets=(blocks,) * len(examples),
+        reroute="prefill",
+    )
+    out = run_once(model.backbone, policy, step)
+    # The residual at a token predicts the one after it.
+    before = ((columns >= starts - 1) & (columns < ends)).to(model.device)
+    targets = torch.tensor([t for example in examples for t in example.answer])
+    logprobs, _ = token_logprobs(model, out.hidden[before], targets.to(model.device))
+    parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
+    return [(float(part.sum()), plan) for part, plan in zip(parts, out.plan.keys, strict=True)]
+
+
+def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:
+    """Another input for each input, at random; each is chosen once.
+
+    Args:
+        sources: Of each input.
+        within: One of `WITHIN`.
+        seed: Of the draw.
+
+    Returns:
+        By input, the other; an input that is alone in its source has none.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, source in enumerate(sources):
+        groups.setdefault(ALL if within == "all" else source, []).append(place)
+    found: dict[int, int] = {}
+    for name, members in groups.items():
+        random.Random(f"{seed} {name}").shuffle(members)
+        if len(members) > 1:
+            # Each takes after the next in a random ring: at random, and never itself.
+            found |= dict(zip(members, [*members[1:], members[0]], strict=True))
+    return found
+
+
+def run_answers(
+    model: BuddyForCausalLM,
+    conditions: Sequence[Condition],
+    examples: Sequence[Example],
+    *,
+    batch: int = 16,
+    shuffle_seed: int | None = None,
+    log: SampleLog | None = None,
+    on_answers: Callable[[Condition, int], None] = lambda condition, answers: None,
+) -> dict[str, Any]:
+    """Answer losses of every condition over all examples.
+
+    Args:
+        model: Runs the blocks.
+        conditions: One after another.
+        examples: In any order.
+        batch: Examples at a time.
+        shuffle_seed: Also give each input the plan of another one; None to leave that out.
+        log: Keeps each answer's loss, and gives back those it has.
+        on_answers: Told of answers done; under `rounds_of` plans each.
+
+    Returns:
+        `points` and `execution`, over all examples and by source; and `exchanged`, what the plan
+        of another input costs.
+
+    Raises:
+        DataError: Plans are to be exchanged, and there is one example.
+    """
+    if shuffle_seed is not None and len(examples) < 2:
+        raise DataError("plans can be exchanged between 2 examples or more, got 1")
+    sources = [example.source for example in examples]
+    bench = _Bench(model, examples, batch, log, on_answers)
+    results: dict[str, Any] = {"points": [], "exchanged": [], "execution": []}
+    for condition in conditions:
+        own = bench.under_policy(condition)
+        results["points"] += answer_points(condition, own)
+        plans: dict[str, list[Plan]] = {ALL: [one.blocks for one in own]}
+        for one in own:
+            plans.setdefault(one.source, []).append(one.blocks)
+        results["execution"] += execution_rates(condition, plans)
+        if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
+            continue
+        for within in WITHIN:
+            chosen = others(sources, within, shuffle_seed)
+            given = bench.under_plans(condition, {i: own[j].blocks for i, j in chosen.items()})
+            pairs = [(own[i], given[i]) for i in sorted(given)]
+            results["exchanged"] += exchange_points(condition, pairs, within)
+    return results
+
+
+def rounds_of(condition: Condition, *, shuffle: bool) -> int:
+    """How often each example is run; a fixed set of blocks leaves no plans to exchange."""
+    return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Runs examples that have not been run, and remembers what came out."""
+
+    model: BuddyForCausalLM
+    examples: Sequence[Example]
+    batch: int
+    log: SampleLog | None
+    on_answers: Callable[[Condition, int], None]
+    _digests: list[str] = field(init=False)
+    _known: dict[str, Answered] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._digests = [
+            hashlib.sha256(json.dumps([one.source, one.prompt, one.answer]).encode()).hexdigest()[
+                :24
+            ]
+            for one in self.examples
+        ]
+
+    def under_policy(self, condition: Condition) -> list[Answered]:
+        """Every example, under the plan that the policy chooses."""
+        keys = {i: f"{condition.key} {self._digests[i]}" for i in range(len(self.examples))}
+        self._run(condition, keys, lambda rows: condition.policy)
+        return [self._known[keys[i]] for i in range(len(self.examples))]
+
+    def under_plans(self, condition: Condition, plans: dict[int, Plan]) -> dict[int, Answered]:
+        """Some examples, under these plans."""
+        keys = {}
+        for i, plan in plans.items():
+            own = f"{condition.key} {self._digests[i]}"
+            # As the log names a fixed set of blocks: its losses are shared.
+            given = f"blocks:{','.join(map(str, plan))} {self._digests[i]}"
+            keys[i] = own if self._known[own].blocks == plan else given
+        num_blocks = condition.policy.num_blocks
+        self._run(condition, keys, lambda rows: GivenPlans([plans[i] for i in rows], num_blocks))
+        return {i: self._known[key] for i, key in keys.items()}
+
+    def _run(
+        self,
+        condition: Condition,
+        keys: dict[int, str],
+        policy_of: Callable[[Sequence[int]], DepthPolicy],
+    ) -> None:
+        pending = [i for i, key in keys.items() if not self._recall(i, key)]
+        self.on_answers(condition, len(keys) - len(pending))
+        pending.sort(key=lambda i: self.examples[i].num_tokens, reverse=True)
+        for start in range(0, len(pending), self.batch):
+            rows = pending[start : start + self.batch]
+            examples = [self.examples[i] for i in rows]
+            found = answer_losses(self.model, policy_of(rows), condition.blocks, examples)
+            for i, (nll, blocks) in zip(rows, found, strict=True):
+                self._keep(i, keys[i], nll, blocks)
+                if self.log is not None:
+                    example = self.examples[i]
+                    tokens = len(example.answer)
+                    self.log.add(
+                        keys[i], task=example.source, nll=nll, tokens=tokens, blocks=blocks
+                    )
+            self.on_answers(condition, len(rows))
+
+    def _recall(self, i: int, key: str) -> bool:
+        if key in self._known:
+            return True
+        logged = None if self.log is None else self.log.find(key)
+        if logged is not None:
+            self._keep(i, key, logged["nll"], tuple(logged["blocks"]))
+        return logged is not None
+
+    def _keep(self, i: int, key: str, nll: float, blocks: Plan) -> None:
+        example = self.examples[i]
+        self._known[key] = Answered(nll, len(example.answer), blocks, example.source)

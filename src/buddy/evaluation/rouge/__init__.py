@@ -1,0 +1,1 @@
+"""ROUGE of summaries."""

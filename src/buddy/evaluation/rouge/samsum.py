@@ -1,0 +1,82 @@
+"""SAMSum: dialogues to summarise, and how a model is asked for it."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from buddy.data.local_tasks import read_split
+from buddy.errors import DataError
+
+INSTRUCTION: Final = "Summarize the following dialogue in one or two short sentences."
+HUB_ID: Final = "knkarthick/samsum"
+"""The data set's first home on the hub, Samsung/samsum, is gone."""
+_FIELDS: Final = ("id", "dialogue", "summary")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A chat, and what a person made of it."""
+
+    id: str
+    text: str
+    summary: str
+
+
+def read_dialogues(
+    data_dir: Path | None, split: str = "validation", *, limit: int | None = None, seed: int = 0
+) -> list[Dialogue]:
+    """Dialogues of a split.
+
+    Args:
+        data_dir: With `samsum/SPLIT.jsonl`; the hub if None.
+        split: train, validation or test.
+        limit: At most this many, drawn at random.
+        seed: Of the draw.
+
+    Raises:
+        DataError: The data is missing, empty, or lacks a field.
+    """
+    rows = read_split(data_dir, "samsum", split, _FIELDS) if data_dir else _from_hub(split)
+    dialogues = [Dialogue(str(row["id"]), row["dialogue"], row["summary"]) for row in rows]
+    if limit is None or limit >= len(dialogues):
+        return dialogues
+    return random.Random(seed).sample(dialogues, limit)
+
+
+def _from_hub(split: str) -> list[dict[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(HUB_ID, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"split {split!r} of {HUB_ID} cannot be had from the hub: {error}; give a local folder "
+            "with samsum/SPLIT.jsonl in it by --data-dir"
+        ) from error
+    return [row for row in rows if row["dialogue"] and row["summary"]]
+
+
+def has_chat(tokenizer: Any) -> bool:
+    """Whether the model is asked in its own form of a conversation."""
+    return tokenizer.chat_template is not None
+
+
+def prompt_ids(tokenizer: Any, dialogue: str) -> list[int]:
+    """The tokens that ask for a summary."""
+    asked = f"{INSTRUCTION}\n\n{dialogue}"
+    if not has_chat(tokenizer):
+        return list(tokenizer(f"{asked}\n\nSummary:", verbose=False)["input_ids"])
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": asked}],
+        add_generation_prompt=True,
+        tokenize=False,
+        enable_thinking=False,  # read by the templates of models that think aloud
+    )
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def read_answer(tokenizer: Any, token_ids: list[int]) -> str:
+    """The summary in what was generated; without a chat template, its first line of text."""
+    text = str(tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+    return text if has_chat(tokenizer) else text.partition("\n")[0].strip()

@@ -1,0 +1,1 @@
+"""Speed, and where the time goes."""

@@ -1,0 +1,203 @@
+"""Log-likelihoods of candidate answers under one plan a question, chosen from its context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.depth.policy import DepthPolicy
+from buddy.engine.run import Step, run_step
+from buddy.engine.state.session import Session
+from buddy.model import BuddyForCausalLM
+
+_HEAD_TOKENS = 256
+"""Positions whose logits are held at once: the vocabulary is wide."""
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Candidates that share one plan.
+
+    Attributes:
+        routed: Tokens that every candidate begins with, and all that the route sees.
+        rests: Of each candidate, the tokens that follow and are fed: all but the last one.
+        answers: Of each candidate, the tokens whose likelihood is asked, the last of which is
+            not fed.
+    """
+
+    routed: Tokens
+    rests: tuple[Tokens, ...]
+    answers: tuple[Tokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What came out for one question.
+
+    Attributes:
+        loglikelihoods: Of each candidate's answer, summed over its tokens.
+        greedy: Whether each answer is what greedy decoding would have given.
+        blocks: The plan.
+    """
+
+    loglikelihoods: tuple[float, ...]
+    greedy: tuple[bool, ...]
+    blocks: tuple[int, ...]
+
+
+def ask(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Question]:
+    """Questions for the candidates (context, answer) of one document.
+
+    The route sees the tokens that all contexts begin with, and no more: where a candidate stands
+    in the context (WinoGrande), it does not reach the route either. Contexts that have no token
+    in common become questions of their own, each routed from its own context.
+
+    Args:
+        candidates: Token ids; neither part is empty.
+        context: Most tokens that the model can be fed; longer contexts lose their beginning.
+    """
+    cut = [_cut(before, answer, context) for before, answer in candidates]
+    shared = _common([before for before, _ in cut])
+    if shared == 0:
+        return [question for one in candidates for question in ask([one], context=context)]
+    return [
+        Question(
+            cut[0][0][:shared],
+            tuple((*before[shared:], *answer[:-1]) for before, answer in cut),
+            tuple(answer for _, answer in cut),
+        )
+    ]
+
+
+def ask_leaking(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Question]:
+    """Questions whose route sees the answer too: only to reproduce harnesses that leak."""
+    cut = [_cut(before, answer, context) for before, answer in candidates]
+    return [Question((*before, *answer[:-1]), ((),), (answer,)) for before, answer in cut]
+
+
+def _cut(before: Tokens, answer: Tokens, context: int) -> tuple[Tokens, Tokens]:
+    return before[max(0, len(before) + len(answer) - 1 - context) :], answer
+
+
+def _common(contexts: Sequence[Tokens]) -> int:
+    """How many tokens all contexts begin with."""
+    count = 0
+    for column in zip(*contexts, strict=False):
+        if len(set(column)) > 1:
+            break
+        count += 1
+    return count
+
+
+@torch.inference_mode()
+def score(
+    model: BuddyForCausalLM,
+    policy: DepthPolicy,
+    blocks: int | None,
+    questions: Sequence[Question],
+) -> list[Scored]:
+    """Run a batch of questions: each context once, then every candidate from its cache.
+
+    Args:
+        model: Runs the blocks.
+        policy: Chooses them.
+        blocks: How many, for every question; None lets the predictor choose for each, from what
+            its route sees.
+        questions: Any number; those of like length waste least.
+    """
+    session = model.new_session(len(questions), 1)
+    feed = _Feed(model, policy, session, blocks)
+    hidden = feed.tokens([question.routed for question in questions], left=True)
+    assert session.plan is not None
+    plans = session.plan.mask.tolist()
+    rests = [rest for question in questions for rest in question.rests]
+    owners = [i for i, question in enumerate(questions) for _ in question.rests]
+    rows = torch.tensor(owners, device=model.device)
+    end = hidden.shape[1]
+    hidden = hidden[rows]
+    if any(rests):
+        session.reorder_cache(rows)
+        hidden = torch.cat((hidden, feed.tokens(rests, left=False)), dim=1)
+    # Contexts are padded on the left and rests on the right: a candidate is one stretch.
+    ends = [end + len(rest) for rest in rests]
+    answers = [answer for question in questions for answer in question.answers]
+    scores = iter(_read(model, hidden, ends, answers))
+    out = []
+    for question, mask in zip(questions, plans, strict=True):
+        mine = [next(scores) for _ in question.rests]
+        ran = tuple(block for block, runs in enumerate(mask) if runs)
+        out.append(Scored(tuple(ll for ll, _ in mine), tuple(top for _, top in mine), ran))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """Feeds sequences of unequal length to one session."""
+
+    model: BuddyForCausalLM
+    policy: DepthPolicy
+    session: Session
+    blocks: int | None
+
+    def tokens(
+        self, sequences: Sequence[Tokens], *, left: bool
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """The residuals after the last block, padded on the left or on the right."""
+        width = max(len(tokens) for tokens in sequences)
+        ids = torch.zeros(len(sequences), width, dtype=torch.long)
+        valid = torch.zeros(len(sequences), width, dtype=torch.bool)
+        for row, tokens in enumerate(sequences):
+            at = slice(width - len(tokens), width) if left else slice(0, len(tokens))
+            ids[row, at] = torch.tensor(tokens, dtype=torch.long)
+            valid[row, at] = True
+        ids, valid = ids.to(self.model.device), valid.to(self.model.device)
+        budgets = self.session.budgets
+        if self.session.steps == 0:
+            wanted = (self.blocks,) * len(sequences)
+            budgets = self.model.choose_budgets(wanted, ids, valid, valid)
+        step = Step(
+            token_ids=ids,
+            valid=valid,
+            counted=valid,
+            budgets=budgets,
+            reroute="prefill",
+        )
+        return run_step(self.model.backbone, self.policy, self.session, step).hidden
+
+
+def _read(
+    model: BuddyForCausalLM,
+    hidden: Float[Tensor, "candidates tokens hidden"],
+    ends: Sequence[int],
+    answers: Sequence[Tokens],
+) -> list[tuple[float, bool]]:
+    """Each answer's summed log-likelihood, and whether it is the likeliest, token by token."""
+    rows = [row for row, answer in enumerate(answers) for _ in answer]
+    columns = [
+        c for e, answer in zip(ends, answers, strict=True) for c in range(e - len(answer), e)
+    ]
+    targets = torch.tensor([t for answer in answers for t in answer], device=hidden.device)
+    logprobs, likeliest = token_logprobs(model, hidden[rows, columns], targets)
+    lengths = [len(answer) for answer in answers]
+    parts = zip(torch.split(logprobs, lengths), torch.split(likeliest, lengths), strict=True)
+    return [(float(part.sum()), bool(top.all())) for part, top in parts]
+
+
+def token_logprobs(
+    model: BuddyForCausalLM,
+    hidden: Float[Tensor, "tokens hidden"],
+    targets: Int[Tensor, " tokens"],
+) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
+    """Each target's log-probability in float32, and whether it is the likeliest token."""
+    logprobs, likeliest = [], []
+    pieces = (torch.split(one, _HEAD_TOKENS) for one in (hidden, targets))
+    for part, target in zip(*pieces, strict=True):
+        logits = model.backbone.logits(part).float()
+        chosen = logits.gather(1, target[:, None])[:, 0]
+        logprobs.append(chosen - logits.logsumexp(1))
+        likeliest.append(logits.argmax(1) == target)
+    return torch.cat(logprobs), torch.cat(likeliest)

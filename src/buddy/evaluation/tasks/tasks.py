@@ -1,0 +1,298 @@
+"""Tasks of lm-evaluation-harness under every condition, one log and one set of figures."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from datasets import Dataset, DatasetDict
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+
+from buddy.data.local_tasks import LOCAL_TASKS, LocalTask, read_split
+from buddy.errors import DataError
+from buddy.evaluation.conditions import Condition
+from buddy.evaluation.execution import execution_rates
+from buddy.evaluation.tasks.harness import BuddyLM
+
+COMMONSENSE: Final = {
+    "openbookqa": "acc_norm",
+    "piqa": "acc_norm",
+    "boolq": "acc",
+    "social_iqa": "acc",
+    "hellaswag": "acc_norm",
+    "arc_easy": "acc",
+    "arc_challenge": "acc_norm",
+    "winogrande": "acc",
+}
+"""The eight commonsense tasks, and the metric of each that the average takes.
+
+Source: the tasks are the paper's; it names no metric. Its dense Llama-3-8B row agrees with the
+figures that lm-eval gives under these.
+"""
+_BOOTSTRAPS = 1000
+_SPLITS = {"training": "train", "validation": "validation", "test": "test"}
+"""What lm-eval's tasks call a split, and the file that holds it."""
+OnCondition = Callable[[Condition], None]
+
+
+def load_tasks(
+    names: Sequence[str],
+    *,
+    data_dir: Path | None,
+    fewshot: int | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """Build lm-eval's tasks, from a local folder or from the hub.
+
+    Args:
+        names: Tasks of lm-eval; with a folder, those of `LOCAL_TASKS`.
+        data_dir: With `TASK/SPLIT.jsonl`; the hub if None.
+        fewshot: Examples in each prompt; the task's own number if None.
+        limit: Rows of each task that will be asked for; of local data, no more are prepared.
+
+    Returns:
+        As lm-eval's `TaskManager.load` does.
+
+    Raises:
+        DataError: No such task, or its data is missing, empty or lacks a field.
+    """
+    if data_dir is None:
+        loaded = _load_hub(names)
+    else:
+        loaded = _load_served(
+            spec for name in names for spec in _local_specs(name, data_dir, fewshot, limit)
+        )
+    for task in loaded["tasks"].values():
+        if fewshot is not None or task.get_config("num_fewshot") is None:
+            task.set_config("num_fewshot", fewshot or 0)
+    return loaded
+
+
+def load_training(names: Sequence[str], *, data_dir: Path | None) -> dict[str, Any]:
+    """Build lm-eval's tasks for their training rows: `training_docs` of each gives them.
+
+    Args:
+        names: Tasks of lm-eval; with a folder, those of `LOCAL_TASKS`.
+        data_dir: With `TASK/train.jsonl`; the hub if None.
+
+    Returns:
+        By name, lm-eval's tasks.
+
+    Raises:
+        DataError: No such task, it has no training rows, or they are missing, empty or lack a
+            field.
+    """
+    if data_dir is None:
+        loaded = _load_hub(names)["tasks"]
+    else:
+        loaded = _load_served(_training_spec(name, data_dir) for name in names)["tasks"]
+    without = [name for name, task in loaded.items() if not task.has_training_docs()]
+    if without:
+        raise DataError(f"task {', '.join(without)} has no training rows: leave it out")
+    return cast(dict[str, Any], loaded)
+
+
+def _training_spec(name: str, data_dir: Path) -> dict[str, Any]:
+    local = _find_local(name)
+    if local.shots != "train":
+        have = ", ".join(task for task, one in LOCAL_TASKS.items() if one.shots == "train")
+        raise DataError(f"task {name} has no training rows: expected one of {have}")
+    rows = read_split(data_dir, local.folder, "train", local.fields)
+    # lm-eval builds no task without rows to evaluate: it is shown the same ones.
+    splits = {"training_split": "train", "validation_split": "train", "test_split": None}
+    return {"task": name, "custom_dataset": _serve({"train": rows}), **splits}
+
+
+@functools.cache
+def _manager() -> TaskManager:
+    """It knows where each task's file is: finding that out takes seconds."""
+    return TaskManager()
+
+
+def _load_hub(names: Sequence[str]) -> dict[str, Any]:
+    manager = _manager()
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise DataError(
+            f"lm-eval has no task {', '.join(unknown)}: `lm_eval ls tasks` lists them; for "
+            f"instance {', '.join(COMMONSENSE)}"
+        )
+    try:
+        return {"tasks": cast(dict[str, Any], manager.load(list(names)))["tasks"]}
+    except (OSError, RuntimeError) as error:  # no network, or no such data set
+        raise DataError(
+            f"the data of {', '.join(names)} cannot be had from the hub: {error}; give a local "
+            "folder with --data-dir"
+        ) from error
+
+
+def _load_served(specs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    # Only a member of a group may change a part of a task that lm-eval knows.
+    group = {"group": "local", "task": list(specs)}
+    return {"tasks": cast(dict[str, Any], _manager().load([group]))["tasks"]}
+
+
+def _local_specs(
+    name: str, data_dir: Path, fewshot: int | None, limit: int | None
+) -> Iterable[dict[str, Any]]:
+    local = _find_local(name)
+    splits = {local.split: read_split(data_dir, local.folder, local.split, local.fields)}
+    wants_shots = bool(fewshot) or name in ("gsm8k", "mmlu")
+    if wants_shots and local.shots:
+        splits[local.shots] = read_split(data_dir, local.folder, local.shots, local.fields)
+    # A split that is not there must not be asked for.
+    absent = {f"{kind}_split": None for kind, split in _SPLITS.items() if split not in splits}
+    if name != "mmlu":
+        splits[local.split] = splits[local.split][:limit]
+        return [{"task": name, "custom_dataset": _serve(splits), **absent}]
+    subjects = sorted({row["subject"] for row in splits[local.split]})
+    return [
+        {
+            "task": f"mmlu_{subject}",
+            "custom_dataset": _serve(
+                {
+                    split: [row for row in rows if row["subject"] == subject]
+                    for split, rows in splits.items()
+                }
+            ),
+        }
+        for subject in subjects
+    ]
+
+
+def _find_local(name: str) -> LocalTask:
+    local = LOCAL_TASKS.get(name)
+    if local is None:
+        raise DataError(
+            f"no local data for task {name!r}: --data-dir serves {', '.join(LOCAL_TASKS)}; leave "
+            "it out to take data from the hub"
+        )
+    return local
+
+
+def _serve(splits: dict[str, list[Any]]) -> Callable[..., DatasetDict]:
+    """What lm-eval calls instead of `datasets.load_dataset`."""
+    return lambda **_: DatasetDict(
+        {split: Dataset.from_list(rows) for split, rows in splits.items()}
+    )
+
+
+def run_tasks(
+    lm: BuddyLM,
+    conditions: Sequence[Condition],
+    loaded: dict[str, Any],
+    *,
+    limit: int | None = None,
+    seed: int = 1234,
+    chat_template: bool = False,
+    on_condition: OnCondition = lambda condition: None,
+) -> dict[str, Any]:
+    """Evaluate every condition on every task.
+
+    Args:
+        lm: Its `log`, if any, keeps samples and gives back those it has.
+        conditions: One after another.
+        loaded: As `load_tasks` gives it.
+        limit: At most this many rows of each task.
+        seed: Of few-shot sampling.
+        chat_template: Put each prompt into the tokenizer's chat template.
+        on_condition: Told when one begins.
+
+    Returns:
+        `points`, one a metric, and `execution`, how often each block ran.
+    """
+    points: list[dict[str, Any]] = []
+    execution: list[dict[str, Any]] = []
+    for condition in conditions:
+        on_condition(condition)
+        lm.set_condition(condition)
+        for task in loaded["tasks"].values():
+            task.set_fewshot_seed(seed=seed)
+        found = cast(
+            dict[str, Any],
+            evaluate(
+                lm,
+                loaded,
+                limit=limit,
+                bootstrap_iters=_BOOTSTRAPS,
+                apply_chat_template=chat_template,
+                fewshot_as_multiturn=chat_template,
+            ),
+        )
+        _log_scores(lm, found["samples"])
+        plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
+        depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
+        points += _points(condition, found, depths)
+        execution += execution_rates(condition, lm.execution)
+    return {"points": points, "execution": execution}
+
+
+def _log_scores(lm: BuddyLM, samples: dict[str, list[dict[str, Any]]]) -> None:
+    """What each sample was worth, beside what the model said of it."""
+    if lm.log is None:
+        return
+    for task, rows in samples.items():
+        for row in rows:
+            key = f"{lm.condition.key} {task} {row['doc_id']} {row['filter']}"
+            if lm.log.find(key) is None:
+                scores = {name: row[name] for name in row["metrics"]}
+                lm.log.add(key, task=task, doc_id=row["doc_id"], **scores)
+
+
+def _points(
+    condition: Condition, found: dict[str, Any], depths: dict[str, float]
+) -> list[dict[str, Any]]:
+    points = []
+    for task, depth in depths.items():
+        samples = found["n-samples"][task]["effective"]
+        figures = found["results"][task]
+        for name, value in figures.items():
+            metric, comma, source = name.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            error = figures.get(f"{metric}_stderr,{source}")
+            points.append(
+                condition.point(
+                    task,
+                    metric if source == "none" else name,
+                    value,
+                    stderr=error if isinstance(error, float) else None,
+                    samples=samples,
+                    **condition.spent(depth),
+                )
+            )
+    return [*points, *_means(condition, points)]
+
+
+def _means(condition: Condition, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The average of the commonsense tasks, each task alike; MMLU's over all its rows."""
+    chosen = [one for one in points if COMMONSENSE.get(one["task"]) == one["metric"]]
+    means = []
+    if len(chosen) > 1:
+        means.append(_mean(condition, "average", chosen, [1.0] * len(chosen)))
+    subjects = [one for one in points if one["task"].startswith("mmlu_") and one["metric"] == "acc"]
+    if subjects:
+        weights = [float(one["samples"]) for one in subjects]
+        means.append(_mean(condition, "mmlu", subjects, weights))
+    return means
+
+
+def _mean(
+    condition: Condition, task: str, points: list[dict[str, Any]], weights: list[float]
+) -> dict[str, Any]:
+    total = sum(weights)
+    pairs = list(zip(points, weights, strict=True))
+    value = sum(one["value"] * weight for one, weight in pairs) / total
+    errors = [one["stderr"] * weight if one["stderr"] else 0.0 for one, weight in pairs]
+    depth = sum(one.get("mean_blocks", one["blocks"]) * weight for one, weight in pairs) / total
+    return condition.point(
+        task,
+        "acc",
+        value,
+        stderr=math.hypot(*errors) / total,
+        samples=sum(one["samples"] for one in points),
+        tasks=[one["task"] for one in points],
+        **condition.spent(depth),
+    )

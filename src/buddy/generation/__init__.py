@@ -1,0 +1,1 @@
+"""Generation: transformers' `generate` under a budget."""

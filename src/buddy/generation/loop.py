@@ -1,0 +1,158 @@
+"""The decode loop for greedy decoding and sampling: transformers' settings, little bookkeeping.
+
+transformers prepares the prompt, the logits processors and the stopping criteria; from there on a
+step is a forward pass, a token and little else. Other modes (beams, assistants, scores on return)
+go through transformers' own loop, which is the reference.
+"""
+
+from typing import Any, Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+)
+
+from buddy.engine.run import Step, run_step
+
+_OTHER_MODES: Final = (
+    "assistant_model",
+    "custom_generate",
+    "dola_layers",
+    "force_words_ids",
+    "constraints",
+    "guidance_scale",
+    "negative_prompt_ids",
+    "output_logits",
+    "output_scores",
+    "penalty_alpha",
+    "prompt_lookup_num_tokens",
+    "return_dict_in_generate",
+    "synced_gpus",
+)
+
+
+def loops_here(options: dict[str, Any], config: Any) -> bool:
+    """Whether a call of `generate` is greedy decoding or sampling and returns tokens alone."""
+    config = options.get("generation_config") or config
+    beams = options.get("num_beams", getattr(config, "num_beams", None))
+    return beams in (None, 1) and not any(
+        options.get(name, getattr(config, name, None)) for name in _OTHER_MODES
+    )
+
+
+class Stop:
+    """The stopping criteria; those that are mere comparisons are made as such."""
+
+    def __init__(self, criteria: list[StoppingCriteria]) -> None:
+        self.columns = min(
+            [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)], default=0
+        )
+        self._ends = {
+            token
+            for one in criteria
+            if isinstance(one, EosTokenCriteria)
+            for token in one.eos_token_id.tolist()
+        }
+        self._others = [
+            one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)
+        ]
+
+    def __call__(
+        self, ids: Int[Tensor, "batch columns"], logits: Tensor
+    ) -> Bool[Tensor, " batch"] | None:
+        """The rows that end with the newest column; None where none does."""
+        if self.columns and ids.shape[1] >= self.columns:
+            return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        ended = [token in self._ends for token in ids[:, -1].tolist()]
+        if not self._others and not any(ended):
+            return None
+        done = torch.tensor(ended, device=ids.device)
+        for other in self._others:
+            done = done | other(ids, logits)
+        return done if bool(done.any()) else None
+
+
+@torch.no_grad()
+def decode_loop(
+    model: Any,
+    input_ids: Int[Tensor, "batch tokens"],
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Int[Tensor, "batch columns"]:
+    """Prefill, then a token at a time; called by transformers' `generate`."""
+    session, trace = inputs["past_key_values"], inputs["trace"]
+    stop = Stop(stopping_criteria)
+    batch, columns = input_ids.shape
+    room = max(stop.columns, columns + 1) if stop.columns else columns + 256
+    ids = input_ids.new_empty(batch, room)
+    ids[:, :columns] = input_ids
+    pad = generation_config._pad_token_tensor
+    open_rows: Bool[Tensor, " batch"] | None = None  # None = all of them
+    logits = prefill_step(model, input_ids, inputs)
+    budgets, every = session.budgets, torch.ones(batch, 1, dtype=torch.bool, device=ids.device)
+    native, policy = model.decoder.native(), model.inference_policy()
+    while True:
+        scores = logits_processor(ids[:, :columns], logits)
+        token = next_token(scores, generation_config.do_sample)
+        if pad is not None and open_rows is not None:
+            token = torch.where(open_rows, token, pad.to(token.device))
+        if columns == ids.shape[1]:
+            ids = torch.nn.functional.pad(ids, (0, columns))
+        ids[:, columns] = token
+        columns += 1
+        if streamer is not None:
+            streamer.put(token.cpu())
+        ended = stop(ids[:, :columns], scores)
+        if ended is not None:
+            open_rows = ~ended if open_rows is None else open_rows & ~ended
+            if not bool(open_rows.any()):
+                break
+        started_s = 0.0 if trace is None else trace.clock()
+        step = Step(
+            token_ids=token[:, None],
+            valid=every,
+            counted=every if open_rows is None else open_rows[:, None],
+            budgets=budgets,
+            reroute=inputs["reroute"],
+            batch_route=inputs["batch_route"],
+        )
+        made = run_step(model.backbone, policy, session, step, native)
+        last = made.logits if made.logits is not None else model.backbone.logits(made.hidden)
+        logits = last[:, -1].float()
+        if trace is not None:
+            trace.record(made.plan, made.executed.tolist(), 1, started_s)
+    if streamer is not None:
+        streamer.end()
+    return ids[:, :columns]
+
+
+def prefill_step(
+    model: Any, input_ids: Int[Tensor, "batch tokens"], inputs: dict[str, Any]
+) -> Float[Tensor, "batch vocab"]:
+    """Feed what a session has not seen of the prompt; logits after its last column, float32."""
+    out = model(
+        input_ids[:, inputs["past_key_values"].get_seq_length() :],
+        inputs["attention_mask"],
+        budget=inputs["budget"],
+        past_key_values=inputs["past_key_values"],
+        reroute=inputs["reroute"],
+        batch_route=inputs["batch_route"],
+        logits_to_keep=1,
+        trace=inputs["trace"],
+    )
+    return out.logits[:, -1].float()  # type: ignore[no-any-return]
+
+
+def next_token(scores: Float[Tensor, "batch vocab"], do_sample: bool) -> Int[Tensor, " batch"]:
+    """Drawn from the scores, or the best."""
+    if do_sample:
+        return torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
+    return scores.argmax(-1)

@@ -1,0 +1,1 @@
+"""What finds, fetches and loads models."""

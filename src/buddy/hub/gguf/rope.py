@@ -1,0 +1,80 @@
+"""Rotary scaling stated in a GGUF file, in the words of a Hugging Face config.
+
+transformers reads only the base frequency, so a file that stretches its frequencies (every
+Llama 3.1 and later) would be converted to a model that is silently wrong.
+"""
+
+import math
+from typing import Any, Final
+
+from buddy.errors import CheckpointError
+from buddy.hub.gguf.header import GgufHeader
+
+_LLAMA3_CONTEXT: Final = 8192
+_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
+_SCALINGS: Final = ("linear", "yarn")
+_SCALING_KEYS: Final = frozenset({"type", "factor", "original_context_length", "finetuned"})
+
+
+def rope_scaling(header: GgufHeader) -> dict[str, Any]:
+    """Entries to add to a config's `rope_parameters`; empty when nothing is scaled.
+
+    Raises:
+        CheckpointError: The file scales its frequencies in a way that has no equivalent here.
+    """
+    kind = header.of_model("rope.scaling.type", "none")
+    if header.rope_factors is not None and set(header.rope_factors) != {1.0}:
+        if kind != "none":
+            raise _refusal(header, f"both a table and {kind!r}")
+        return _llama3(header, header.rope_factors)
+    if kind == "none":
+        return {}
+    prefix = f"{header.architecture}.rope.scaling."
+    stated = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
+    if kind not in _SCALINGS or not stated <= _SCALING_KEYS or "factor" not in stated:
+        raise _refusal(header, f"{kind!r} with {', '.join(sorted(stated))}")
+    scaling = {"rope_type": kind, "factor": header.of_model("rope.scaling.factor")}
+    context = header.of_model("rope.scaling.original_context_length")
+    if kind == "yarn" and context is not None:
+        scaling["original_max_position_embeddings"] = context
+    return scaling
+
+
+def _llama3(header: GgufHeader, factors: tuple[float, ...]) -> dict[str, Any]:
+    """Name the scaling behind a table of factors, and prove that it gives that table."""
+    factor = max(factors)
+    expected = _llama3_factors(header, factor, len(factors))
+    pairs = zip(factors, expected, strict=True)
+    # 1e-3: the table is kept in 32 bits, worked out by another program.
+    if not all(math.isclose(got, wanted, rel_tol=1e-3) for got, wanted in pairs):
+        raise _refusal(header, "a table that is not that of Llama 3")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
+
+
+def _llama3_factors(header: GgufHeader, factor: float, num_pairs: int) -> list[float]:
+    """Short waves keep their length, long ones grow by `factor`, the rest by something between.
+
+    Source: Llama 3.1 reference code, `apply_scaling`.
+    """
+    theta = header.of_model("rope.freq_base", 10_000.0)
+    factors = []
+    for pair in range(num_pairs):
+        wavelength = 2 * math.pi * theta ** (pair / num_pairs)
+        smooth = (_LLAMA3_CONTEXT / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+        smooth = min(1.0, max(0.0, smooth))
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+def _refusal(header: GgufHeader, got: str) -> CheckpointError:
+    return CheckpointError(
+        f"{header.path} scales its rotary frequencies by {got}; expected no scaling, "
+        f"{' or '.join(_SCALINGS)} by a factor, or the table of Llama 3; "
+        "use the model's safetensors folder instead"
+    )

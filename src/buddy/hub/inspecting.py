@@ -1,0 +1,34 @@
+"""A model's family and sizes, from its config alone: no weights are read."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from buddy.backbone.backbone import Backbone
+from buddy.depth.cost import ModelShape
+from buddy.hub.loading import load_config
+from buddy.hub.progress import Progress
+
+
+def inspect_model(
+    name: str | Path, *, on_progress: Progress | None = None
+) -> tuple[str, ModelShape]:
+    """Build the model on the meta device and count.
+
+    Returns:
+        The family's title and the shape.
+
+    Raises:
+        ModelError: It cannot be found or fetched.
+        FamilyError: The family is not supported.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(name, on_progress=on_progress)
+    with torch.device("meta"):
+        dtype = getattr(config, "dtype", None) or torch.bfloat16
+        model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype)
+    model.tie_weights()
+    backbone = Backbone(model)
+    return backbone.family.title, backbone.shape()

@@ -1,0 +1,72 @@
+"""Cosine importance: how far a block turns the residual, its own or the one that comes out last."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.importance.forward import Windows
+
+
+class _MeanOverTokens:
+    """Shared by both: a weighted mean over batches."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._total = torch.zeros(backbone.num_blocks, dtype=torch.float64)
+        self._weight = torch.zeros((), dtype=torch.float64)
+
+    def state(self) -> dict[str, Tensor]:
+        """Sums and their weight."""
+        return {"total": self._total, "weight": self._weight}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from an earlier `state`."""
+        self._total, self._weight = state["total"], state["weight"]
+
+    def scores(self) -> Float[Tensor, " blocks"]:
+        """From 0 (does nothing) to 2."""
+        return self._total / self._weight
+
+
+class BlockInfluence(_MeanOverTokens):
+    """Mean over tokens of `1 - cos(block input, block output)`, one dense pass.
+
+    Source: ShortGPT; the second of the paper's two cosine indicators. The last block's output
+    is taken before the final norm.
+    """
+
+    @torch.no_grad()
+    def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
+        """Take in one batch of windows."""
+        windows = Windows.of(self._backbone, ids)
+        for block, before, after in windows.run(range(self._backbone.num_blocks), windows.embedded):
+            cosine = torch.cosine_similarity(before.float(), after.float(), dim=-1)  # [B, T]
+            self._total[block] += (1 - cosine.double()).sum().cpu()
+        self._weight += ids.numel()
+
+
+class SummaryCosine(_MeanOverTokens):
+    """Mean over windows of `1 - cos` between the summaries with and without the block.
+
+    A window's summary is the mean over its tokens of the residual after the last block.
+
+    Source: paper, section 4.2.2, the first of its two cosine indicators.
+    """
+
+    @torch.no_grad()
+    def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
+        """Take in one batch of windows."""
+        windows = Windows.of(self._backbone, ids)
+        num_blocks = self._backbone.num_blocks
+        entering = [before for _, before, _ in windows.run(range(num_blocks), windows.embedded)]
+        whole = self._summary(windows, range(num_blocks - 1, num_blocks), entering[-1])
+        for block, before in enumerate(entering):
+            without = self._summary(windows, range(block + 1, num_blocks), before)
+            self._total[block] += (1 - torch.cosine_similarity(whole, without, dim=-1)).sum().cpu()
+        self._weight += len(ids)
+
+    def _summary(
+        self, windows: Windows, blocks: range, hidden: Float[Tensor, "batch tokens hidden"]
+    ) -> Float[Tensor, "batch hidden"]:
+        return windows.through(blocks, hidden).double().mean(1)

@@ -1,0 +1,85 @@
+"""Measures an indicator over windows, and goes on where an interrupted measurement stopped."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.importance.indicators.indicator import Gatherer, Indicator
+from buddy.importance.resume import ResumeFile
+
+OnBatch = Callable[[int, int], None]
+"""Called as `on_batch(windows done, windows in all)`."""
+
+
+def measure(
+    indicator: Indicator,
+    windows: Int[Tensor, "windows tokens"],
+    *,
+    batch: int = 4,
+    resume: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    on_batch: OnBatch = lambda done, total: None,
+) -> Float[Tensor, " blocks"]:
+    """Feed all windows and return the scores.
+
+    Args:
+        indicator: Fresh.
+        windows: Without pads.
+        batch: Windows at a time.
+        resume: File that keeps what was gathered until the end; deleted when done.
+        identity: What the measurement depends on (model, indicator ...); a file of another one
+            is refused.
+        on_batch: Told of progress.
+
+    Raises:
+        ResultError: The resume file is damaged, belongs to another measurement, or cannot be
+            written.
+    """
+    file = ResumeFile(resume, windows, [batch, identity or {}])
+    gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
+    file.remove()
+    return indicator.scores()
+
+
+def gather(
+    gatherer: Gatherer,
+    windows: Int[Tensor, "windows tokens"],
+    *,
+    batch: int,
+    file: ResumeFile,
+    on_batch: OnBatch,
+    keep: bool = False,
+) -> None:
+    """Feed all windows that the resume file does not have yet.
+
+    Args:
+        gatherer: Fresh.
+        windows: Without pads.
+        batch: Windows at a time.
+        file: Left as it was last written.
+        on_batch: Told of progress.
+        keep: Write the file at the end too, so that it holds all.
+
+    Raises:
+        ResultError: See `measure`.
+    """
+    earlier = file.read("done") or {"done": torch.tensor(0)}
+    done = int(earlier.pop("done"))
+    if done:
+        gatherer.restore(earlier)
+
+    def state() -> dict[str, Tensor]:
+        return {**gatherer.state(), "done": torch.tensor(done)}
+
+    on_batch(done, len(windows))
+    while done < len(windows):
+        gatherer.update(windows[done : done + batch])
+        done = min(done + batch, len(windows))
+        on_batch(done, len(windows))
+        file.write_if_due(state)
+    if keep:
+        file.write(state())

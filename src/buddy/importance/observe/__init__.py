@@ -1,0 +1,1 @@
+"""Does importance depend on the input?"""

@@ -1,0 +1,300 @@
+"""BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from buddy.backbone.backbone import Backbone
+from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
+from buddy.engine.executors.choice import DecoderChoice, EngineName
+from buddy.engine.run import (
+    BatchRoute,
+    Reroute,
+    Step,
+    check_batch_route,
+    check_reroute,
+    run_once,
+    run_step,
+)
+from buddy.engine.state.cache import KVPolicy, check_kv_policy
+from buddy.engine.state.session import Session
+from buddy.engine.tabulate import Tabulator
+from buddy.errors import PolicyError
+from buddy.generation.budgets import Budgets, check_predictor
+from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
+from buddy.generation.output import RoutedOutput
+from buddy.generation.trace import DepthTrace
+from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.routing.router import Router
+
+DEFAULT_KV_POLICY: KVPolicy = "lazy"
+INITIAL_SLOTS = 256
+
+
+class BuddyForCausalLM(nn.Module, BudgetedGeneration):
+    """Runs exactly as many blocks as each row's budget says, chosen by a policy.
+
+    Args:
+        model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
+        prior: Normalised importance of the middle blocks, [blocks - 2].
+        router: A trained router.
+        predictor: A trained Budget Predictor for that router; budget "auto" needs one.
+        policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
+            else the prior's static order, else full depth.
+        kv_policy: What a skipped block leaves in its KV cache.
+        engine: Who runs decode steps: "native" (compiled code on a CPU, CUDA graphs on a GPU),
+            "general" (the Hugging Face modules) or "auto", native where it can be.
+
+    Raises:
+        FamilyError: The architecture is not supported.
+        PolicyError: The policy cannot serve this model, or the predictor the router.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        prior: Float[Tensor, " middle"] | None = None,
+        router: Router | None = None,
+        predictor: BudgetPredictor | None = None,
+        policy: str | DepthPolicy | None = None,
+        kv_policy: KVPolicy = DEFAULT_KV_POLICY,
+        engine: EngineName = "auto",
+    ) -> None:
+        super().__init__()
+        self._policy: DepthPolicy
+        self.policy_spec: str | None
+        self.model = model
+        check_predictor(predictor, router)
+        self.router, self.predictor = router, predictor
+        self.prior = prior
+        self.kv_policy = check_kv_policy(kv_policy)
+        self.source: str | None = None
+        """Where the base model can be loaded from again; None where it cannot."""
+        self.quant: str | None = None
+        """How the weights were quantised when the model was loaded."""
+        self.source_fingerprint: str | None = None
+        """Of the base model as it was loaded from there."""
+        # A PEFT model wraps the causal LM and changes its linear layers in place.
+        self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
+        self.config = self.backbone.config
+        self.generation_config = cast(Any, model.generation_config)
+        self.set_policy(self._default_policy() if policy is None else policy)
+        self.decoder = DecoderChoice(self.backbone, engine)
+        self._tabulate = Tabulator(self.backbone)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' number format."""
+        return self.backbone.dtype
+
+    @property
+    def num_blocks(self) -> int:
+        """Transformer blocks of the model."""
+        return self.backbone.num_blocks
+
+    @property
+    def resources(self) -> PolicyResources:
+        """What the model offers to a policy."""
+        return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
+
+    @property
+    def policy(self) -> DepthPolicy:
+        """Who chooses the blocks; `set_policy` changes it."""
+        return self._policy
+
+    def inference_policy(self) -> DepthPolicy:
+        """The policy; without gradients, from a token table where it gives the same plans."""
+        return self._tabulate(self._policy)
+
+    def set_policy(self, policy: str | DepthPolicy) -> None:
+        """Choose blocks by another policy from now on.
+
+        Args:
+            policy: `"NAME"`, `"NAME:ARGUMENT"` or an object; a checkpoint keeps names alone.
+
+        Raises:
+            PolicyError: There is no such policy, or it cannot serve this model.
+        """
+        made = build_policy(policy, self.resources) if isinstance(policy, str) else policy
+        if made.num_blocks != self.num_blocks:
+            raise PolicyError(
+                f"the policy, or the prior or router behind it, is made for {made.num_blocks} "
+                f"blocks and the model has {self.num_blocks}: use one made for this model"
+            )
+        self._policy, self.policy_spec = made, policy if isinstance(policy, str) else None
+
+    def _default_policy(self) -> str:
+        if self.router is not None:
+            return "routed"
+        return "full" if self.prior is None else "static"
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":
+        """Load a model by preset name, hub id, folder, GGUF file or Buddy checkpoint.
+
+        Args:
+            name: As `buddy generate --model` takes it.
+            **options: `dtype`, `device`, `policy`, `kv_policy`, `merge_adapter`, `on_progress`:
+                see `engine.checkpoint.load`.
+
+        Raises:
+            ModelError: It cannot be found, fetched or understood.
+            CheckpointError: It is truncated, foreign or unsafe.
+        """
+        from buddy.checkpoint.folder import load
+
+        return load(name, **options)
+
+    def save_pretrained(
+        self, folder: str | Path, *, include_backbone: bool | None = None, tokenizer: Any = None
+    ) -> None:
+        """Write a Buddy checkpoint: safetensors and JSON, the PEFT adapter in its own folder.
+
+        Args:
+            folder: Made, or replaced if it holds a Buddy checkpoint.
+            include_backbone: Write the backbone's weights too. By default only where the model
+                was not loaded from a place that it can be loaded from again, or has changed.
+            tokenizer: Written too. A checkpoint with its own backbone has no other.
+
+        Raises:
+            CheckpointError: The folder holds something else or cannot be written, or the model
+                could not be loaded again.
+        """
+        from buddy.checkpoint.folder import save
+
+        where = Path(folder).expanduser()
+        save(self, where, include_backbone=include_backbone, tokenizer=tokenizer)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch tokens"],
+        attention_mask: Int[Tensor, "batch columns"] | Bool[Tensor, "batch columns"] | None = None,
+        *,
+        budget: Budgets | None = None,
+        prompt_mask: Bool[Tensor, "batch tokens"] | None = None,
+        past_key_values: Session | None = None,
+        labels: Int[Tensor, "batch tokens"] | None = None,
+        use_cache: bool | None = None,
+        reroute: Reroute = "step",
+        batch_route: BatchRoute = "independent",
+        kv_policy: KVPolicy | None = None,
+        logits_to_keep: int = 0,
+        trace: DepthTrace | None = None,
+        return_dict: bool = True,
+    ) -> RoutedOutput:
+        """Run each row under its budget.
+
+        Args:
+            input_ids: New tokens; pads on either side.
+            attention_mask: 0 = pad, over all columns so far; None = no pads.
+            budget: One for all rows, one per row, or block counts as a tensor; None = full depth.
+                "auto" is chosen from the tokens that the route may see, when a session begins;
+                later in a session the row goes on as it is.
+            prompt_mask: Tokens that the route may see; by default all that are no pads. When the
+                continuation is fed along with the prompt, mark the prompt alone.
+            past_key_values: The `Session` of earlier steps.
+            labels: Targets as in transformers (-100 = ignored); adds `loss`.
+            use_cache: Return a session to continue from; by default when gradients are off.
+            reroute: "step", "prefill" or a number of decode steps.
+            batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
+            kv_policy: What skipped blocks leave in a new session's cache.
+            logits_to_keep: Compute logits of the last columns alone; 0 = of all.
+            trace: Collects plans and times.
+            return_dict: Must be True, as the plan has no place in a tuple.
+
+        Raises:
+            BudgetError: A budget cannot be read or spent.
+            PromptError: No tokens, or more than the context holds.
+        """
+        started_s = 0.0 if trace is None else trace.clock()
+        if not return_dict:
+            raise ValueError("return_dict must be True: the plan has no place in a tuple")
+        if labels is not None and logits_to_keep:
+            raise ValueError("labels need all logits: leave logits_to_keep at 0")
+        session = past_key_values
+        step = self._step(input_ids, attention_mask, budget, prompt_mask, session)
+        step = replace(
+            step, reroute=check_reroute(reroute), batch_route=check_batch_route(batch_route)
+        )
+        if session is None or session.steps == 0:
+            self.decoder.refresh()
+        if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
+            slots = max(INITIAL_SLOTS, 2 * input_ids.shape[1])
+            session = self.new_session(len(input_ids), slots, kv_policy)
+        if session is None:
+            out = run_once(self.backbone, self.inference_policy(), step)
+        else:
+            out = run_step(
+                self.backbone, self.inference_policy(), session, step, self.decoder.native()
+            )
+        logits = out.logits
+        if logits is None:
+            logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
+        logits = logits[:, -logits_to_keep:]
+        if trace is not None:
+            trace.record(out.plan, out.executed.tolist(), input_ids.shape[1], started_s)
+        loss = None
+        if labels is not None:
+            loss = cast(Any, self.model).loss_function(
+                logits, labels, vocab_size=self.config.vocab_size
+            )
+        return RoutedOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=session,
+            plan=out.plan,
+            executed_blocks=out.executed,
+        )
+
+    def tie_weights(self) -> None:
+        """Called by tools made for transformers' models: the wrapped model's own."""
+        cast(Any, self.model).tie_weights()
+
+    def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
+        """An empty session for a batch, with room for `slots` columns at first."""
+        if self.device.type == "cuda":  # sessions of like sizes share what is captured
+            slots = 1 << max(6, (slots - 1).bit_length())
+        return Session(self.backbone, batch, slots, kv_policy or self.kv_policy)
+
+    def _step(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        budget: Budgets | None,
+        prompt_mask: Tensor | None,
+        session: Session | None,
+    ) -> Step:
+        batch, tokens = input_ids.shape
+        if attention_mask is None:
+            valid = torch.ones_like(input_ids, dtype=torch.bool)
+        else:
+            valid = attention_mask[:, max(0, attention_mask.shape[1] - tokens) :].bool()
+        check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
+        if session is None or session.steps == 0:
+            check_prompts(valid, self.config.max_position_embeddings)
+        elif session.timeline.length + tokens > self.config.max_position_embeddings:
+            session.timeline.check_room(valid, self.config.max_position_embeddings)
+        counted = valid if prompt_mask is None else valid & prompt_mask.bool()
+        wanted = self.read_budgets(budget, batch)
+        if session is not None and session.steps > 0:
+            wanted = tuple(
+                now if one is None else one
+                for one, now in zip(wanted, session.budgets, strict=True)
+            )
+        return Step(
+            token_ids=input_ids,
+            valid=valid,
+            counted=counted,
+            budgets=self.choose_budgets(wanted, input_ids, valid, counted),
+            reroute="step",
+        )

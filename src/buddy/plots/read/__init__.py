@@ -1,0 +1,1 @@
+"""What figures read from records."""

@@ -1,0 +1,68 @@
+"""How a training step turns scores into plans, gates and log-probabilities."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from buddy.depth.policy import DepthPolicy
+from buddy.depth.select import select_blocks
+from buddy.training.joint.recipe import RouterSettings
+from buddy.training.joint.relaxation import gumbel_noise, make_gates, plan_log_prob
+from buddy.training.joint.straight_through import Choice, Choose
+
+
+def plain_choice(policy: DepthPolicy, budgets: Int[Tensor, " batch"]) -> Choose:
+    """As inference chooses: the highest scores, no gates."""
+    return lambda scores: Choice(select_blocks(scores, budgets, pinned=policy.pinned))
+
+
+def training_choice(
+    settings: RouterSettings,
+    policy: DepthPolicy,
+    budgets: Int[Tensor, " batch"],
+    *,
+    places: Sequence[int],
+    seed: int,
+) -> Choose:
+    """As the recipe says: gates of a relaxation, or sampled plans.
+
+    Args:
+        settings: Of the router.
+        policy: Whose scores come; gates are for its blocks that are not pinned.
+        budgets: Blocks of each row.
+        places: Of the rows in the whole batch, over all processes.
+        seed: Of the step's noise.
+    """
+    if settings.policy != "routed":
+        return plain_choice(policy, budgets)
+    free = [block for block in range(policy.num_blocks) if block not in _pinned(policy)]
+    samples = settings.method == "policy-gradient"
+    gates = make_gates(settings.relaxation, settings.temperature)
+
+    def choose(scores: Float[Tensor, "batch blocks"]) -> Choice:
+        ours = scores[:, free]
+        noisy = ours
+        if samples or settings.relaxation == "gumbel":
+            noise = gumbel_noise(places, len(free), seed=seed).to(ours.device)
+            noisy = ours / settings.temperature + noise
+        plan = select_blocks(_spread(noisy, free, policy.num_blocks), budgets, pinned=policy.pinned)
+        kept = plan.mask[:, free]
+        if samples:
+            log_prob = plan_log_prob(ours / settings.temperature, noisy, kept)
+            return Choice(plan, log_prob=log_prob)
+        return Choice(plan, gates=_spread(gates(noisy, kept), free, policy.num_blocks))
+
+    return choose
+
+
+def _pinned(policy: DepthPolicy) -> set[int]:
+    return {block % policy.num_blocks for block in policy.pinned}
+
+
+def _spread(
+    values: Float[Tensor, "batch free"], free: Sequence[int], num_blocks: int
+) -> Float[Tensor, "batch blocks"]:
+    """Values of some adjacent blocks among all blocks, zero elsewhere."""
+    return pad(values, (free[0], num_blocks - 1 - free[-1]))

@@ -1,0 +1,78 @@
+"""Evaluation during training: answer cross-entropy and plans at fixed budgets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from buddy.data.examples import Example
+from buddy.model import BuddyForCausalLM
+from buddy.training.attention import fast_attention
+from buddy.training.batches import collate
+from buddy.training.joint.choosing import plain_choice
+from buddy.training.joint.straight_through import gated_pass
+from buddy.training.log import RouteCounts
+from buddy.training.losses import answer_losses
+
+_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """At one budget.
+
+    Attributes:
+        blocks: The budget.
+        cross_entropy: Mean over all answer tokens, nats.
+        distinct_plans: Over the rows.
+        mask_entropy: See `RouteCounts.mask_entropy`.
+    """
+
+    blocks: int
+    cross_entropy: float
+    distinct_plans: int
+    mask_entropy: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: BuddyForCausalLM, examples: Sequence[Example], budgets: Sequence[int]
+) -> tuple[list[Evaluation], RouteCounts]:
+    """Evaluate at each budget; routes from the prompt alone, as at inference.
+
+    Args:
+        model: Put back into the mode it was in.
+        examples: Validation rows.
+        budgets: In blocks.
+
+    Returns:
+        One evaluation a budget, and all plans, to tell a collapse from.
+    """
+    was_training = model.training
+    model.eval()
+    ordered = sorted(examples, key=lambda example: example.num_tokens)
+    everything, results = RouteCounts(), []
+    for blocks in budgets:
+        total, tokens, counts = 0.0, 0, RouteCounts()
+        for start in range(0, len(ordered), _BATCH):
+            batch = collate(ordered[start : start + _BATCH], model.device)
+            wanted = torch.full((len(batch.token_ids),), blocks, device=model.device)
+            with fast_attention(model.backbone):
+                out = gated_pass(
+                    model.backbone, model.policy, batch, wanted, plain_choice(model.policy, wanted)
+                )
+            hidden = out.hidden[batch.rows, batch.columns]
+            total += float(answer_losses(model.backbone, hidden, batch.targets).double().sum())
+            tokens += len(batch.targets)
+            counts.add(out.choice.plan.keys)
+            everything.add(out.choice.plan.keys)
+        results.append(
+            Evaluation(
+                blocks,
+                total / tokens,
+                counts.num_distinct,
+                counts.mask_entropy(model.num_blocks),
+            )
+        )
+    model.train(was_training)
+    return results, everything

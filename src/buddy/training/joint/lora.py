@@ -1,0 +1,70 @@
+"""LoRA on all linear layers of the blocks, by PEFT; weights in float32."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from buddy.backbone.backbone import Backbone
+from buddy.errors import ModelError
+from buddy.hub.quiet import quiet_peft
+from buddy.training.joint.recipe import LoraSettings
+
+
+def add_lora(
+    model: nn.Module, settings: LoraSettings, seed: int, without: Sequence[str] = ()
+) -> nn.Module:
+    """Freeze the model and wrap it by PEFT; without a rank, freeze alone.
+
+    Args:
+        model: Without adapters.
+        settings: Of the adapters.
+        seed: Of their start.
+        without: Names of linear layers that get none.
+
+    Raises:
+        ModelError: The model has adapters already.
+    """
+    if hasattr(model, "peft_config"):
+        raise ModelError(
+            "the model has a LoRA adapter already: train from its base model, or load it with "
+            "merge_adapter=True"
+        )
+    model.requires_grad_(False)
+    if settings.rank == 0:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=cast(Any, settings.alpha),
+        lora_dropout=settings.dropout,
+        target_modules="all-linear",
+        exclude_modules=list(without) or None,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), quiet_peft():
+        torch.manual_seed(seed)
+        return cast(nn.Module, get_peft_model(cast(Any, model), config))
+
+
+def context_layers(model: nn.Module, backbone: Backbone, context_layer: int) -> list[str]:
+    """Names of the linear layers that make a router's context.
+
+    They are the key and value projections of block `context_layer`, counted from 1, and all of the
+    blocks before it.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    layers = [
+        names[module]
+        for block in range(context_layer - 1)
+        for module in backbone.blocks[block].modules()
+        if isinstance(module, nn.Linear)
+    ]
+    last = context_layer - 1
+    return [
+        *layers,
+        names[backbone.key_projection(last)],
+        names[backbone.value_projection(last)],
+    ]

@@ -1,0 +1,249 @@
+"""A run of stage 1 from its recipe to a checkpoint: logs, evaluation, state, resuming."""
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from buddy.checkpoint.manifest import base_fingerprint
+from buddy.data.examples import Example, read_all
+from buddy.errors import TrainingError
+from buddy.hub.loading import load_tokenizer
+from buddy.model import BuddyForCausalLM
+from buddy.records import RunRecord
+from buddy.training.joint.evaluate import Evaluation, evaluate
+from buddy.training.joint.model import build_model
+from buddy.training.joint.recipe import BudgetSettings, Recipe
+from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
+from buddy.training.log import RouteCounts, TrainingLog
+from buddy.training.router_init.kinds import fit_orders
+from buddy.training.router_init.whiten import start_router
+from buddy.training.state import load_state, save_state
+
+CHECKPOINT = "checkpoint"
+STATE = "state.safetensors"
+RECORD = "record.json"
+_COLLAPSE = (
+    "the router has collapsed: one plan for every validation prompt at each budget below full "
+    "depth; it routes no better than its prior. Raise optim.router_learning_rate, or try another "
+    "router.relaxation or router.method. (If data.validation has one kind of input, add others.)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """Whom a run tells how it goes."""
+
+    started: Callable[[int, int], None] = lambda step, steps: None
+    """Steps done by an earlier run, and steps in all."""
+    stepped: Callable[[StepReport], None] = lambda report: None
+    """After every step."""
+    evaluated: Callable[[int, list[Evaluation]], None] = lambda step, found: None
+    """After every evaluation."""
+    warned: Callable[[str], None] = lambda text: None
+    """When something looks wrong."""
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    command: str = "",
+) -> Path:
+    """Train by a recipe.
+
+    Args:
+        recipe: Everything that fixes the run.
+        out: Folder for `checkpoint/`, `log.jsonl`, `tensorboard/`, the training state and the
+            record.
+        resume: Go on from the state in `out`, if there is one.
+        listener: Told how it goes, on the main process.
+        command: That is running, for the record.
+
+    Returns:
+        The Buddy checkpoint's folder.
+
+    Raises:
+        RecipeError: A setting does not fit.
+        DataError: A data file is missing, empty or malformed.
+        TrainingError: The run cannot begin, or not go on.
+    """
+    accelerator = Accelerator()
+    _prepare(out, resume, accelerator)
+    with accelerator.main_process_first():  # the others find the model in the cache
+        model = build_model(recipe, accelerator.device)
+    tokenizer = load_tokenizer(recipe.model.name)
+    examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
+    validation = _validation(recipe, tokenizer)
+    start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
+    if recipe.router.orders:
+        fit_orders(model, examples, recipe.router.orders, recipe.optim.seed)
+    trainer = JointTrainer(
+        model,
+        recipe,
+        examples,
+        process=(accelerator.process_index, accelerator.num_processes),
+        reduce=lambda tensor: accelerator.reduce(tensor, "sum"),
+        gather=gather_object if accelerator.num_processes > 1 else list,
+    )
+    identity = _identity(recipe, model, examples)
+    run = _Run(recipe, out, model, trainer, validation, identity, listener or Listener())
+    run.is_main = accelerator.is_main_process
+    run.go(resume)
+    if run.is_main:
+        model.eval().save_pretrained(out / CHECKPOINT)
+        run.record(command).save(out / RECORD)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return out / CHECKPOINT
+
+
+def _prepare(out: Path, resume: bool, accelerator: Accelerator) -> None:
+    state = out / STATE
+    if state.exists() and not resume:
+        raise TrainingError(
+            f"{out} holds a run already: go on with --resume, or name another --out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"the folder {out} cannot be made: {error.strerror}") from error
+    accelerator.wait_for_everyone()
+
+
+def _validation(recipe: Recipe, tokenizer: Any) -> list[Example]:
+    rows = read_all(recipe.data.validation, tokenizer, max_tokens=recipe.data.max_tokens)
+    if len(rows) <= recipe.log.evaluate_rows:
+        return rows
+    return random.Random(recipe.optim.seed).sample(rows, recipe.log.evaluate_rows)
+
+
+def _identity(
+    recipe: Recipe, model: BuddyForCausalLM, examples: Sequence[Example]
+) -> dict[str, Any]:
+    """All that the result of a run depends on; how it is logged is not part of it."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.prompt, example.answer)).encode())
+    settings = asdict(recipe)
+    settings.pop("log")
+    return {
+        **settings,
+        "base": base_fingerprint(model.model),
+        "rows": digest.hexdigest(),
+    }
+
+
+class _Run:
+    """The loop over steps, and what happens between them."""
+
+    is_main = True
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        model: BuddyForCausalLM,
+        trainer: JointTrainer,
+        validation: list[Example],
+        identity: dict[str, Any],
+        listener: Listener,
+    ) -> None:
+        self.recipe, self.out, self.model, self.trainer = recipe, out, model, trainer
+        self.validation, self.identity, self.listener = validation, identity, listener
+        self.routes = RouteCounts()
+        self.found: list[Evaluation] = []
+        self.budgets = budget_range(
+            BudgetSettings(choices=recipe.log.evaluate_budgets), model.num_blocks
+        )
+        self.seconds = 0.0
+
+    def go(self, resume: bool) -> None:
+        """Take all steps that are left."""
+        begun = 0
+        if resume and (self.out / STATE).exists():
+            begun, extra = load_state(self.out / STATE, **self._saved())
+            self.seconds = float(extra["seconds"])
+        if not self.is_main:
+            for step in range(begun, self.trainer.steps):
+                self.trainer.step(step)
+            return
+        self.listener.started(begun, self.trainer.steps)
+        log = TrainingLog(self.out, begun, tensorboard=self.recipe.log.tensorboard)
+        with closing(log):
+            for step in range(begun, self.trainer.steps):
+                self._step(log, step)
+
+    def _step(self, log: TrainingLog, step: int) -> None:
+        report = self.trainer.step(step)
+        self.seconds += report.seconds
+        self.routes.add(report.plans)
+        self.listener.stepped(report)
+        settings, last = self.recipe.log, report.step == self.trainer.steps
+        if report.step % settings.every == 0 or last:
+            self._log(log, report)
+        if last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
+            self._evaluate(log, report.step)
+        if last or report.step % settings.save_every == 0:
+            save_state(
+                self.out / STATE, step=report.step, extra={"seconds": self.seconds}, **self._saved()
+            )
+
+    def _saved(self) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "parameters": self.trainer.parameters,
+            "optimizer": self.trainer.optimizer,
+        }
+
+    def _log(self, log: TrainingLog, report: StepReport) -> None:
+        blocks = self.model.num_blocks
+        log.write(
+            report.step,
+            "train",
+            loss=report.loss,
+            by_budget={str(b): loss for b, (loss, _) in sorted(report.by_budget.items())},
+            tokens_per_s=report.num_tokens / report.seconds,
+            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
+            router_grad_norm=report.router_grad_norm,
+            rows=self.routes.num_rows,
+            distinct_plans=self.routes.num_distinct,
+            distinct_budgets=len(self.routes.plans),
+            mask_entropy=self.routes.mask_entropy(blocks),
+            execution=dict(zip(map(str, range(blocks)), self.routes.rates(blocks), strict=True)),
+        )
+        self.routes = RouteCounts()
+
+    def _evaluate(self, log: TrainingLog, step: int) -> None:
+        if not self.validation:
+            return
+        self.found, routes = evaluate(self.model, self.validation, self.budgets)
+        for one in self.found:
+            log.write(step, f"evaluation/{one.blocks}", **asdict(one))
+        self.listener.evaluated(step, self.found)
+        if self.model.router is not None and routes.collapsed(self.model.num_blocks):
+            log.write(step, "warning", text=_COLLAPSE)
+            self.listener.warned(_COLLAPSE)
+
+    def record(self, command: str) -> RunRecord:
+        """What was run, and how it ended."""
+        return RunRecord(
+            kind="training",
+            command=command,
+            config={**asdict(self.recipe), "processes": self.trainer.num_processes},
+            results={
+                "steps": self.trainer.steps,
+                "seconds": self.seconds,
+                "rows": len(self.trainer.order.examples),
+                "trained_parameters": sum(p.numel() for p in self.trainer.parameters.values()),
+                "evaluation": [asdict(one) for one in self.found],
+            },
+        )

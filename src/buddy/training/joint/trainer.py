@@ -1,0 +1,293 @@
+"""Stage 1: LoRA and Decision Module trained together, a budget drawn for every example.
+
+Source: paper, section 4.2; the relaxations beyond softmax, the policy gradient and the second
+route are ours.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.depth.budget import parse_budget
+from buddy.errors import RecipeError, TrainingError
+from buddy.model import BuddyForCausalLM
+from buddy.training.attention import fast_attention
+from buddy.training.batches import Batch, BatchOrder, collate
+from buddy.training.joint.choosing import training_choice
+from buddy.training.joint.recipe import BudgetSettings, Recipe
+from buddy.training.joint.straight_through import gated_pass
+from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.predictor.grpo import group_advantages
+from buddy.training.schedule import learning_rate_share
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did, over all processes.
+
+    Attributes:
+        step: Steps done, this one included.
+        loss: Mean loss of the answers, in nats.
+        by_budget: Mean loss and number of rows of each budget in blocks.
+        plans: Executed blocks of each row.
+        router_grad_norm: Before clipping; None without a router.
+        num_tokens: Tokens of prompts and answers.
+        seconds: Wall-clock time.
+    """
+
+    step: int
+    loss: float
+    by_budget: dict[int, tuple[float, int]]
+    plans: list[tuple[int, ...]]
+    router_grad_norm: float | None
+    num_tokens: int
+    seconds: float
+
+
+def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
+    """The block counts that are drawn, each equally likely.
+
+    Raises:
+        BudgetError: One cannot be read.
+        RecipeError: One is `auto`, or the range is empty.
+    """
+    wanted = settings.choices or (settings.low, settings.high)
+    blocks = []
+    for one in wanted:
+        budget = parse_budget(one, num_blocks)
+        if budget == "auto":
+            raise RecipeError("budgets of a training run are numbers: auto is for inference")
+        blocks.append(budget.blocks)
+    if settings.choices:
+        return tuple(blocks)
+    if blocks[0] > blocks[1]:
+        raise RecipeError(f"budget.low ({settings.low}) is above budget.high ({settings.high})")
+    return tuple(range(blocks[0], blocks[1] + 1))
+
+
+class JointTrainer:
+    """Takes steps; every step depends on the recipe, the weights and its number alone.
+
+    Args:
+        model: With adapters and, for `routed`, a router; on the device of this process.
+        recipe: What to do.
+        examples: Training rows.
+        process: This process and how many there are.
+        reduce: Sums a tensor over all processes.
+        gather: Lists what every process has, in the order of processes.
+    """
+
+    def __init__(
+        self,
+        model: BuddyForCausalLM,
+        recipe: Recipe,
+        examples: Sequence[Example],
+        *,
+        process: tuple[int, int] = (0, 1),
+        reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        gather: Callable[[list[Any]], list[Any]] = lambda items: items,
+    ) -> None:
+        self.model, self.recipe = model, recipe
+        optim = recipe.optim
+        self.order = BatchOrder(examples, optim.batch_size, optim.seed)
+        if self.order.per_epoch == 0:
+            raise RecipeError(
+                f"{len(examples)} training rows do not fill one batch of {optim.batch_size}"
+            )
+        if optim.batch_size < process[1]:
+            raise RecipeError(
+                f"batch_size {optim.batch_size} is below the number of processes, {process[1]}"
+            )
+        self.steps = optim.steps or max(1, round(optim.epochs * self.order.per_epoch))
+        self.budgets = budget_range(recipe.budget, model.num_blocks)
+        self._process, self._reduce, self._gather = process, reduce, gather
+        adapters, router = trained_parameters(model)
+        self.parameters = {**adapters, **router}
+        router_rate = optim.router_learning_rate
+        if router_rate is None:
+            router_rate = optim.learning_rate
+        self._groups = [
+            {"params": list(group.values()), "lr": rate, "peak": rate}
+            for group, rate in ((adapters, optim.learning_rate), (router, router_rate))
+            if group
+        ]
+        self.optimizer = torch.optim.AdamW(self._groups, weight_decay=optim.weight_decay)
+        self._has_router = bool(router)
+
+    @property
+    def num_processes(self) -> int:
+        """That share each batch."""
+        return self._process[1]
+
+    def step(self, step: int) -> StepReport:
+        """Take one step, counted from 0.
+
+        Raises:
+            TrainingError: The loss or a gradient is NaN or infinite; nothing was changed.
+        """
+        started_s = time.perf_counter()
+        seed = self.recipe.optim.seed * 1_000_003 + step
+        torch.manual_seed(seed * self._process[1] + self._process[0])  # of dropout alone
+        examples = self.order[step]
+        share = learning_rate_share(self.recipe.optim, step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        rows = self._backward(examples, seed)
+        norms = self._clip()
+        if not all(map(math.isfinite, [*(loss for loss, *_ in rows), *norms])):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                f"the loss of step {step + 1} is NaN or infinite, so training has stopped; the "
+                "last training state and checkpoint are intact: lower the learning rate or look "
+                "at the rows of this step, then go on with --resume"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        by_budget: dict[int, tuple[float, int]] = {}
+        for loss, blocks, *_ in rows:
+            mean, count = by_budget.get(blocks, (0.0, 0))
+            by_budget[blocks] = ((mean * count + loss) / (count + 1), count + 1)
+        return StepReport(
+            step=step + 1,
+            loss=sum(loss * weight for loss, _, _, weight in rows),
+            by_budget=by_budget,
+            plans=[plan for _, _, plan, _ in rows],
+            router_grad_norm=norms[-1] if self._has_router else None,
+            num_tokens=sum(example.num_tokens for example in examples),
+            seconds=time.perf_counter() - started_s,
+        )
+
+    def _backward(
+        self, examples: list[Example], seed: int
+    ) -> list[tuple[float, int, tuple[int, ...], float]]:
+        """Gradients of this process's rows, summed over all; what each row of all gave."""
+        settings = self.recipe.router
+        draw = random.Random(seed)
+        budgets = [draw.choice(self.budgets) for _ in examples]
+        uniform = [(draw.random(), draw.random()) for _ in examples]
+        samples = settings.samples if settings.method == "policy-gradient" else 1
+        dense = draw.random() < settings.dense_share
+        mine = range(self._process[0], len(examples), self._process[1])
+        weights = self._weights(examples)
+        places = [place * samples + sample for place in mine for sample in range(samples)]
+        repeated = [examples[place] for place in mine for _ in range(samples)]
+        batch = collate(repeated, self.model.device)
+        blocks = torch.tensor(
+            [budgets[place] for place in mine for _ in range(samples)], device=self.model.device
+        )
+        second = self._second_from(repeated, [uniform[place] for place in mine], samples, batch)
+        policy = self.model.policy
+        choose = training_choice(settings, policy, blocks, places=places, seed=seed)
+        with fast_attention(self.model.backbone):
+            out = gated_pass(
+                self.model.backbone,
+                policy,
+                batch,
+                blocks,
+                choose,
+                dense=dense,
+                second_from=second,
+            )
+            losses = answer_losses(
+                self.model.backbone, out.hidden[batch.rows, batch.columns], batch.targets
+            )
+            by_row = mean_by_row(losses, batch.rows, len(repeated))
+            by_example = torch.tensor(
+                [weights[place] / samples for place in mine for _ in range(samples)],
+                device=by_row.device,
+            )
+            loss = (by_row * by_example).sum()
+            if out.choice.log_prob is not None:
+                loss = loss + settings.coefficient * policy_gradient_loss(
+                    by_row, out.choice.log_prob, samples, len(examples)
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._sum_gradients()
+        return self._gather(
+            [
+                (float(one), int(count), plan, float(weight))
+                for one, count, plan, weight in zip(
+                    by_row.detach(), blocks, out.choice.plan.keys, by_example, strict=True
+                )
+            ]
+        )
+
+    def _weights(self, examples: Sequence[Example]) -> list[float]:
+        """Of each example's mean loss in the loss of the whole batch."""
+        if self.recipe.optim.loss == "example":
+            return [1 / len(examples)] * len(examples)
+        total = sum(len(example.answer) for example in examples)
+        return [len(example.answer) / total for example in examples]
+
+    def _second_from(
+        self,
+        examples: Sequence[Example],
+        uniform: Sequence[tuple[float, float]],
+        samples: int,
+        batch: Batch,
+    ) -> Int[Tensor, " batch"] | None:
+        share = self.recipe.router.second_route
+        if share == 0:
+            return None
+        width = batch.token_ids.shape[1]
+        columns = []
+        for row, example in enumerate(examples):
+            chosen, place = uniform[row // samples]
+            # The answer's first token is predicted, and its second fed, under the first plan.
+            after = len(example.prompt) + 1 + int(place * max(0, len(example.answer) - 1))
+            columns.append(after if chosen < share and len(example.answer) > 1 else width)
+        return torch.tensor(columns, device=batch.token_ids.device)
+
+    def _sum_gradients(self) -> None:
+        if self._process[1] == 1:
+            return
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        whole = self._reduce(
+            torch.cat([p.grad.flatten() for p in self.parameters.values() if p.grad is not None])
+        )
+        parts = torch.split(whole, [p.numel() for p in self.parameters.values()])
+        for parameter, part in zip(self.parameters.values(), parts, strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+
+    def _clip(self) -> list[float]:
+        """Clip adapters and router apart, as the router's are far smaller; the norms before."""
+        limit = self.recipe.optim.max_grad_norm
+        return [
+            float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
+            for group in self.optimizer.param_groups
+        ]
+
+
+def policy_gradient_loss(
+    by_row: Float[Tensor, " rows"],
+    log_prob: Float[Tensor, " rows"],
+    samples: int,
+    num_examples: int,
+) -> Float[Tensor, ""]:
+    """Minus the advantage times the plan's log-probability, averaged over examples and samples.
+
+    The advantage is that of stage 2: minus the loss, normalised among the plans of one example.
+    """
+    advantage = group_advantages(-by_row.detach().view(-1, samples))
+    return -(advantage.flatten() * log_prob).sum() / (num_examples * samples)
+
+
+def trained_parameters(
+    model: BuddyForCausalLM,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The adapters' parameters and the router's, by name."""
+    router = model.router.named_parameters() if model.router is not None else ()
+    return (
+        {name: p for name, p in model.model.named_parameters() if p.requires_grad},
+        {f"router.{name}": p for name, p in router if p.requires_grad},
+    )

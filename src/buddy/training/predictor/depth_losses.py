@@ -1,0 +1,62 @@
+"""The cross-entropy of an answer at any number of blocks, its prompt routed alone."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.depth.policy import DepthPolicy
+from buddy.engine.run import Step, run_once
+from buddy.training.batches import Batch
+from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.predictor.shared_prefix import SharedPass, run_shared
+
+
+@torch.no_grad()
+def depth_losses(
+    backbone: Backbone, policy: DepthPolicy, batch: Batch, blocks: Int[Tensor, "batch depths"]
+) -> Float[Tensor, "batch depths"]:
+    """Mean negative log-likelihood of each row's answer at each of its depths, nats per token.
+
+    Logits are made at the answer's places alone.
+
+    Args:
+        backbone: Runs the blocks.
+        policy: Chooses them.
+        batch: Prompts and answers.
+        blocks: How many, first and last included.
+    """
+    return leaf_losses(backbone, run_shared(backbone, policy, batch, blocks), batch)
+
+
+def leaf_losses(backbone: Backbone, out: SharedPass, batch: Batch) -> Float[Tensor, "batch plans"]:
+    """Mean negative log-likelihood of each row's answer under each of its plans."""
+    # Every leaf is asked for its row's answer.
+    leaf, place = (out.owner[:, None] == batch.rows).nonzero(as_tuple=True)
+    hidden = out.hidden[leaf, batch.columns[place]]
+    losses = answer_losses(backbone, hidden, batch.targets[place])
+    return mean_by_row(losses, leaf, len(out.owner))[out.leaf]
+
+
+@torch.no_grad()
+def depth_losses_naive(
+    backbone: Backbone, policy: DepthPolicy, batch: Batch, blocks: Int[Tensor, "batch depths"]
+) -> Float[Tensor, "batch depths"]:
+    """The executable specification: each depth of each row in a pass of its own."""
+    table = torch.zeros(blocks.shape, device=blocks.device)
+    for row, depths in enumerate(blocks.tolist()):
+        at = batch.rows == row
+        length = int(batch.columns[at].max()) + 1
+        for place, depth in enumerate(depths):
+            token_ids = batch.token_ids[row : row + 1, :length]
+            step = Step(
+                token_ids=token_ids,
+                valid=torch.ones_like(token_ids, dtype=torch.bool),
+                counted=batch.is_prompt[row : row + 1, :length],
+                budgets=(depth,),
+                reroute="step",
+            )
+            out = run_once(backbone, policy, step)
+            logprobs = backbone.logits(out.hidden[0, batch.columns[at]]).float().log_softmax(1)
+            table[row, place] = -logprobs.gather(1, batch.targets[at][:, None]).mean()
+    return table

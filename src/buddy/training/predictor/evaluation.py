@@ -1,0 +1,116 @@
+"""What a predictor chooses for held-out prompts, against the best constant and the best of all."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.routing.budget_predictor import ALWAYS, BudgetPredictor
+from buddy.training.predictor.grpo import GRPOSettings, rewards
+from buddy.training.predictor.loss_table import LossTable
+
+_FEW_ROWS: Final = 8
+"""Fewer prompts say nothing about a collapse."""
+
+
+class SourceChoices(TypedDict):
+    """Of the prompts of one source; plain values, as a training state keeps them."""
+
+    rows: int
+    """Prompts."""
+    blocks: float
+    """Mean of the choices."""
+    reward: float
+    """Mean."""
+    constant_reward: float
+    """Mean reward of `PredictorEvaluation.constant_blocks`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorEvaluation:
+    """Of the likeliest budgets.
+
+    Attributes:
+        rows: Prompts.
+        blocks: Mean of the choices.
+        choices: How often each number of blocks was chosen.
+        entropy: Mean of the policy's, in nats.
+        cross_entropy: Mean of the answers' at the chosen depths, in nats per token.
+        reward: Mean.
+        constant_blocks: The one depth for all prompts that has the highest mean reward here.
+        constant_reward: That reward: a predictor has learned something where its own is higher.
+        best_reward: Mean reward of the best depth of each prompt.
+        by_source: Where the prompts come from, in alphabetical order.
+    """
+
+    rows: int
+    blocks: float
+    choices: dict[str, int]
+    entropy: float
+    cross_entropy: float
+    reward: float
+    constant_blocks: int
+    constant_reward: float
+    best_reward: float
+    by_source: dict[str, SourceChoices]
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether all prompts, and enough of them to tell, have one budget."""
+        return self.rows >= _FEW_ROWS and len(self.choices) == 1
+
+
+@torch.no_grad()
+def evaluate_predictor(
+    predictor: BudgetPredictor, table: LossTable, settings: GRPOSettings
+) -> PredictorEvaluation:
+    """Evaluate on all rows of a table.
+
+    Args:
+        predictor: Chooses.
+        table: Held-out prompts at every depth.
+        settings: Of the reward.
+    """
+    summaries = table.summaries(table.examples).to(predictor.up.weight.device)
+    log_pi = predictor(summaries).log_softmax(1).cpu()
+    finite = log_pi.masked_fill(log_pi.isinf(), 0.0)
+    chosen = predictor.choose(summaries).cpu()
+    depths = torch.arange(predictor.lowest, predictor.num_blocks + 1)
+    every = depths.expand(len(chosen), -1)
+    worth = rewards(table.losses(table.examples, every), every, predictor.num_blocks, settings)
+    place = (chosen - predictor.lowest)[:, None]
+    reward, constant = worth.gather(1, place)[:, 0], worth.mean(0)
+    return PredictorEvaluation(
+        rows=len(chosen),
+        blocks=float(chosen.double().mean()),
+        choices={str(blocks): n for blocks, n in sorted(Counter(chosen.tolist()).items())},
+        entropy=float(-(log_pi.exp() * finite).sum(1).mean()),
+        cross_entropy=float(table.by_depth.gather(1, chosen[:, None] - ALWAYS - 1).mean()),
+        reward=float(reward.mean()),
+        constant_blocks=int(depths[constant.argmax()]),
+        constant_reward=float(constant.max()),
+        best_reward=float(worth.amax(1).mean()),
+        by_source=_by_source(table, chosen, reward, worth[:, constant.argmax()]),
+    )
+
+
+def _by_source(
+    table: LossTable,
+    chosen: Int[Tensor, " rows"],
+    reward: Float[Tensor, " rows"],
+    constant: Float[Tensor, " rows"],
+) -> dict[str, SourceChoices]:
+    sources = [example.source for example in table.examples]
+    found: dict[str, SourceChoices] = {}
+    for source in sorted(set(sources)):
+        here = torch.tensor([one == source for one in sources])
+        found[source] = SourceChoices(
+            rows=int(here.sum()),
+            blocks=float(chosen[here].double().mean()),
+            reward=float(reward[here].mean()),
+            constant_reward=float(constant[here].mean()),
+        )
+    return found

@@ -1,0 +1,150 @@
+"""A table of every prompt's summary and its answer's loss at every depth, measured once.
+
+Backbone and router are frozen in stage 2, so nothing in it ever changes: with it ten thousand
+steps take seconds, and a second recipe costs nothing more.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.errors import ResultError, TrainingError
+from buddy.records import write_bytes
+from buddy.routing.budget_predictor import ALWAYS
+from buddy.training.predictor.reward_model import LivePrompts, model_identity, rows_identity
+
+_SAVE_EVERY_S: Final = 20.0
+_KEY: Final = "buddy"
+
+
+class LossTable:
+    """Answers from the table.
+
+    Args:
+        examples: Its rows; each once.
+        summaries: Of their prompts.
+        by_depth: Cross-entropy at k = 1, 2 ...; NaN where pinned blocks leave no such depth.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        summaries: Float[Tensor, "rows summary"],
+        by_depth: Float[Tensor, "rows middle"],
+    ) -> None:
+        self.examples = list(examples)
+        self.by_depth = by_depth
+        self._summaries = summaries
+        self._row = {example: row for row, example in enumerate(self.examples)}
+
+    def _rows(self, examples: Sequence[Example]) -> Int[Tensor, " batch"]:
+        return torch.tensor([self._row[example] for example in examples])
+
+    def summaries(self, examples: Sequence[Example]) -> Float[Tensor, "batch summary"]:
+        """What the predictor reads of each prompt."""
+        return self._summaries[self._rows(examples)]
+
+    def losses(
+        self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
+    ) -> Float[Tensor, "batch depths"]:
+        """Cross-entropy of each answer at each of its depths, in nats per token."""
+        k = blocks.cpu() - ALWAYS
+        return self.by_depth[self._rows(examples)].gather(1, k - 1)
+
+
+def measure_table(
+    prompts: LivePrompts,
+    examples: Sequence[Example],
+    path: Path,
+    *,
+    lowest: int,
+    batch_size: int,
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
+) -> LossTable:
+    """Measure every prompt at every depth, or go on from what the file has.
+
+    Args:
+        prompts: Runs the model.
+        examples: Repeated ones are measured once.
+        path: Written every few seconds, whole or not at all.
+        lowest: Fewest blocks that the policy can run.
+        batch_size: Prompts at a time; those of like length go together.
+        on_rows: Told how many rows are done, and how many there are.
+
+    Raises:
+        TrainingError: The file is damaged, of another model or of other rows, or cannot be
+            written; or a loss is NaN.
+    """
+    rows = sorted(dict.fromkeys(examples), key=lambda example: example.num_tokens)
+    identity = {"model": model_identity(prompts.model), "rows": rows_identity(rows)}
+    identity |= {"batch_size": str(batch_size)}
+    num_blocks = prompts.model.num_blocks
+    summaries = torch.zeros(len(rows), prompts.router.config.summary_width)
+    by_depth = torch.full((len(rows), num_blocks - ALWAYS), torch.nan)
+    done = 0
+    if path.exists():
+        done, summaries, by_depth = _read(path, identity)
+    depths = torch.arange(lowest, num_blocks + 1)
+    saved_s = time.monotonic()
+    on_rows(done, len(rows))
+    while done < len(rows):
+        some = rows[done : done + batch_size]
+        here = slice(done, done + len(some))
+        losses = prompts.losses(some, depths.expand(len(some), -1)).cpu()
+        _check(losses, done)
+        by_depth[here, lowest - ALWAYS - 1 :] = losses
+        summaries[here] = prompts.summaries(some).cpu()
+        done += len(some)
+        on_rows(done, len(rows))
+        if done == len(rows) or time.monotonic() - saved_s > _SAVE_EVERY_S:
+            _write(path, identity, done, summaries, by_depth)
+            saved_s = time.monotonic()
+    return LossTable(rows, summaries, by_depth)
+
+
+def _check(losses: Float[Tensor, "batch depths"], done: int) -> None:
+    if not bool(losses.isfinite().all()):
+        raise TrainingError(
+            f"the loss of a prompt is NaN or infinite (of rows {done + 1} to {done + len(losses)}, "
+            "by length): the model's weights are broken, or its dtype is too narrow; try "
+            "model.dtype=float32"
+        )
+
+
+def _write(
+    path: Path, identity: dict[str, str], done: int, summaries: Tensor, by_depth: Tensor
+) -> None:
+    about = {_KEY: json.dumps({"identity": identity, "done": done}, sort_keys=True)}
+    content = save({"summaries": summaries, "by_depth": by_depth}, metadata=about)
+    try:
+        write_bytes(path, content)
+    except ResultError as error:
+        raise TrainingError(f"{error}; what was measured before is intact: make room") from error
+
+
+def _read(path: Path, identity: dict[str, str]) -> tuple[int, Tensor, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads(file.metadata()[_KEY])
+            summaries, by_depth = file.get_tensor("summaries"), file.get_tensor("by_depth")
+        done, saved = int(about["done"]), dict(about["identity"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"the table {path} is damaged ({error}): delete it to measure again"
+        ) from error
+    if saved != identity:
+        differs = ", ".join(key for key in identity if saved.get(key) != identity[key])
+        raise TrainingError(
+            f"the table {path} was measured for another run ({differs} differ): delete it, or "
+            "name another --out"
+        )
+    return done, summaries, by_depth

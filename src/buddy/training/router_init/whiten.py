@@ -1,0 +1,61 @@
+"""How a router starts: its inputs standardised, its scores spread over prompts as far as asked.
+
+Some values differ far more between prompts than others, and all have a mean that tells nothing.
+Folding the prompts' mean and deviation into the first layer costs nothing at inference. A spread
+above zero makes plans differ between prompts from the first step on, so that the adapters grow with
+them; zero starts from the prior alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.model import BuddyForCausalLM
+from buddy.routing.router import Router
+from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.standardise import Standard, draw_summaries
+
+
+def start_router(
+    model: BuddyForCausalLM, examples: Sequence[Example], *, spread: float, seed: int
+) -> None:
+    """Set the Decision Module's weights before the first step.
+
+    Args:
+        model: Has a router that pools tokens; one that pools scores is left as it is.
+        examples: Whose prompts are read.
+        spread: Standard deviation over prompts of a block's score, as it starts. The prior's is
+            omega.
+        seed: Of the random directions, and of the choice of prompts.
+    """
+    router = model.router
+    if router is None or router.config.planner.pool == "scores":
+        return
+    summaries = draw_summaries(LivePrompts(model), examples, seed)
+    with torch.no_grad():
+        _standardise(router, summaries, seed)
+        if spread > 0:
+            _spread(router, summaries, spread, seed)
+
+
+def _standardise(router: Router, summaries: Float[Tensor, "prompts summary"], seed: int) -> None:
+    down = router.decision.down
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(down.weight.shape, generator=generator).to(down.weight.device)
+    down.weight.copy_(directions / down.in_features**0.5)
+    down.bias.zero_()
+    Standard.of(summaries).fold(down)
+
+
+def _spread(
+    router: Router, summaries: Float[Tensor, "prompts summary"], spread: float, seed: int
+) -> None:
+    up = router.decision.up
+    generator = torch.Generator().manual_seed(seed + 1)
+    up.weight.copy_(torch.randn(up.weight.shape, generator=generator))
+    scores = router.decision(summaries)
+    up.weight.mul_(spread / scores.std(0)[:, None])
+    up.bias.copy_(-router.decision(summaries).mean(0) + up.bias)

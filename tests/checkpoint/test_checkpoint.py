@@ -1,0 +1,296 @@
+"""Save and load: what comes back is what was saved, or a clear refusal."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from buddy import BuddyForCausalLM
+from buddy.checkpoint.manifest import base_fingerprint
+from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
+from buddy.policies.static import StaticPolicy
+from tests.tiny import random_ids, random_predictor, random_router, tiny_model
+
+IDS = random_ids(3, 9)
+
+
+def logits(model, **options):
+    with torch.no_grad():
+        out = model(IDS, budget=[0.5, "4 blocks", 1.0], **options)
+    return out.logits, out.plan.keys
+
+
+@pytest.fixture
+def routed():
+    model = tiny_model("qwen3")
+    prior = torch.tensor([0.3, -0.4, 1.2, -1.1])
+    return BuddyForCausalLM(
+        model, router=random_router(model, prior=prior), prior=prior, kv_policy="mask"
+    )
+
+
+@pytest.fixture
+def adapted():
+    model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return BuddyForCausalLM(model.eval(), router=random_router(tiny_model()))
+
+
+def test_round_trip_with_router_and_prior(routed, tmp_path):
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    before, after = logits(routed), logits(loaded)
+    assert torch.equal(before[0], after[0])
+    assert before[1] == after[1]
+    assert loaded.kv_policy == "mask"
+    assert torch.equal(loaded.prior, routed.prior)
+    assert len(set(before[1])) > 1
+
+
+def test_round_trip_with_a_predictor(routed, tmp_path):
+    routed.save_pretrained(tmp_path / "old")
+    routed.predictor = random_predictor(routed.router, rank=5)
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    assert loaded.predictor.config.rank == 5
+    assert loaded.predictor.down.weight.dtype == torch.float32
+    for name, parameter in routed.predictor.named_parameters():
+        assert torch.equal(loaded.predictor.get_parameter(name), parameter)
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        before = routed(IDS, budget="auto").executed_blocks.tolist()
+        assert loaded(IDS, budget="auto").executed_blocks.tolist() == before
+    assert len(set(before)) > 1
+
+
+def test_a_checkpoint_older_than_the_predictor_still_loads(routed, tmp_path):
+    routed.save_pretrained(tmp_path / "model")
+    _manifest(lambda m: m.pop("predictor"))(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.predictor is None
+    assert torch.equal(logits(loaded)[0], logits(routed)[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(router=None),
+        lambda m: m["predictor"].update(rank=9),
+        lambda m: m["predictor"].update(extra=1),
+    ],
+)
+def test_a_spoilt_predictor_is_refused(routed, tmp_path, change):
+    routed.predictor = random_predictor(routed.router)
+    routed.save_pretrained(tmp_path / "model")
+    _manifest(change)(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_round_trip_with_adapter(adapted, tmp_path, merge):
+    plain = BuddyForCausalLM(tiny_model(), router=random_router(tiny_model()))
+    adapted.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model/adapter/adapter_model.safetensors").is_file()
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model", merge_adapter=merge)
+    # atol: merging adds the product to the weights before, not after, the multiplication.
+    torch.testing.assert_close(logits(loaded)[0], logits(adapted)[0], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(logits(plain)[0], logits(adapted)[0], atol=1e-2)
+
+
+def test_a_merged_adapter_is_not_lost_when_saved_again(adapted, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    adapted.source = str(tmp_path / "base")
+    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small/backbone").exists()
+    merged = BuddyForCausalLM.from_pretrained(tmp_path / "small", merge_adapter=True)
+    with pytest.raises(CheckpointError, match="merged or trained"):
+        merged.save_pretrained(tmp_path / "again", include_backbone=False)
+    merged.save_pretrained(tmp_path / "again")
+    again = BuddyForCausalLM.from_pretrained(tmp_path / "again")
+    torch.testing.assert_close(logits(again)[0], logits(adapted)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_that_the_manifest_does_not_name_is_not_used(adapted, routed, tmp_path):
+    adapted.save_pretrained(tmp_path / "adapted")
+    routed.save_pretrained(tmp_path / "plain")
+    shutil.copytree(tmp_path / "adapted/adapter", tmp_path / "plain/adapter")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "plain")
+    assert torch.equal(logits(loaded)[0], logits(routed)[0])
+
+
+def test_a_relative_source_is_found_from_anywhere(tmp_path, monkeypatch):
+    tiny_model().save_pretrained(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    BuddyForCausalLM.from_pretrained("./base", policy="random").save_pretrained("small")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loaded = BuddyForCausalLM.from_pretrained("../small")
+    assert loaded.policy.name == "random"
+    mode = (tmp_path / "small").stat().st_mode & 0o777
+    assert mode == (tmp_path / "elsewhere").stat().st_mode & 0o777
+
+
+def test_weights_that_do_not_fill_their_config_are_refused(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for num_blocks in (8, 5):
+        path.write_text(json.dumps({**config, "num_hidden_layers": num_blocks}))
+        with pytest.raises(CheckpointError, match=r"do not fit its config\.json"):
+            BuddyForCausalLM.from_pretrained(tmp_path)
+    for spoilt in ({"hidden_act": "foo"}, {"max_position_embeddings": None}):
+        path.write_text(json.dumps({**config, **spoilt}))
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            BuddyForCausalLM.from_pretrained(tmp_path)
+
+
+def test_saving_onto_a_file_is_refused(routed, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        routed.save_pretrained(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_model_with_a_source_is_saved_without_its_backbone(routed, tmp_path):
+    routed.model.save_pretrained(tmp_path / "base")
+    base = BuddyForCausalLM.from_pretrained(tmp_path / "base")
+    base.router = routed.router
+    base.save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small/backbone").exists()
+    again = BuddyForCausalLM.from_pretrained(tmp_path / "small", policy="routed")
+    assert torch.equal(logits(again)[0], logits(routed)[0])
+
+
+def test_saving_again_replaces_the_checkpoint_and_nothing_else(routed, tmp_path):
+    target = tmp_path / "model"
+    routed.save_pretrained(target)
+    routed.kv_policy = "zero"
+    routed.save_pretrained(target)
+    assert BuddyForCausalLM.from_pretrained(target).kv_policy == "zero"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="no Buddy checkpoint"):
+        routed.save_pretrained(other)
+    assert (other / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_policy_is_kept_by_name_and_refused_as_an_object(routed, tmp_path):
+    routed.set_policy("static:1,3")
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.policy.removal_order == (1, 3)
+    routed.set_policy(StaticPolicy([2], 6))
+    with pytest.raises(CheckpointError, match="given as an object"):
+        routed.save_pretrained(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(PolicyError, match="made for 7 blocks and the model has 6"):
+        routed.set_policy(StaticPolicy([2], 7))
+
+
+def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    routed.save_pretrained(target)
+    monkeypatch.setattr(
+        "safetensors.torch.save_file",
+        lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    with pytest.raises(CheckpointError, match="No space left"):
+        routed.save_pretrained(target)
+    assert logits(BuddyForCausalLM.from_pretrained(target))[1] == logits(routed)[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def _truncate(folder):
+    file = folder / "routing.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def _flip(folder):
+    file = folder / "routing.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def _manifest(change):
+    def spoil(folder):
+        path = folder / "buddy.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_truncate, "expected .* bytes"),
+        (_flip, "changed or damaged"),
+        (lambda folder: (folder / "routing.safetensors").unlink(), "is missing"),
+        (lambda folder: (folder / "backbone/model.safetensors").unlink(), "is missing"),
+        (lambda folder: (folder / "buddy.json").write_text("{"), "damaged"),
+        (lambda folder: (folder / "buddy.json").write_text("[]"), "damaged"),
+        (_manifest(lambda m: m.pop("router")), "damaged"),
+        (_manifest(lambda m: m["base"].pop("source")), "damaged"),
+        (_manifest(lambda m: m.update(files={"a": None})), "damaged"),
+        (_manifest(lambda m: m.update(kv_policy="keep")), "damaged"),
+        (_manifest(lambda m: m.update(format=99)), "format 99"),
+        (_manifest(lambda m: m["base"].update(num_blocks=9)), "another base model: num_blocks"),
+        (_manifest(lambda m: m["base"].update(fingerprint="x")), "another base model"),
+        (_manifest(lambda m: m["router"].update(num_blocks=9)), "does not fit"),
+        (_manifest(lambda m: m["router"].update(extra=1)), "does not fit"),
+    ],
+)
+def test_a_spoilt_checkpoint_is_refused(routed, tmp_path, spoil, says):
+    routed.save_pretrained(tmp_path / "model")
+    spoil(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=says) as caught:
+        BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_are_no_model_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="no model at"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "absent")
+    with pytest.raises(ModelError, match="no model named 'nonsense'"):
+        BuddyForCausalLM.from_pretrained("nonsense")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        BuddyForCausalLM.from_pretrained(tmp_path)
+    tiny_model().save_pretrained(tmp_path / "base")
+    weights = tmp_path / "base/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "base")
+    weights.unlink()
+    torch.save({}, tmp_path / "base/pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"found only pytorch_model\.bin"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "base")
+
+
+def test_an_unknown_family_says_how_to_add_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(FamilyError, match="add a row to FAMILIES"):
+        BuddyForCausalLM.from_pretrained(tmp_path)
+
+
+def test_an_adapter_in_another_format_is_not_read(adapted, tmp_path):
+    adapted.save_pretrained(tmp_path / "model")
+    shutil.move(
+        tmp_path / "model/adapter/adapter_model.safetensors",
+        tmp_path / "model/adapter/adapter_model.bin",
+    )
+    path = tmp_path / "model/buddy.json"
+    path.write_text(path.read_text().replace("adapter_model.safetensors", "adapter_model.bin"))
+    with pytest.raises(CheckpointError, match="could run code"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "model")

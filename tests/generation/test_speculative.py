@@ -1,0 +1,90 @@
+"""Drafted and verified, a text is the one that full depth writes."""
+
+import pytest
+import torch
+
+from buddy import BuddyForCausalLM
+from buddy.errors import PolicyError
+from buddy.generation.speculative import DraftLength, _Writer
+from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
+
+
+@every_family
+@every_kv_policy
+@pytest.mark.parametrize("engine", ["auto", "general"])
+def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine):
+    buddy = tiny_buddy(family, kv_policy=kv_policy)
+    buddy.decoder.engine = engine
+    ids = random_ids(1, 7)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = buddy.generate(ids, **options)
+    drafted = buddy.generate(ids, draft_budget="3 blocks", **options)
+    assert torch.equal(drafted, plain)
+
+
+def test_drafts_are_really_used():
+    # Where the skipped blocks add nothing, a draft is always right.
+    model = tiny_model("llama-mha")  # whose projections have no bias
+    for layer in model.model.layers[1:-1]:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    buddy = BuddyForCausalLM(model, policy="static:1,2,3")
+    counts = []
+    original = DraftLength.learn
+    try:
+        DraftLength.learn = lambda self, n: (counts.append(n), original(self, n))[1]
+        ids = random_ids(1, 7)
+        plain = buddy.generate(ids, max_new_tokens=30, do_sample=False)
+        drafted = buddy.generate(ids, max_new_tokens=30, do_sample=False, draft_budget="3 blocks")
+    finally:
+        DraftLength.learn = original
+    assert torch.equal(drafted, plain)
+    assert len(counts) < 10
+    assert sum(counts) >= 20
+
+
+def test_end_of_text_inside_a_draft_ends_the_text():
+    buddy = tiny_buddy(policy="static:1,2,3")
+    ids = random_ids(1, 7)
+    plain = buddy.generate(ids, max_new_tokens=12, do_sample=False)
+    end = int(plain[0, 7 + 6])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": end}
+    assert torch.equal(
+        buddy.generate(ids, draft_budget="3 blocks", **options), buddy.generate(ids, **options)
+    )
+
+
+def test_sampling_is_distributed_as_full_depth_draws():
+    # One position, many draws: accepted or replaced, tokens follow the full distribution.
+    torch.manual_seed(0)
+    draft, full = torch.randn(1, 6), torch.randn(1, 6)
+    writer = _Writer.__new__(_Writer)
+    writer._sample = True
+    drawn = torch.zeros(6)
+    for token in torch.multinomial(draft.softmax(-1)[0], 20_000, replacement=True):
+        drawn[writer._judge(token, draft, full)[0]] += 1
+    # Five standard errors of a share of 20,000 draws.
+    assert (drawn / 20_000 - full.softmax(-1)[0]).abs().max() < 5 * (0.25 / 20_000) ** 0.5
+
+
+def test_what_cannot_be_drafted_for_is_refused():
+    buddy = tiny_buddy()
+    ids = random_ids(2, 5)
+    for rows, options, words in (
+        (ids, {"draft_budget": "3 blocks"}, "one sequence at a time"),
+        (ids[:1], {"draft_budget": "3 blocks", "budget": "4 blocks"}, "leave the budget out"),
+        (ids[:1], {"draft_budget": 1.0}, "must be below"),
+        (ids[:1], {"draft_budget": "auto"}, "is a number"),
+        (ids[:1], {"draft_budget": "3 blocks", "num_beams": 2}, "greedy decoding and sampling"),
+        (ids[:1], {"draft_budget": "3 blocks", "num_return_sequences": 2}, "one sequence"),
+    ):
+        with pytest.raises(PolicyError, match=words):
+            buddy.generate(rows, max_new_tokens=3, do_sample=False, **options)
+
+
+def test_a_draft_grows_while_it_is_accepted():
+    length = DraftLength(3)
+    length.learn(3)
+    assert length.tokens == 4
+    length.learn(0)
+    assert length.tokens == 1

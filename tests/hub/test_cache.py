@@ -1,0 +1,36 @@
+"""The cache has one place, and only names that stay in it."""
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from buddy.errors import ModelError
+from buddy.hub import store
+
+
+def test_home_is_chosen_by_the_variable_or_the_system(monkeypatch, tmp_path):
+    monkeypatch.setenv("BUDDY_HOME", str(tmp_path / "chosen"))
+    assert store.cache_home() == tmp_path / "chosen"
+    assert store.model_dir("m") == tmp_path / "chosen" / "models" / "m"
+    for unset in ("", None):
+        if unset is None:
+            monkeypatch.delenv("BUDDY_HOME")
+        else:
+            monkeypatch.setenv("BUDDY_HOME", unset)
+        assert store.cache_home() == Path(platformdirs.user_cache_dir("buddy", appauthor=False))
+
+
+def test_an_empty_cache(home):
+    assert store.list_cached() == []
+    assert not store.is_cached("smollm2-135m")
+    assert not home.exists()
+    with pytest.raises(ModelError, match="no cached model is called 'smollm2-135m'; got none in"):
+        store.remove("smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["", "..", "../up", "a/b", "a\\b", ".hidden", "a b", "C:x"])
+def test_names_that_are_no_folder_of_the_cache(home, name):
+    for ask in (store.model_dir, store.is_cached, store.remove):
+        with pytest.raises(ModelError, match="no model can be called"):
+            ask(name)
