@@ -58,7 +58,7 @@ def losses_of(model, batch, blocks, kv_policy, reroute, batch_route):
         for row, one in enumerate(batch):
             if step < len(one.answer):
                 losses[row].append(-float(logprobs[row, tokens[row]]))
-                plans[row].add(out.plan.keys[row])
+                plans[row].add(out.plan.executed_sets[row])
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         new = torch.tensor(tokens)[:, None]
         out = model(new, mask, past_key_values=out.past_key_values, **options)

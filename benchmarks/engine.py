@@ -105,7 +105,7 @@ def kernel_shares(model, ids, new_tokens, **options):
 
     None where decode steps are not the kernel's.
     """
-    decoder = model.decoder.native()
+    decoder = model.executor.fast_path()
     if not isinstance(decoder, NativeDecoder):
         return None
     model.generate(ids, max_new_tokens=2, do_sample=False, eos_token_id=None, **options)
@@ -273,7 +273,7 @@ def main():
         config={key: str(value) for key, value in vars(args).items()},
         results={
             "shapes": found,
-            "engine": base.decoder.describe(),
+            "engine": base.executor.describe(),
             "copy_bytes_per_s": copy_bytes_per_s(args.device),
         },
     ).save(args.out)

@@ -20,7 +20,7 @@ from buddy.data.examples import Source, read_examples
 from buddy.records import RunRecord
 from buddy.training.joint.model import read_prior
 from buddy.training.joint.recipe import Recipe
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.settings import read_recipe
 
 BATCH = 32
@@ -65,7 +65,7 @@ def main():
 def shares(model, recipe, source, rows, depths):
     """Of the rows of one source, how many run their order's blocks at each depth."""
     records = [one.record for one in recipe.router.orders if source in one.sources]
-    decision, prompts = model.router.decision, LivePrompts(model)
+    decision, prompts = model.router.decision, RewardModel(model)
     order = read_prior(Path(records[0]), model.num_blocks) if records else decision.prior
     scores = torch.cat(
         [

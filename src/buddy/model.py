@@ -9,21 +9,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.depth.budget import BudgetLike
+from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
-from buddy.engine.executors.choice import DecoderChoice, EngineName
-from buddy.engine.run import (
-    BatchRoute,
-    Reroute,
-    Step,
-    check_batch_route,
-    check_reroute,
-    run_once,
-    run_step,
-)
+from buddy.engine.executors.choice import EngineName, ExecutorChoice
+from buddy.engine.run import Feed, StepOutput, check_reroute, run_once, run_step
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
+from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session
+from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.engine.tabulate import Tabulator
-from buddy.errors import PolicyError
+from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import Budgets, check_predictor
 from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
 from buddy.generation.output import RoutedOutput
@@ -84,7 +80,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
         self.set_policy(self._default_policy() if policy is None else policy)
-        self.decoder = DecoderChoice(self.backbone, engine)
+        self.executor = ExecutorChoice(self.backbone, engine)
         self._tabulate = Tabulator(self.backbone)
 
     @property
@@ -181,6 +177,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         attention_mask: Int[Tensor, "batch columns"] | Bool[Tensor, "batch columns"] | None = None,
         *,
         budget: Budgets | None = None,
+        prefill_budget: BudgetLike | None = None,
+        budget_rows: Int[Tensor, " batch"] | None = None,
         prompt_mask: Bool[Tensor, "batch tokens"] | None = None,
         past_key_values: Session | None = None,
         labels: Int[Tensor, "batch tokens"] | None = None,
@@ -199,7 +197,11 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             attention_mask: 0 = pad, over all columns so far; None = no pads.
             budget: One for all rows, one per row, or block counts as a tensor; None = full depth.
                 "auto" is chosen from the tokens that the route may see, when a session begins;
-                later in a session the row goes on as it is.
+                later in a session the row goes on as it is. A callable is given the row's
+                `Progress` and returns a budget.
+            prefill_budget: Of the prompt's tokens, where it is another than the answer's; the
+                prompt is what a session is first fed.
+            budget_rows: By row, its place in `budget`, where that is a tuple of sources.
             prompt_mask: Tokens that the route may see; by default all that are no pads. When the
                 continuation is fed along with the prompt, mark the prompt alone.
             past_key_values: The `Session` of earlier steps.
@@ -221,28 +223,56 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             raise ValueError("return_dict must be True: the plan has no place in a tuple")
         if labels is not None and logits_to_keep:
             raise ValueError("labels need all logits: leave logits_to_keep at 0")
+        batch, tokens = input_ids.shape
+        valid = self._valid(input_ids, attention_mask)
         session = past_key_values
-        step = self._step(input_ids, attention_mask, budget, prompt_mask, session)
-        step = replace(
-            step, reroute=check_reroute(reroute), batch_route=check_batch_route(batch_route)
-        )
+        check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
+        sees = None if prompt_mask is None else valid & prompt_mask.bool()
         if session is None or session.steps == 0:
-            self.decoder.refresh()
+            check_prompts(valid, self.config.max_position_embeddings)
+            self.executor.refresh()
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
-            slots = max(INITIAL_SLOTS, 2 * input_ids.shape[1])
-            session = self.new_session(len(input_ids), slots, kv_policy)
+            session = self.new_session(batch, max(INITIAL_SLOTS, 2 * tokens), kv_policy)
+        if budget_rows is not None:
+            budget = [cast(Any, budget)[place] for place in budget_rows.tolist()]
+        wanted = self.read_sources(budget, prefill_budget, batch)
+        feed = Feed.of_batch(input_ids, valid, sees)
+        rows = valid.any(1).nonzero()[:, 0].tolist()
+        policy, ways = self.inference_policy(), check_batch_route(batch_route)
+        check_reroute(reroute)
         if session is None:
-            out = run_once(self.backbone, self.inference_policy(), step)
+            chosen = self.choose_sources(wanted, input_ids, valid, valid if sees is None else sees)
+            asked = [
+                Progress(is_prompt=True, new_tokens=count, num_blocks=self.num_blocks)
+                for count in feed.counts
+            ]
+            budgets = [
+                blocks_of_lanes(source, progress)
+                for source, progress in zip(chosen, asked, strict=True)
+            ]
+            out = run_once(self.backbone, policy, feed, budgets, batch_route=ways)
         else:
-            out = run_step(
-                self.backbone, self.inference_policy(), session, step, self.decoder.native()
-            )
-        logits = out.logits
-        if logits is None:
-            logits = self.backbone.logits(out.hidden[:, -logits_to_keep:])
-        logits = logits[:, -logits_to_keep:]
+            begun = session.state
+            try:
+                held = self._held(session, wanted, rows, reroute, input_ids, valid, sees)
+                numbers = list(session.sequences)
+                out = run_step(
+                    self.backbone,
+                    policy,
+                    session,
+                    [numbers[row] for row in rows],
+                    feed,
+                    held=held,
+                    batch_route=ways,
+                    executor=self.executor.fast_path(),
+                    columns=tokens,
+                )
+            except BaseException:
+                session.rewind(begun)
+                raise
         if trace is not None:
-            trace.record(out.plan, out.executed.tolist(), input_ids.shape[1], started_s)
+            trace.record(out, started_s, tokens=tokens, rows=rows, batch=batch)
+        logits = self._logits(out, valid, logits_to_keep)
         loss = None
         if labels is not None:
             loss = cast(Any, self.model).loss_function(
@@ -252,8 +282,9 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             loss=loss,
             logits=logits,
             past_key_values=session,
-            plan=out.plan,
-            executed_blocks=out.executed,
+            plan=out.plan.select(out.lanes.last),
+            executed_blocks=out.executed[out.lanes.last],
+            lanes=out,
         )
 
     def tie_weights(self) -> None:
@@ -266,35 +297,50 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             slots = 1 << max(6, (slots - 1).bit_length())
         return Session(self.backbone, batch, slots, kv_policy or self.kv_policy)
 
-    def _step(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        budget: Budgets | None,
-        prompt_mask: Tensor | None,
-        session: Session | None,
-    ) -> Step:
-        batch, tokens = input_ids.shape
+    def _valid(
+        self, input_ids: Int[Tensor, "batch tokens"], attention_mask: Tensor | None
+    ) -> Bool[Tensor, "batch columns"]:
         if attention_mask is None:
-            valid = torch.ones_like(input_ids, dtype=torch.bool)
-        else:
-            valid = attention_mask[:, max(0, attention_mask.shape[1] - tokens) :].bool()
-        check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
-        if session is None or session.steps == 0:
-            check_prompts(valid, self.config.max_position_embeddings)
-        elif session.timeline.length + tokens > self.config.max_position_embeddings:
-            session.timeline.check_room(valid, self.config.max_position_embeddings)
-        counted = valid if prompt_mask is None else valid & prompt_mask.bool()
-        wanted = self.read_budgets(budget, batch)
-        if session is not None and session.steps > 0:
-            wanted = tuple(
-                now if one is None else one
-                for one, now in zip(wanted, session.budgets, strict=True)
+            return torch.ones_like(input_ids, dtype=torch.bool)
+        return attention_mask[:, max(0, attention_mask.shape[1] - input_ids.shape[1]) :].bool()
+
+    def _held(
+        self,
+        session: Session,
+        wanted: tuple[BudgetSource | None, ...],
+        rows: list[int],
+        reroute: Reroute,
+        input_ids: Int[Tensor, "batch tokens"],
+        valid: Bool[Tensor, "batch tokens"],
+        sees: Bool[Tensor, "batch tokens"] | None,
+    ) -> list[SequenceState]:
+        """The sequences of a batch as they go on: each row with its source and its rule."""
+        if not session.sequences:
+            chosen = self.choose_sources(wanted, input_ids, valid, valid if sees is None else sees)
+            for source in chosen:
+                session.join(source, reroute=reroute)
+        now = list(session.sequences.values())
+        counts = valid.sum(1).tolist()
+        longest = max(now[row].length + counts[row] for row in rows)
+        if longest > self.config.max_position_embeddings:
+            raise PromptError(
+                f"a sequence would have {longest} tokens, but the model's context holds "
+                f"{self.config.max_position_embeddings}"
             )
-        return Step(
-            token_ids=input_ids,
-            valid=valid,
-            counted=counted,
-            budgets=self.choose_budgets(wanted, input_ids, valid, counted),
-            reroute="step",
-        )
+        return [
+            replace(now[row], source=wanted[row] or now[row].source, reroute=reroute)
+            for row in rows
+        ]
+
+    def _logits(
+        self, out: StepOutput, valid: Bool[Tensor, "batch tokens"], keep: int
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Logits in the caller's columns; those of pads mean nothing."""
+        made = out.hidden if out.logits is None else out.logits
+        if out.lanes.num == valid.numel():
+            placed = made.view(*valid.shape, -1)
+        else:
+            placed = made.new_zeros(*valid.shape, made.shape[1])
+            placed = placed.index_put((valid,), made)
+        placed = placed[:, -keep:]
+        return self.backbone.logits(placed) if out.logits is None else placed

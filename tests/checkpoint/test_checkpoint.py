@@ -19,7 +19,7 @@ IDS = random_ids(3, 9)
 def logits(model, **options):
     with torch.no_grad():
         out = model(IDS, budget=[0.5, "4 blocks", 1.0], **options)
-    return out.logits, out.plan.keys
+    return out.logits, out.plan.executed_sets
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def select(scores, *blocks, pinned=(0, -1)):
 
 def test_the_best_are_kept_with_the_pinned():
     plan = select([[-9.0, 1.0, 5.0, 2.0, 4.0, 3.0, -9.0]], 4)
-    assert plan.keys == ((0, 2, 4, 6),)
+    assert plan.executed_sets == ((0, 2, 4, 6),)
 
 
 def test_ties_go_to_the_shallower_block():
@@ -30,7 +30,7 @@ def test_ties_go_to_the_shallower_block():
 
 def test_an_infinite_score_does_not_push_out_a_pinned_block():
     plan = select([[0.0, *[float("inf")] * 5, 0.0]], 3)
-    assert plan.keys == ((0, 1, 6),)
+    assert plan.executed_sets == ((0, 1, 6),)
 
 
 @given(st.lists(st.tuples(scores_with_ties, st.integers(2, NUM_BLOCKS)), min_size=1, max_size=5))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from buddy import DepthTrace
 from buddy.depth.select import select_blocks
-from buddy.engine.run import share_ranking
+from buddy.engine.steer import share_ranking
 from tests.tiny import random_ids, tiny_buddy
 
 finite = st.floats(-1e3, 1e3, width=32)
@@ -37,10 +37,10 @@ def test_a_batch_decodes_under_one_ranking():
     with torch.no_grad():
         shared = buddy(ids, budget=budgets, batch_route="shared")
         apart = buddy(ids, budget=budgets)
-    small, middle, large = map(set, shared.plan.keys)
+    small, middle, large = map(set, shared.plan.executed_sets)
     assert small < middle < large
     assert shared.executed_blocks.tolist() == [3, 4, 5]
-    assert apart.plan.keys != shared.plan.keys
+    assert apart.plan.executed_sets != shared.plan.executed_sets
     alone = buddy.generate(ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False)
     one = buddy.generate(
         ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False, batch_route="shared"

@@ -39,7 +39,7 @@ def twins(monkeypatch, family="llama", **options):
     general = BuddyForCausalLM(model, engine="general", router=router, **options)
     graphs = BuddyForCausalLM(model, engine="general", router=router, **options)
     decoder = GraphDecoder(graphs.backbone, record)
-    monkeypatch.setattr(graphs.decoder, "native", lambda: decoder)
+    monkeypatch.setattr(graphs.executor, "fast_path", lambda: decoder)
     return graphs, general, decoder
 
 

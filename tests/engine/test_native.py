@@ -127,8 +127,8 @@ def test_any_number_of_threads_gives_the_same(threads):
     from buddy.engine.executors.native.decoder import NativeDecoder
 
     native, general = twins()
-    native.decoder.native()
-    native.decoder._native = NativeDecoder(native.backbone, threads)
+    native.executor.fast_path()
+    native.executor._executor = NativeDecoder(native.backbone, threads)
     ids, continuation = random_ids(3, 6), random_ids(3, 5, seed=2)
     options = {"budget": ["3 blocks", "4 blocks", 1.0]}
     made, _, _ = decode(native, ids, torch.ones_like(ids), continuation, **options)
@@ -146,7 +146,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
         buddy.model.to(torch.bfloat16)
     made, _, _ = decode(native, ids, torch.ones_like(ids), continuation, **options)
     rounded, _, _ = decode(general, ids, torch.ones_like(ids), continuation, **options)
-    assert native.decoder.native() is not None
+    assert native.executor.fast_path() is not None
     allowed = 1.5 * (rounded.float() - exact).abs().max()
     assert (made.float() - exact).abs().max() <= allowed
 
@@ -168,7 +168,7 @@ def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
 
 def test_it_copies_no_weights():
     native, _ = twins()
-    decoder = native.decoder.native()
+    decoder = native.executor.fast_path()
     weights = decoder._weights.model
     assert weights.vocabulary.weights == native.backbone.head.weight.data_ptr()
     first = native.backbone.blocks[0].mlp.gate_proj.weight
@@ -228,9 +228,9 @@ def test_without_the_kernel_the_general_path_runs_and_says_why(
         buddy = tiny_buddy()
         tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
         assert tokens.shape == (1, 7)
-        assert says in buddy.decoder.why_general
+        assert says in buddy.executor.why_general
         with pytest.raises(ModelError, match=says):
-            tiny_buddy(engine="native").decoder.native()
+            tiny_buddy(engine="native").executor.fast_path()
     finally:
         native_library.cache_clear()
 
@@ -264,10 +264,10 @@ def test_a_new_session_sees_weights_as_they_are():
     model.model.layers[2].mlp.up_proj = nn.Sequential(model.model.layers[2].mlp.up_proj)
     buddy = BuddyForCausalLM(model)
     decode(buddy, ids, mask, continuation)
-    assert "merge the adapter first" in buddy.decoder.why_general
+    assert "merge the adapter first" in buddy.executor.why_general
     model.model.layers[2].mlp.up_proj = model.model.layers[2].mlp.up_proj[0]
     decode(buddy, ids, mask, continuation)
-    assert buddy.decoder.why_general is None or "merge" not in buddy.decoder.why_general
+    assert buddy.executor.why_general is None or "merge" not in buddy.executor.why_general
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tests.tiny import (
 
 def plans(buddy, ids, mask=None, **options):
     with torch.no_grad():
-        return buddy(ids, mask, budget="4 blocks", **options).plan.keys
+        return buddy(ids, mask, budget="4 blocks", **options).plan.executed_sets
 
 
 def test_different_prompts_get_different_plans():
@@ -44,7 +44,7 @@ def test_the_continuation_is_routed_alike_with_and_without_a_cache():
     kept = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=True)
     once = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=False)
     assert once.past_key_values is None
-    assert once.plan.keys == kept.plan.keys
+    assert once.plan.executed_sets == kept.plan.executed_sets
     torch.testing.assert_close(once.logits, kept.logits, atol=1e-5, rtol=1e-5)
 
 
@@ -75,7 +75,7 @@ def test_a_row_whose_budget_stays_keeps_its_plan_under_reuse():
     buddy, ids = tiny_buddy("qwen3", summary="ema", ema_decay=0.3), random_ids(2, 6)
     with torch.no_grad():
         out = buddy(ids, budget="4 blocks", reroute="prefill")
-        kept = out.plan.keys[0]
+        kept = out.plan.executed_sets[0]
         for seed in range(4):
             out = buddy(
                 random_ids(2, 1, seed=seed),
@@ -83,7 +83,7 @@ def test_a_row_whose_budget_stays_keeps_its_plan_under_reuse():
                 reroute="prefill",
                 past_key_values=out.past_key_values,
             )
-            assert out.plan.keys[0] == kept
+            assert out.plan.executed_sets[0] == kept
             assert out.executed_blocks.tolist() == [4, 3 + seed % 2 * 2]
 
 

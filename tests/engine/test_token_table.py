@@ -4,11 +4,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.engine.state.sequence import gather_routes
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.training.joint.lora import add_lora
 from buddy.training.joint.recipe import LoraSettings
 from tests.tiny import every_family, padded, random_ids, tiny_buddy
+
+
+def route_of(session):
+    """What the policy remembers of all sequences, side by side."""
+    return gather_routes([one.route for one in session.sequences.values()])
 
 
 def routes(buddy, ids, mask, continuation):
@@ -24,11 +30,11 @@ def routes(buddy, ids, mask, continuation):
         blocks = torch.full((len(ids),), 4)
         with torch.no_grad():
             out = buddy(ids, mask, budget="4 blocks")
-            scores = [policy.scores(out.past_key_values.route, blocks)]
+            scores = [policy.scores(route_of(out.past_key_values), blocks)]
             for step in range(continuation.shape[1]):
                 new = continuation[:, step : step + 1]
                 out = buddy(new, budget="4 blocks", past_key_values=out.past_key_values)
-                scores.append(policy.scores(out.past_key_values.route, blocks))
+                scores.append(policy.scores(route_of(out.past_key_values), blocks))
         found[name] = torch.stack(scores)
     return found
 
@@ -86,7 +92,7 @@ def test_a_state_read_from_the_cache_is_carried_over():
         session = buddy(ids, budget="4 blocks").past_key_values
         buddy._tabulate = tabulate
         buddy(more, budget="4 blocks", past_key_values=session)
-        carried = buddy.inference_policy().scores(session.route, blocks)
+        carried = buddy.inference_policy().scores(route_of(session), blocks)
         whole = buddy(torch.cat([ids, more], 1), budget="4 blocks").past_key_values
-        expected = buddy.inference_policy().scores(whole.route, blocks)
+        expected = buddy.inference_policy().scores(route_of(whole), blocks)
     assert_close(carried, expected, atol=2e-4, rtol=1e-4)

@@ -62,7 +62,7 @@ def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     found = answer_losses(model, model.policy, BLOCKS, EXAMPLES)
     for one, (nll, blocks) in zip(EXAMPLES, found, strict=True):
         prompt = torch.tensor(one.prompt)
-        plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.keys[0]
+        plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
         assert blocks == plan
         skipped = set(range(NUM_BLOCKS)) - set(plan)
         whole = torch.tensor([[*one.prompt, *one.answer]])

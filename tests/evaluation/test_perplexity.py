@@ -35,7 +35,7 @@ def test_losses_are_those_of_the_forward_pass_routed_from_the_tokens_before():
     seen = torch.arange(WINDOW) < WINDOW - STRIDE
     for row, (loss, blocks) in zip(ids, found, strict=True):
         out = model(row[None], budget="4 blocks", prompt_mask=seen[None], use_cache=False)
-        assert out.plan.keys[0] == blocks
+        assert out.plan.executed_sets[0] == blocks
         expected = torch.nn.functional.cross_entropy(
             out.logits[0, -STRIDE - 1 : -1], row[-STRIDE:], reduction="sum"
         )

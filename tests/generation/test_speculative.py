@@ -14,7 +14,7 @@ from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, ti
 @pytest.mark.parametrize("engine", ["auto", "general"])
 def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine):
     buddy = tiny_buddy(family, kv_policy=kv_policy)
-    buddy.decoder.engine = engine
+    buddy.executor.engine = engine
     ids = random_ids(1, 7)
     options = {"max_new_tokens": 24, "do_sample": False}
     plain = buddy.generate(ids, **options)

@@ -66,7 +66,7 @@ def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources
         alone = policy.observe(None, _row(seen, row))
         alone = policy.observe(alone, _row(more, row))
         mine = select_blocks(policy.scores(alone, blocks[:1]), blocks[:1], pinned=policy.pinned)
-        assert mine.keys[0] == plan.keys[row]
+        assert mine.executed_sets[0] == plan.executed_sets[row]
     assert policy.describe()
 
 

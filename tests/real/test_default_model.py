@@ -68,7 +68,7 @@ def test_the_static_prior_at_three_quarters_is_the_model_with_eight_blocks_delet
         out = buddy(ids, budget=0.75)
         theirs = delete_blocks(buddy.model, removed)(ids).logits
     assert out.executed_blocks.tolist() == [22]
-    assert set(range(30)) - set(out.plan.keys[0]) == removed
+    assert set(range(30)) - set(out.plan.executed_sets[0]) == removed
     assert_close(out.logits, theirs, **TOLERANCE)
 
 

@@ -6,7 +6,7 @@ import torch
 from buddy import BuddyForCausalLM
 from buddy.training.joint.lora import add_lora, context_layers
 from buddy.training.joint.recipe import LoraSettings
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from tests.tiny import FAMILY_NAMES, random_router, tiny_model
 from tests.training.examples import random_examples
 
@@ -33,9 +33,9 @@ def adapted(name, context_layer, *, keep):
 def test_without_adapters_on_the_context_prompts_look_as_before(name, context_layer):
     model = tiny_model(name)
     router = random_router(model, context="key+value", context_layer=context_layer)
-    before = LivePrompts(BuddyForCausalLM(model, router=router)).summaries(EXAMPLES)
+    before = RewardModel(BuddyForCausalLM(model, router=router)).summaries(EXAMPLES)
     kept, changed = (
-        LivePrompts(adapted(name, context_layer, keep=keep)).summaries(EXAMPLES)
+        RewardModel(adapted(name, context_layer, keep=keep)).summaries(EXAMPLES)
         for keep in (True, False)
     )
     assert torch.equal(kept, before)

@@ -6,14 +6,14 @@ from torch.testing import assert_close
 
 from buddy.errors import RecipeError, TrainingError
 from buddy.training.predictor.loss_table import LossTable, measure_table
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from tests.tiny import tiny_buddy, tiny_model
 from tests.training.made import examples
 
 
 @pytest.fixture
 def live():
-    return LivePrompts(tiny_buddy("qwen3"))
+    return RewardModel(tiny_buddy("qwen3"))
 
 
 def measure(live, path, rows=7, **options):
@@ -34,7 +34,7 @@ def test_the_same_losses_and_summaries_as_the_model_gives(live, tmp_path):
 
 
 def test_depths_that_pinned_blocks_exceed_are_not_measured(tmp_path):
-    live = LivePrompts(tiny_buddy(context_layer=3))
+    live = RewardModel(tiny_buddy(context_layer=3))
     table = measure(live, tmp_path, lowest=4)
     assert table.by_depth.isnan().sum(0).tolist() == [7, 0, 0, 0]
 
@@ -46,7 +46,7 @@ def test_repeated_rows_are_measured_once(live, tmp_path):
     assert table.losses(rows, torch.full((12, 1), 4)).shape == (12, 1)
 
 
-class StopAt(LivePrompts):
+class StopAt(RewardModel):
     """Killed before it measures so many rows."""
 
     def __init__(self, model, rows):
@@ -107,7 +107,7 @@ def test_a_model_without_a_router_is_refused():
     from buddy import BuddyForCausalLM
 
     with pytest.raises(RecipeError, match="no router"):
-        LivePrompts(BuddyForCausalLM(tiny_model()))
+        RewardModel(BuddyForCausalLM(tiny_model()))
 
 
 def test_lookup_by_hand():

@@ -7,7 +7,7 @@ import torch
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.training.joint.recipe import OrderSettings, RouterSettings
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.router_init.kinds import fit_orders
 from buddy.training.router_init.whiten import start_router
 from tests.tiny import NUM_BLOCKS, tiny_buddy
@@ -45,7 +45,7 @@ def ranks(model, examples):
     made = set()
     for example in examples:
         with torch.no_grad():
-            scores = decision.fuse(decision(LivePrompts(model).summaries([example])))[0]
+            scores = decision.fuse(decision(RewardModel(model).summaries([example])))[0]
         made.add(tuple((scores.argsort() + 1).tolist()))
     return made
 
@@ -104,7 +104,7 @@ def test_a_prompt_between_two_kinds_gets_scores_between(record):
     model = started()
     orders = (OrderSettings(sources=("first",), record=str(record)),)
     fit_orders(model, [*FIRST, *SECOND], orders, seed=5)
-    prompts, decision = LivePrompts(model), model.router.decision
+    prompts, decision = RewardModel(model), model.router.decision
     with torch.no_grad():
         one, other = (prompts.summaries([rows[0]]) for rows in (FIRST, SECOND))
         path = torch.linspace(0, 1, 101)[:, None]

@@ -14,7 +14,7 @@ from buddy.training.predictor.evaluation import evaluate_predictor
 from buddy.training.predictor.grpo import GRPOSettings, group_advantages, grpo_loss, sample_budgets
 from buddy.training.predictor.loss_table import LossTable
 from buddy.training.predictor.recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.trainer import PredictorTrainer
 from tests.tiny import random_predictor, tiny_buddy
 from tests.training.made import examples
@@ -122,7 +122,7 @@ def test_a_step_is_the_written_formulas_and_one_adamw_update():
 def test_live_and_tabled_rewards_train_the_same_predictor(tmp_path):
     from buddy.training.predictor.loss_table import measure_table
 
-    live = LivePrompts(tiny_buddy("qwen3"))
+    live = RewardModel(tiny_buddy("qwen3"))
     rows = examples(6)
     table = measure_table(live, rows, tmp_path / "t.safetensors", lowest=3, batch_size=3)
     trained = []
@@ -146,7 +146,7 @@ def test_nothing_of_the_model_is_trained():
     before = {name: value.clone() for name, value in buddy.state_dict().items()}
     predictor = random_predictor(buddy.router)
     start = predictor.up.weight.clone()
-    PredictorTrainer(predictor, LivePrompts(buddy), recipe(), examples(4)).step(0)
+    PredictorTrainer(predictor, RewardModel(buddy), recipe(), examples(4)).step(0)
     for name, value in buddy.state_dict().items():
         assert torch.equal(value, before[name])
     assert not torch.equal(predictor.up.weight, start)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.router_init.whiten import start_router
 from tests.tiny import tiny_buddy
 from tests.training.examples import random_examples
@@ -15,7 +15,7 @@ def scores_of(model, examples):
     plans = []
     for example in examples:
         with torch.no_grad():
-            summary = LivePrompts(model).summaries([example])
+            summary = RewardModel(model).summaries([example])
         plans.append(model.router.decision.fuse(model.router.decision(summary))[0])
     return torch.stack(plans).detach()
 
@@ -50,7 +50,7 @@ def test_the_first_layer_hears_differences_alone():
     heard = []
     for example in EXAMPLES:
         with torch.no_grad():
-            heard.append(down(LivePrompts(model).summaries([example]))[0])
+            heard.append(down(RewardModel(model).summaries([example]))[0])
     heard = torch.stack(heard)
     assert heard.mean(0).abs().max() < 1e-3
     assert 0.3 < float(heard.std(0).mean()) < 3

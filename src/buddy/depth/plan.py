@@ -1,86 +1,99 @@
-"""A plan: which blocks run, for each row of a batch."""
+"""A plan: which blocks run, for each lane. A lane is one new token of one sequence."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-Rows = slice | Tensor | None
-"""Rows of a batch: `slice(None)` all of them (a view), a tensor those named, None not one."""
+LaneSet = NDArray[np.int64] | None
+"""Lanes by number, ascending; None stands for all of them."""
 
-ALL_ROWS = slice(None)
-
-
-class BlockRows(NamedTuple):
-    """How the batch divides at one block."""
-
-    run: Rows
-    skip: Rows
+NO_LANES: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+class BlockLanes(NamedTuple):
+    """How the lanes of a pass divide at one block."""
+
+    run: LaneSet
+    skip: LaneSet
+
+
 class DepthPlan:
-    """Which blocks run, per row.
+    """Which blocks run, per lane; a plan for a whole prompt is one whose lanes agree.
 
-    Attributes:
-        mask: [batch, blocks], True = run.
+    Args:
+        mask: [lanes, blocks], True = run.
     """
 
-    mask: Bool[Tensor, "batch blocks"]
+    def __init__(self, mask: Bool[Tensor, "lanes blocks"]) -> None:
+        self.__dict__["mask"] = mask
+        self.device = mask.device
 
     @classmethod
-    def full(cls, batch: int, num_blocks: int, device: torch.device | str = "cpu") -> "DepthPlan":
-        """Every row runs every block."""
-        return cls(torch.ones(batch, num_blocks, dtype=torch.bool, device=device))
-
-    @classmethod
-    def of_rows(cls, rows: list[list[bool]], device: torch.device | str = "cpu") -> "DepthPlan":
+    def of_lanes(
+        cls, lanes: Sequence[Sequence[bool]] | NDArray[np.bool_], device: torch.device | str = "cpu"
+    ) -> "DepthPlan":
         """A plan that the host knows: it need not be read back from the device."""
-        plan = cls(torch.tensor(rows, dtype=torch.bool, device=device))
-        plan.__dict__["rows"] = rows
+        plan = cls.__new__(cls)
+        plan.device = torch.device(device)
+        plan.__dict__["host"] = np.ascontiguousarray(lanes, dtype=np.bool_)
         return plan
 
+    @classmethod
+    def full(cls, lanes: int, num_blocks: int, device: torch.device | str = "cpu") -> "DepthPlan":
+        """Every lane runs every block."""
+        return cls.of_lanes(np.ones((lanes, num_blocks), np.bool_), device)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DepthPlan) and self.keys == other.keys
+        return isinstance(other, DepthPlan) and bool(np.array_equal(self.host, other.host))
 
     def __hash__(self) -> int:
-        return hash(self.keys)
+        return hash(self.executed_sets)
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "lanes blocks"]:
+        """True = run, on the device."""
+        return torch.from_numpy(self.host).to(self.device)
+
+    @cached_property
+    def host(self) -> NDArray[np.bool_]:
+        """The mask on the host, where a plan is carried out, [lanes, blocks]."""
+        return np.ascontiguousarray(self.mask.cpu().numpy())
 
     @property
-    def depth(self) -> Int[Tensor, " batch"]:
-        """Blocks that each row is to run."""
-        return self.mask.sum(dim=1)
+    def depth(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane is to run."""
+        return torch.from_numpy(self.host.sum(1))
 
     @cached_property
-    def rows(self) -> list[list[bool]]:
-        """The mask, on the host."""
-        rows: list[list[bool]] = self.mask.tolist()
-        return rows
+    def executed_sets(self) -> tuple[tuple[int, ...], ...]:
+        """Each lane's executed blocks, ascending: hashable, to count and compare plans."""
+        return tuple(tuple(np.flatnonzero(lane).tolist()) for lane in self.host)
 
     @cached_property
-    def keys(self) -> tuple[tuple[int, ...], ...]:
-        """Each row's executed blocks, ascending: hashable, to count and compare plans."""
-        return tuple(tuple(block for block, runs in enumerate(row) if runs) for row in self.rows)
+    def by_block(self) -> tuple[BlockLanes, ...]:
+        """For each block the lanes that run it and the lanes that skip it."""
+        return tuple(map(_divide, self.host.T))
 
-    @cached_property
-    def blocks(self) -> tuple[BlockRows, ...]:
-        """For each block the rows that run it and the rows that skip it."""
-        return tuple(self._divide(list(column)) for column in zip(*self.rows, strict=True))
+    def repeat(self, counts: Sequence[int]) -> "DepthPlan":
+        """The plan in which each lane stands as often as `counts` says: rows become lanes."""
+        if all(count == 1 for count in counts):
+            return self
+        return DepthPlan.of_lanes(np.repeat(self.host, counts, axis=0), self.device)
 
-    def _divide(self, runs: list[bool]) -> BlockRows:
-        if all(runs):
-            return BlockRows(ALL_ROWS, None)
-        if not any(runs):
-            return BlockRows(None, ALL_ROWS)
-        device = self.mask.device
-        return BlockRows(
-            torch.tensor([row for row, r in enumerate(runs) if r], device=device),
-            torch.tensor([row for row, r in enumerate(runs) if not r], device=device),
-        )
+    def select(self, lanes: Sequence[int] | NDArray[np.int64]) -> "DepthPlan":
+        """The plan of the lanes named, in that order."""
+        return DepthPlan.of_lanes(self.host[lanes], self.device)
 
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "DepthPlan":
-        """The plan of the rows named, in that order."""
-        return DepthPlan(self.mask[rows])
+
+def _divide(runs: NDArray[np.bool_]) -> BlockLanes:
+    if runs.all():
+        return BlockLanes(None, NO_LANES)
+    if not runs.any():
+        return BlockLanes(NO_LANES, None)
+    return BlockLanes(np.flatnonzero(runs), np.flatnonzero(~runs))

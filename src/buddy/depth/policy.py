@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
@@ -18,7 +18,7 @@ class Observation:
     """What a policy may look at when new tokens arrive.
 
     Attributes:
-        token_ids: New tokens.
+        token_ids: New tokens, by sequence.
         counted: False for pads, and for an answer that the route may not see.
         keys: New tokens' keys in the context layer, as cached, KV heads flattened.
         values: The same for values. Both are None for a policy with `context_layer` 0.
@@ -29,14 +29,64 @@ class Observation:
     keys: Float[Tensor, "batch tokens width"] | None = None
     values: Float[Tensor, "batch tokens width"] | None = None
 
+    def select_rows(self, rows: Sequence[int]) -> "Observation":
+        """What is new of the sequences named, in that order."""
+        chosen = list(rows)
+        context = (None if held is None else held[chosen] for held in (self.keys, self.values))
+        return Observation(self.token_ids[chosen], self.counted[chosen], *context)
+
+    def first(self, tokens: int) -> "Observation":
+        """The first new tokens of each sequence."""
+        context = (None if held is None else held[:, :tokens] for held in (self.keys, self.values))
+        return Observation(self.token_ids[:, :tokens], self.counted[:, :tokens], *context)
+
 
 @runtime_checkable
 class RouteState(Protocol):
     """What a policy remembers of each sequence, O(1) in its length."""
 
+    def __len__(self) -> int:
+        """How many sequences it is of."""
+        ...
+
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "RouteState":
         """The state of the rows named, in that order."""
         ...
+
+
+class TensorState:
+    """A route state whose fields are all tensors, or None, with a row for each sequence."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        """How many sequences it is of."""
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "TensorState":
+        """The state of the rows named, in that order."""
+        held = (getattr(self, one.name) for one in fields(self))  # type: ignore[arg-type]
+        return type(self)(*(tensor[rows.to(tensor.device)] for tensor in held))
+
+
+def join_states(states: Sequence[RouteState]) -> RouteState:
+    """One state of the sequences of several, side by side.
+
+    Raises:
+        PolicyError: They are of different kinds, or of one that cannot be joined.
+    """
+    kinds = {type(state) for state in states}
+    kind = kinds.pop()
+    if kinds or not is_dataclass(kind):
+        raise PolicyError(
+            f"route states of kind {kind.__name__} cannot be joined: sequences of one step must "
+            "have been routed by the same policy, whose state is a dataclass of tensors"
+        )
+    names = [one.name for one in fields(kind)]
+    columns = [[getattr(state, name) for state in states] for name in names]
+    if issubclass(kind, BatchSize):
+        return BatchSize(sum(map(len, states)), columns[1][0])
+    return cast(RouteState, kind(*map(torch.cat, columns)))
 
 
 @runtime_checkable
@@ -68,6 +118,35 @@ class DepthPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class OnlinePolicy(Protocol):
+    """Decides while a pass runs, before each block that it governs; it promises no budget.
+
+    Attributes:
+        name: As in the registry.
+        num_blocks: Blocks of the model it was made for.
+        governed: Blocks that it decides on; all others run.
+    """
+
+    name: str
+    num_blocks: int
+    governed: Sequence[int]
+
+    def begin(self, lanes: int, device: torch.device) -> Any:
+        """What it remembers during a pass over as many new tokens."""
+        ...
+
+    def keep(
+        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
+    ) -> Bool[Tensor, " lanes"]:
+        """Which lanes run a block, from the residual that would enter it."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for a summary line."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """The state of a policy that remembers nothing: how many rows there are, and where."""
@@ -79,6 +158,9 @@ class BatchSize:
     def of(cls, seen: Observation) -> "BatchSize":
         """Read it from what arrived."""
         return cls(seen.token_ids.shape[0], seen.token_ids.device)
+
+    def __len__(self) -> int:
+        return self.rows
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "BatchSize":
         """As many rows as are named."""

@@ -1,6 +1,6 @@
 """The one place where scores become a plan: every policy's strictness is proved here."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,7 +9,7 @@ from buddy.depth.plan import DepthPlan
 from buddy.errors import BudgetError, PolicyError
 
 
-def check_spendable(budgets: Sequence[int], num_blocks: int, pinned: Sequence[int]) -> None:
+def check_spendable(budgets: Collection[int], num_blocks: int, pinned: Sequence[int]) -> None:
     """Refuse budgets that pinned blocks alone exceed, or that the model has not the blocks for.
 
     Raises:
@@ -41,7 +41,7 @@ def select_blocks(
         pinned: Blocks that always run: the first feeds the router, the last the head.
 
     Returns:
-        Plan with mask [batch, blocks], True = run, `blocks[row]` True in each row.
+        Plan with a lane for each row, `blocks[row]` True in each.
 
     Raises:
         BudgetError: A budget is smaller than the number of pinned blocks, or too large.
@@ -55,7 +55,7 @@ def select_blocks(
     always = {block % num_blocks for block in pinned}
     free = [block for block in range(num_blocks) if block not in always]
     # On the host, where a plan is carried out, and in plain Python: a row has a few dozen scores.
-    rows: list[list[bool]] = []
+    lanes: list[list[bool]] = []
     for row, keep in zip(scores.tolist(), budgets, strict=True):
         if any(score != score for score in row):
             raise PolicyError(
@@ -65,5 +65,5 @@ def select_blocks(
         # A stable sort leaves ties in their order, the shallower block first.
         ranked = sorted(free, key=row.__getitem__, reverse=True)
         chosen = {*always, *ranked[: keep - len(always)]}
-        rows.append([block in chosen for block in range(num_blocks)])
-    return DepthPlan.of_rows(rows, scores.device)
+        lanes.append([block in chosen for block in range(num_blocks)])
+    return DepthPlan.of_lanes(lanes, scores.device)

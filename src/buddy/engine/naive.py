@@ -13,8 +13,8 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
-from buddy.engine.run import Reroute
 from buddy.engine.state.cache import KVPolicy
+from buddy.engine.state.sequence import Reroute
 
 
 @dataclass
@@ -95,8 +95,19 @@ def naive_decode(
     blocks: int,
     kv_policy: KVPolicy,
     reroute: Reroute = "step",
+    prompt_blocks: int | None = None,
 ) -> tuple[Float[Tensor, "steps vocab"], Bool[Tensor, "steps blocks"]]:
     """Prefill `prompt_tokens`, then feed the rest one by one.
+
+    Args:
+        backbone: Runs the blocks.
+        policy: Chooses them.
+        token_ids: Prompt and continuation.
+        prompt_tokens: Length of the prompt.
+        blocks: Budget of every token.
+        kv_policy: What a skipped block leaves behind.
+        reroute: When blocks are chosen again.
+        prompt_blocks: Budget of the prompt's tokens, if it is another.
 
     Returns:
         For prefill and each decode step, the logits after its last token, and its plan.
@@ -105,12 +116,14 @@ def naive_decode(
     logits = []
     for step, stop in enumerate(range(prompt_tokens, len(token_ids) + 1)):
         due = reroute == "step" or (reroute != "prefill" and step % reroute == 0)
-        if step == 0 or due:
+        is_other = prompt_blocks not in (None, blocks) and step <= 1
+        if step == 0 or due or is_other:
             seen = token_ids[:stop]
             keys, values = naive_context(backbone, seen, policy.context_layer)
             counted = torch.ones_like(seen, dtype=torch.bool)[None]
             route = policy.observe(None, Observation(seen[None], counted, keys, values))
-            budget = torch.tensor([blocks], device=seen.device)
+            depth = blocks if prompt_blocks is None or step > 0 else prompt_blocks
+            budget = torch.tensor([depth], device=seen.device)
             scores = policy.scores(route, budget)
             plan = select_blocks(scores, budget, pinned=policy.pinned).mask[0]
         plans.append(plan)

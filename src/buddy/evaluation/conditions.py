@@ -47,7 +47,7 @@ class Condition:
             return None
         budget = torch.tensor([self.blocks])
         plan = select_blocks(self.policy.scores(state, budget), budget, pinned=self.policy.pinned)
-        return plan.keys[0]
+        return plan.executed_sets[0]
 
     @property
     def budget(self) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from buddy.engine.run import Step, run_once
+from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
@@ -64,22 +64,16 @@ def window_losses(
     """
     ids = ids.to(model.device)
     windows, width = ids.shape
-    valid = torch.ones_like(ids, dtype=torch.bool)
-    counted = valid.clone()
+    router_sees = torch.ones_like(ids, dtype=torch.bool)
     if not leaks:
-        counted[:, width - stride :] = False
-    step = Step(
-        token_ids=ids,
-        valid=valid,
-        counted=counted,
-        budgets=(condition.blocks,) * windows,
-        reroute="prefill",
-    )
-    out = run_once(model.backbone, condition.policy, step)
-    before = out.hidden[:, width - stride - 1 : -1].flatten(0, 1)
+        router_sees[:, width - stride :] = False
+    feed = Feed.of_batch(ids, router_sees=router_sees)
+    out = run_once(model.backbone, condition.policy, feed, ((condition.blocks,),) * windows)
+    hidden = out.hidden.view(windows, width, -1)
+    before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
     logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
     sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
-    return list(zip(sums, out.plan.keys, strict=True))
+    return list(zip(sums, out.plan.select(out.lanes.last).executed_sets, strict=True))
 
 
 def run_perplexity(

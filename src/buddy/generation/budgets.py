@@ -1,26 +1,42 @@
 """What a caller's budgets come to, in blocks: named ones as they are, `auto` from the prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import AUTO, BudgetLike, parse_budgets
-from buddy.depth.policy import Observation
-from buddy.engine.run import BlockRun
+from buddy.depth.budget import AUTO, Budget, BudgetLike, parse_budget, parse_budgets
+from buddy.depth.budget_source import (
+    BudgetSource,
+    CalledBudget,
+    ConstantBudget,
+    PhasedBudget,
+    Progress,
+)
+from buddy.engine.executors.blocks import BlockRun
+from buddy.engine.run import Feed
 from buddy.engine.state.cache import PassingKV
-from buddy.engine.state.timeline import Timeline
+from buddy.engine.state.lanes import Lanes
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
 
-Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
+OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
+"""A budget as a caller writes it, a source, or a callable that is asked at every step."""
+
+Budgets = OneBudget | Sequence[OneBudget] | Tensor
 """One budget for all rows, one per row, or a tensor of block counts per row."""
 
 
-def read_budgets(budget: Budgets | None, num_blocks: int, batch: int) -> tuple[int | None, ...]:
+Numbers = BudgetLike | Sequence[BudgetLike] | Tensor
+"""Budgets that can be read before any step."""
+
+
+def read_budgets(budget: Numbers | None, num_blocks: int, batch: int) -> tuple[int | None, ...]:
     """Blocks that each row runs; None where the Budget Predictor is to choose.
 
     Raises:
@@ -32,6 +48,32 @@ def read_budgets(budget: Budgets | None, num_blocks: int, batch: int) -> tuple[i
         budget = [f"{blocks} blocks" for blocks in budget.reshape(-1).tolist()]
     parsed = parse_budgets(budget, num_blocks, batch)
     return tuple(None if one == AUTO else one.blocks for one in parsed)
+
+
+def read_prefill_budget(budget: BudgetLike, num_blocks: int) -> int:
+    """Blocks that the tokens of a prompt run.
+
+    Raises:
+        BudgetError: It is no number.
+    """
+    parsed = parse_budget(budget, num_blocks)
+    if parsed == AUTO:
+        raise BudgetError(
+            "prefill_budget must be a number such as 1.0 or \"24 blocks\", got 'auto': the "
+            "predictor chooses one budget for prompt and answer"
+        )
+    return parsed.blocks
+
+
+def _as_source(given: object, blocks: int | None) -> BudgetSource | None:
+    """What was given, or a constant; None where the predictor is to choose."""
+    if given is None:
+        return None if blocks is None else ConstantBudget(blocks)
+    return given if isinstance(given, BudgetSource) else CalledBudget(cast(Any, given))
+
+
+def _is_source(budget: object) -> bool:
+    return not isinstance(budget, Budget) and (isinstance(budget, BudgetSource) or callable(budget))
 
 
 def check_predictor(predictor: BudgetPredictor | None, router: Router | None) -> None:
@@ -58,7 +100,7 @@ class BudgetReader:
     router: Router | None
     predictor: BudgetPredictor | None
 
-    def read_budgets(self, budget: Budgets | None, batch: int) -> tuple[int | None, ...]:
+    def read_budgets(self, budget: Numbers | None, batch: int) -> tuple[int | None, ...]:
         """Blocks that each row runs; None where the predictor is to choose.
 
         Raises:
@@ -72,7 +114,50 @@ class BudgetReader:
             )
         return wanted
 
-    def resolve_budgets(self, budget: Budgets | None, batch: int) -> tuple[int, ...]:
+    def read_sources(
+        self, budget: Budgets | None, prefill_budget: BudgetLike | None, batch: int
+    ) -> tuple[BudgetSource | None, ...]:
+        """Each row's source of budgets; None where the predictor is to choose.
+
+        Raises:
+            BudgetError: A budget cannot be read, or needs a predictor that is not there.
+        """
+        num_blocks = self.backbone.num_blocks
+        is_list = isinstance(budget, Sequence) and not isinstance(budget, str)
+        rows = list(cast(Sequence[object], budget)) if is_list else [budget]
+        called = [one if _is_source(one) else None for one in rows]
+        plain: Any = [Budget.full(num_blocks) if _is_source(one) else one for one in rows]
+        wanted = self.read_budgets(plain if is_list else plain[0], batch)
+        called = called if is_list else called * batch
+        made = [_as_source(source, blocks) for source, blocks in zip(called, wanted, strict=True)]
+        if prefill_budget is None:
+            return tuple(made)
+        prompt = read_prefill_budget(prefill_budget, num_blocks)
+        if None in made:
+            raise BudgetError(
+                "budget 'auto' is chosen for prompt and answer together: leave prefill_budget out, "
+                "or name the budget"
+            )
+        return tuple(PhasedBudget(prompt, one) for one in made if one is not None)
+
+    def choose_sources(
+        self,
+        wanted: Sequence[BudgetSource | None],
+        token_ids: Int[Tensor, "batch tokens"],
+        valid: Bool[Tensor, "batch tokens"],
+        router_sees: Bool[Tensor, "batch tokens"],
+    ) -> tuple[BudgetSource, ...]:
+        """Let the predictor choose for the rows that name no budget, each from its own prompt."""
+        if None not in wanted:
+            return tuple(one for one in wanted if one is not None)
+        asked = tuple(None if one is None else 1 for one in wanted)
+        chosen = self.choose_budgets(asked, token_ids, valid, router_sees)
+        return tuple(
+            ConstantBudget(blocks) if one is None else one
+            for one, blocks in zip(wanted, chosen, strict=True)
+        )
+
+    def resolve_budgets(self, budget: Numbers | None, batch: int) -> tuple[int, ...]:
         """Blocks that each row runs, where there is no prompt that could decide.
 
         Raises:
@@ -133,13 +218,15 @@ def read_summary(
         valid: False for pads.
         counted: Tokens that the summary may see; a subset of `valid`.
     """
-    timeline = Timeline(len(valid), valid.shape[1], valid.device)
-    timeline.extend(valid)
+    feed = Feed.of_batch(token_ids, valid, counted)
+    lanes = Lanes.prompts(feed.counts, token_ids.device)
+    kv = PassingKV(backbone.project, lanes)
+    run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)
     layer = router.config.planner.context_layer - 1
-    run = BlockRun(backbone, timeline, PassingKV(), token_ids)
     run.blocks(range(layer), None)
-    positions = timeline.new_positions.flatten()
-    keys, values = backbone.project(layer, run.hidden.flatten(0, 1), positions)
-    shape = (*token_ids.shape, -1)
-    seen = Observation(token_ids, counted, keys.reshape(shape), values.reshape(shape))
-    return router.summary(router.observe(None, seen))
+    positions = torch.from_numpy(lanes.slot).long().to(token_ids.device)
+    keys, values = (
+        lanes.whole.spread(made.flatten(1))
+        for made in backbone.project(layer, run.hidden, positions)
+    )
+    return router.summary(router.observe(None, replace(run.observe(0), keys=keys, values=values)))

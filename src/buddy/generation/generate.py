@@ -10,10 +10,13 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
-from buddy.depth.budget import parse_budget
-from buddy.engine.run import BatchRoute, Reroute, check_batch_route, check_reroute
+from buddy.depth.budget import BudgetLike, parse_budget
+from buddy.depth.budget_source import BudgetSource
+from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import KVPolicy
+from buddy.engine.state.sequence import Reroute
 from buddy.engine.state.session import Session
+from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
 from buddy.generation.loop import decode_loop, loops_here
@@ -58,9 +61,9 @@ def check_shapes(
                 f"{name} has shape {list(mask.shape)} over the new tokens, "
                 f"expected {list(token_ids.shape)}"
             )
-    if session is not None and session.timeline.batch != len(token_ids):
+    if session is not None and session.batch != len(token_ids):
         raise PromptError(
-            f"the session holds {session.timeline.batch} rows and {len(token_ids)} came: "
+            f"the session holds {session.batch} rows and {len(token_ids)} came: "
             "feed all rows of a batch at every step"
         )
 
@@ -109,6 +112,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         inputs: Int[Tensor, "batch tokens"] | None = None,
         *,
         budget: Budgets | None = None,
+        prefill_budget: BudgetLike | None = None,
         reroute: Reroute = "step",
         batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
@@ -125,7 +129,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         Args:
             inputs: The prompt's token ids; or pass `input_ids` by name.
             budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
-                row's prompt and holds to its end.
+                row's prompt and holds to its end. A callable is asked at every step: it is given
+                the row's `Progress` and returns a budget.
+            prefill_budget: Of the prompt's tokens, where it is another than the answer's.
             reroute: "step", "prefill" or a number of decode steps.
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
@@ -144,10 +150,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         check_options(options)
         mask = options.pop("attention_mask", None)
         mask = self._mask_from_pads(prompt) if mask is None else mask
-        wanted = self.read_budgets(budget, len(prompt))
+        wanted = self.read_sources(budget, prefill_budget, len(prompt))
         check_prompts(mask.bool(), self.config.max_position_embeddings)
         ids, mask = left_padded(prompt, mask)
-        budgets = self.choose_budgets(wanted, ids, mask.bool(), mask.bool())
+        sources = self.choose_sources(wanted, ids, mask.bool(), mask.bool())
         room = self.config.max_position_embeddings - int(mask.sum(1).max())
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
         # The token after a full context can still be predicted, but not fed.
@@ -155,7 +161,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         # Bound here, as transformers hands a streamer to no loop but its own.
         streamer = options.get("streamer")
         if draft_budget is not None:
-            draft = self._draft_blocks(draft_budget, budgets, options)
+            draft = self._draft_blocks(draft_budget, sources, options)
             options["custom_generate"] = partial(
                 speculative_loop, draft_blocks=draft, streamer=streamer
             )
@@ -164,7 +170,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         out = cast(Any, super()).generate(
             ids,
             attention_mask=mask,
-            budget=torch.tensor(budgets, device=ids.device),
+            budget=sources,
+            budget_rows=torch.arange(len(prompt), device=ids.device),
             reroute=check_reroute(reroute),
             batch_route=check_batch_route(batch_route),
             kv_policy=kv_policy or self.kv_policy,
@@ -178,7 +185,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         return out
 
     def _draft_blocks(
-        self, budget: str | int | float, budgets: tuple[int, ...], options: dict[str, Any]
+        self,
+        budget: str | int | float,
+        sources: tuple[BudgetSource, ...],
+        options: dict[str, Any],
     ) -> int:
         draft = parse_budget(budget, self.backbone.num_blocks)
         if draft == "auto":
@@ -187,7 +197,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             raise PolicyError("draft_budget goes with greedy decoding and sampling alone")
         copies = options.get("num_return_sequences", self.generation_config.num_return_sequences)
         check_speculation(
-            len(budgets) * (copies or 1), budgets, self.backbone.num_blocks, draft.blocks
+            len(sources) * (copies or 1), sources[0], self.backbone.num_blocks, draft.blocks
         )
         return draft.blocks
 

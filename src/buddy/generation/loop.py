@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteria,
 )
 
-from buddy.engine.run import Step, run_step
+from buddy.engine.run import Feed, run_step
 
 _OTHER_MODES: Final = (
     "assistant_model",
@@ -95,15 +95,16 @@ def decode_loop(
     ids = input_ids.new_empty(batch, room)
     ids[:, :columns] = input_ids
     pad = generation_config._pad_token_tensor
-    open_rows: Bool[Tensor, " batch"] | None = None  # None = all of them
+    open_rows = list(range(batch))
     logits = prefill_step(model, input_ids, inputs)
-    budgets, every = session.budgets, torch.ones(batch, 1, dtype=torch.bool, device=ids.device)
-    native, policy = model.decoder.native(), model.inference_policy()
+    numbers = list(session.sequences)
+    executor, policy = model.executor.fast_path(), model.inference_policy()
     while True:
         scores = logits_processor(ids[:, :columns], logits)
         token = next_token(scores, generation_config.do_sample)
-        if pad is not None and open_rows is not None:
-            token = torch.where(open_rows, token, pad.to(token.device))
+        if pad is not None and len(open_rows) < batch:
+            ended_rows = [row for row in range(batch) if row not in open_rows]
+            token[ended_rows] = pad.to(token.device)
         if columns == ids.shape[1]:
             ids = torch.nn.functional.pad(ids, (0, columns))
         ids[:, columns] = token
@@ -112,23 +113,29 @@ def decode_loop(
             streamer.put(token.cpu())
         ended = stop(ids[:, :columns], scores)
         if ended is not None:
-            open_rows = ~ended if open_rows is None else open_rows & ~ended
-            if not bool(open_rows.any()):
+            said = ended.tolist()
+            open_rows = [row for row in open_rows if not said[row]]
+            if not open_rows:
                 break
         started_s = 0.0 if trace is None else trace.clock()
-        step = Step(
-            token_ids=token[:, None],
-            valid=every,
-            counted=every if open_rows is None else open_rows[:, None],
-            budgets=budgets,
-            reroute=inputs["reroute"],
+        is_whole = len(open_rows) == batch
+        made = run_step(
+            model.backbone,
+            policy,
+            session,
+            numbers if is_whole else [numbers[row] for row in open_rows],
+            Feed(token_ids=token if is_whole else token[open_rows], counts=(1,) * len(open_rows)),
             batch_route=inputs["batch_route"],
+            executor=executor,
+            columns=1,
         )
-        made = run_step(model.backbone, policy, session, step, native)
         last = made.logits if made.logits is not None else model.backbone.logits(made.hidden)
-        logits = last[:, -1].float()
+        if is_whole:
+            logits = last.float()
+        else:  # a row that has ended is fed no more, and keeps its last logits
+            logits = logits.index_copy(0, torch.tensor(open_rows, device=ids.device), last.float())
         if trace is not None:
-            trace.record(made.plan, made.executed.tolist(), 1, started_s)
+            trace.record(made, started_s, tokens=1, rows=open_rows, batch=batch)
     if streamer is not None:
         streamer.end()
     return ids[:, :columns]

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
 from buddy.depth.plan import DepthPlan
+from buddy.engine.run import StepOutput
 from buddy.engine.state.session import Session
 
 
@@ -17,8 +18,9 @@ class RoutedOutput(ModelOutput):
         loss: Mean next-token cross-entropy, where labels were given.
         logits: [batch, kept columns, vocab].
         past_key_values: To continue from.
-        plan: Which blocks each row was to run.
-        executed_blocks: [batch], how many each row ran, counted where they ran.
+        plan: Which blocks each row's last new token ran.
+        executed_blocks: [batch], how many they were, counted where they ran.
+        lanes: What ran for every new token, pads left out.
     """
 
     loss: Tensor | None = None
@@ -26,3 +28,4 @@ class RoutedOutput(ModelOutput):
     past_key_values: Session | None = None
     plan: DepthPlan | None = None
     executed_blocks: Tensor | None = None
+    lanes: StepOutput | None = None

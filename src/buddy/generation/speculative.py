@@ -15,8 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation
-from buddy.engine.run import Step, StepOutput, run_step
+from buddy.depth.budget_source import BudgetSource, ConstantBudget
+from buddy.engine.executors.blocks import observation
+from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.state.sequence import RouteRow, gather_routes
+from buddy.engine.state.session import Session, SessionState
 from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, next_token, prefill_step
 
@@ -35,7 +38,7 @@ class DraftLength:
         self.tokens = min(_LONGEST_DRAFT, accepted + 1)
 
 
-def check_speculation(batch: int, budgets: tuple[int, ...], num_blocks: int, draft: int) -> None:
+def check_speculation(batch: int, source: BudgetSource, num_blocks: int, draft: int) -> None:
     """Refuse what cannot be drafted for.
 
     Raises:
@@ -43,10 +46,11 @@ def check_speculation(batch: int, budgets: tuple[int, ...], num_blocks: int, dra
     """
     if batch != 1:
         raise PolicyError(f"draft_budget is for one sequence at a time, got a batch of {batch}")
-    if budgets != (num_blocks,):
+    if source != ConstantBudget(num_blocks):
+        told = f"{source.each} of {num_blocks} blocks" if isinstance(source, ConstantBudget) else ""
         raise PolicyError(
-            f"draft_budget verifies at full depth, and the budget is {budgets[0]} of {num_blocks} "
-            "blocks: leave the budget out"
+            f"draft_budget verifies at full depth, and the budget is {told or 'not one number'}: "
+            "leave the budget out"
         )
     if draft >= num_blocks:
         raise PolicyError(f"draft_budget must be below the model's {num_blocks} blocks")
@@ -105,26 +109,28 @@ class _Writer:
         self, model: Any, inputs: dict[str, Any], processor: Any, do_sample: bool, blocks: int
     ) -> None:
         self._model, self._processor, self._sample = model, processor, do_sample
-        self._session, self._blocks = inputs["past_key_values"], blocks
-        self._reroute, self._trace = inputs["reroute"], inputs["trace"]
-        self._policy, self._native = model.inference_policy(), model.decoder.native()
+        self._session: Session = inputs["past_key_values"]
+        (self._number,) = self._session.sequences
+        self._draft_budget = ConstantBudget(blocks)
+        self._full_budget = ConstantBudget(model.num_blocks)
+        self._trace = inputs["trace"]
+        self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
 
     def draft(
         self, ids: Int[Tensor, "one columns"], tokens: int
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
-        """Tokens after `ids`, and what each was drawn from; the cache stays as it was."""
-        session = self._session
-        start, before = session.timeline.length, session.state
+        """Tokens after `ids`, and what each was drawn from; the session stays as it was."""
+        before = self._session.state
         proposed: list[Tensor] = []
         here = ids
-        for _ in range(tokens):
-            logits, _ = self._forward(here[:, -1:], self._blocks)
-            scores = self._processor(here, logits[:, -1].float())
-            proposed.append(scores)
-            here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
-        if tokens:
-            session.cut(start)
-            session.state = before
+        try:
+            for _ in range(tokens):
+                logits, _ = self._forward(here[:, -1:], self._draft_budget)
+                scores = self._processor(here, logits[-1:].float())
+                proposed.append(scores)
+                here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
+        finally:
+            self._session.rewind(before)
         return here[0, ids.shape[1] :], proposed
 
     def verify(
@@ -134,26 +140,30 @@ class _Writer:
         proposed: list[Tensor],
     ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
         """The drafted tokens that full depth accepts, and one of its own; its last scores."""
-        session = self._session
-        start, route = session.timeline.length, session.route
+        before = self._session.state
         started_s = 0.0 if self._trace is None else self._trace.clock()
         fed = torch.cat([ids[:, -1:], drafted[None]], 1)
-        logits, out = self._forward(fed, self._model.num_blocks)
-        fresh: list[Tensor] = []
-        here = ids
-        for place in range(len(drafted) + 1):
-            scores = self._processor(here, logits[:, place].float())
-            if place == len(drafted):
-                fresh.append(next_token(scores, self._sample)[0])
-                break
-            token, is_accepted = self._judge(drafted[place], proposed[place], scores)
-            fresh.append(token)
-            if not is_accepted:
-                break
-            here = torch.cat([here, token.view(1, 1)], 1)
-        self._keep(fed, start, len(fresh), route)
+        try:
+            logits, out = self._forward(fed, self._full_budget)
+            fresh: list[Tensor] = []
+            here = ids
+            for place in range(len(drafted) + 1):
+                scores = self._processor(here, logits[place, None].float())
+                if place == len(drafted):
+                    fresh.append(next_token(scores, self._sample)[0])
+                    break
+                token, is_accepted = self._judge(drafted[place], proposed[place], scores)
+                fresh.append(token)
+                if not is_accepted:
+                    break
+                here = torch.cat([here, token.view(1, 1)], 1)
+            self._keep(fed, len(fresh), before, out)
+        except BaseException:
+            self._session.rewind(before)
+            raise
         if self._trace is not None:
-            self._trace.record(out.plan, out.executed.tolist(), len(fresh), started_s)
+            kept = len(fresh)
+            self._trace.record(out, started_s, tokens=kept, rows=(0,), batch=1, of_lanes=kept)
         return torch.stack(fresh), scores
 
     def _judge(self, token: Tensor, proposed: Tensor, scores: Tensor) -> tuple[Tensor, bool]:
@@ -167,27 +177,36 @@ class _Writer:
         rest = (full - draft).clamp(min=0)
         return torch.multinomial(rest / rest.sum(), 1)[0], False
 
-    def _keep(self, fed: Int[Tensor, "one tokens"], start: int, tokens: int, route: Any) -> None:
-        """Cut the session back to what was accepted, and show the policy just that."""
-        session, policy = self._session, self._policy
-        seen = Observation(fed[:, :tokens], torch.ones_like(fed[:, :tokens], dtype=torch.bool))
-        if policy.context_layer:
-            keys, values = session.kv.new_tokens(policy.context_layer - 1)
-            seen = replace(seen, keys=keys[:, :tokens], values=values[:, :tokens])
-        session.route = policy.observe(route, seen)
-        session.cut(start + tokens)
+    def _keep(
+        self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
+    ) -> None:
+        """Go on from what was accepted: the policy is shown just that."""
+        session, policy, number = self._session, self._policy, self._number
+        old, new = before.sequences[number], session.sequences[number]
+        seen = observation(out.lanes, fed[0], None, session.kv, policy.context_layer).first(tokens)
+        route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
+        kept = replace(
+            new,
+            length=old.length + tokens,
+            executed=old.executed + int(out.executed[:tokens].sum()),
+            route=RouteRow(route, 0),
+        )
+        session.rewind(SessionState({number: kept}, before.columns + tokens))
 
     def _forward(
-        self, token_ids: Int[Tensor, "one tokens"], blocks: int
-    ) -> tuple[Float[Tensor, "one tokens vocab"], StepOutput]:
-        every = torch.ones_like(token_ids, dtype=torch.bool)
-        step = Step(
-            token_ids=token_ids,
-            valid=every,
-            counted=every,
-            budgets=(blocks,),
-            reroute=self._reroute,
+        self, token_ids: Int[Tensor, "one tokens"], budget: ConstantBudget
+    ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
+        session, tokens = self._session, token_ids.shape[1]
+        (one,) = session.find([self._number])
+        out = run_step(
+            self._model.backbone,
+            self._policy,
+            session,
+            [self._number],
+            Feed(token_ids=token_ids[0], counts=(tokens,)),
+            held=[replace(one, source=budget)],
+            executor=self._executor,
+            columns=tokens,
         )
-        out = run_step(self._model.backbone, self._policy, self._session, step, self._native)
         logits = self._model.backbone.logits(out.hidden) if out.logits is None else out.logits
         return logits, out

@@ -1,11 +1,12 @@
 """DepthTrace: which blocks ran for each token of a generation, and how long it took."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from buddy.depth.plan import DepthPlan
+from buddy.engine.run import StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,14 +15,18 @@ class TracedStep:
 
     Attributes:
         tokens: New columns fed, 1 in decode; with drafts, those that a verification kept.
-        plans: Each row's executed blocks.
-        executed: Each row's number of blocks, counted where they ran.
+        plans: The blocks that each row's last new token ran; none for a row that has ended.
+        executed: How many they were, counted where they ran.
+        spent: Blocks that all new tokens ran.
+        fed: New tokens of all rows, pads left out.
         started_s, ended_s: On the trace's clock.
     """
 
     tokens: int
     plans: tuple[tuple[int, ...], ...]
     executed: tuple[int, ...]
+    spent: int
+    fed: int
     started_s: Any
     ended_s: Any
 
@@ -42,22 +47,59 @@ class DepthTrace:
     steps: list[TracedStep] = field(default_factory=list)
     clock: Callable[[], Any] = time.perf_counter
 
-    def record(self, plan: DepthPlan, executed: list[int], tokens: int, started_s: Any) -> None:
-        """Add one forward pass that has just ended."""
-        self.num_blocks = plan.mask.shape[1]
-        ended_s = self.clock()
-        self.steps.append(TracedStep(tokens, plan.keys, tuple(executed), started_s, ended_s))
+    def record(
+        self,
+        out: StepOutput,
+        started_s: Any,
+        *,
+        tokens: int,
+        rows: Sequence[int],
+        batch: int,
+        of_lanes: int | None = None,
+    ) -> None:
+        """Add one forward pass that has just ended.
+
+        Args:
+            out: What ran.
+            started_s: When it began, on the clock.
+            tokens: Columns that were fed.
+            rows: Of the batch, those that took part, in the order of the lanes.
+            batch: Rows in all.
+            of_lanes: Lanes that count, where the others were taken back.
+        """
+        self.num_blocks = out.plan.host.shape[1]
+        plans: list[tuple[int, ...]] = [()] * batch
+        executed = [0] * batch
+        last = out.plan.select(out.lanes.last).executed_sets
+        for row, plan, count in zip(rows, last, out.executed[out.lanes.last].tolist(), strict=True):
+            plans[row], executed[row] = plan, count
+        fed = out.lanes.num if of_lanes is None else of_lanes
+        spent, ended_s = int(out.executed[:fed].sum()), self.clock()
+        self.steps.append(
+            TracedStep(tokens, tuple(plans), tuple(executed), spent, fed, started_s, ended_s)
+        )
 
     @property
     def distinct_plans(self) -> int:
         """Different sets of blocks over all rows and steps."""
-        return len({plan for step in self.steps for plan in step.plans})
+        return len({plan for step in self.steps for plan in step.plans if plan})
+
+    @property
+    def changes(self) -> int:
+        """How often a row's plan was another one than at the step before."""
+        pairs = pairwise(step.plans for step in self.steps)
+        return sum(b != a for old, new in pairs for a, b in zip(old, new, strict=True) if b)
 
     @property
     def blocks_per_token(self) -> float:
         """Mean number of blocks that a fed token ran."""
-        tokens = sum(step.tokens * len(step.executed) for step in self.steps)
-        return sum(step.tokens * sum(step.executed) for step in self.steps) / max(tokens, 1)
+        return sum(step.spent for step in self.steps) / max(sum(s.fed for s in self.steps), 1)
+
+    @property
+    def decode_blocks_per_token(self) -> float:
+        """The same, of the tokens after the first pass."""
+        after = self.steps[1:]
+        return sum(step.spent for step in after) / max(sum(step.fed for step in after), 1)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -73,7 +115,7 @@ class DepthTrace:
         if len(self.steps) < 2:
             return None
         elapsed = self.steps[-1].ended_s - self.steps[0].ended_s
-        return float(sum(step.tokens * len(step.plans) for step in self.steps[1:]) / elapsed)
+        return float(sum(step.fed for step in self.steps[1:]) / elapsed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: steps with their rows' blocks, and the summary figures."""
@@ -81,6 +123,7 @@ class DepthTrace:
             "num_blocks": self.num_blocks,
             "blocks_per_token": round(self.blocks_per_token, 3),
             "distinct_plans": self.distinct_plans,
+            "plan_changes": self.changes,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "steps": [

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone, Rotary
-from buddy.engine.state.timeline import Timeline
+from buddy.engine.state.lanes import Frame, Lanes
 
 _HEAD_TOKENS = 256
 """Positions whose logits are held at once: more fall out of the processor's cache."""
@@ -29,9 +29,8 @@ class Windows:
     backbone: Backbone
     ids: Int[Tensor, "batch tokens"]
     embedded: Float[Tensor, "batch tokens hidden"]
-    _positions: Int[Tensor, "batch tokens"]
     _rotary: Rotary
-    _timeline: Timeline
+    _frame: Frame
     counted: Bool[Tensor, "batch targets"] | None = None
 
     @classmethod
@@ -44,22 +43,20 @@ class Windows:
         """Embed a batch and lay out its positions and masks."""
         ids = ids.to(backbone.device)
         counted = None if counted is None else counted.to(backbone.device)
-        timeline = Timeline(len(ids), ids.shape[1], backbone.device)
-        timeline.extend(torch.ones_like(ids, dtype=torch.bool))
+        frame = Lanes.prompts([ids.shape[1]] * len(ids), backbone.device).whole
         hidden = backbone.embed(ids)
-        positions = timeline.new_positions
-        rotary = backbone.rotary(hidden, positions)
-        return cls(backbone, ids, hidden, positions, rotary, timeline, counted)
+        rotary = backbone.rotary(hidden, frame.positions)
+        return cls(backbone, ids, hidden, rotary, frame, counted)
 
     def run(
         self, blocks: Iterable[int], hidden: Float[Tensor, "batch tokens hidden"]
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Run blocks one after another; yields (block, residual before, residual after)."""
         for block in blocks:
-            mask = self._timeline.mask(self.backbone.windows[block])
+            mask = self._frame.mask(self.backbone.windows[block])
             before = hidden
             hidden = self.backbone.run_block(
-                block, before, mask, self._positions, self._rotary, None
+                block, before, mask, self._frame.positions, self._rotary, None
             )
             yield block, before, hidden
 

@@ -7,22 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation, PolicyResources
+from buddy.depth.policy import Observation, PolicyResources, TensorState
 from buddy.errors import PolicyError
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D, 0x27D4EB2F165667C5)
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(TensorState):
     """A hash of each row's tokens so far, and how many they are."""
 
     value: Int[Tensor, " batch"]
     count: Int[Tensor, " batch"]
-
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "Fingerprint":
-        """The state of the rows named, in that order."""
-        return Fingerprint(self.value[rows], self.count[rows])
 
 
 def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from buddy.depth.policy import Observation
+from buddy.depth.policy import Observation, TensorState
 from buddy.errors import PolicyError
 
 ContextSource = Literal["key", "value", "key+value"]
@@ -68,7 +68,7 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextState:
+class ContextState(TensorState):
     """A running weighted sum of what was seen; one update is O(1) in the sequence's length.
 
     Sums are kept in float64: where pads stand changes the order of a sum, and must not
@@ -110,10 +110,6 @@ class ContextState:
     def pooled(self) -> Float[Tensor, "batch width"]:
         """The weighted mean, float32."""
         return (self.total / self.weight.clamp(min=1e-12)[:, None]).float()
-
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "ContextState":
-        """The state of the rows named, in that order."""
-        return ContextState(self.total[rows], self.weight[rows], self.last[rows])
 
 
 def read_context(seen: Observation, source: ContextSource) -> Float[Tensor, "batch tokens width"]:

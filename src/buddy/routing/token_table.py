@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from buddy.depth.policy import TensorState
 from buddy.routing.planner import ContextState, PlannerConfig
 from buddy.routing.router import Router
 
@@ -28,15 +29,11 @@ def is_tabulable(planner: PlannerConfig) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class TableState(TensorState):
     """A running weighted sum of table rows: `r` floats and a weight for each sequence."""
 
     total: Float[Tensor, "batch rank"]
     weight: Float[Tensor, " batch"]
-
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> "TableState":
-        """The state of the rows named, in that order."""
-        return TableState(self.total[rows], self.weight[rows])
 
 
 class TokenTable:

@@ -32,7 +32,9 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """As transformers' attention functions; the query heads of a group share one product."""
     batch, heads, tokens, width = query.shape
-    if attention_mask is not None or tokens > _LONGEST or key.shape[2] != tokens:
+    slots = key.shape[2]
+    is_plain = attention_mask is None and slots == tokens
+    if slots > _LONGEST or not (is_plain or attention_mask is not None):
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
@@ -40,10 +42,13 @@ def grouped_attention(
     groups = heads // key.shape[1]
     scale = width**-0.5 if scaling is None else scaling
     stacked = (query * scale).reshape(batch, key.shape[1], groups * tokens, width)
-    scores = (stacked @ key.transpose(2, 3)).view(batch, heads, tokens, tokens)
-    future = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).triu(1)
-    weights = torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
-    out = weights.view(batch, key.shape[1], groups * tokens, tokens) @ value
+    scores = (stacked @ key.transpose(2, 3)).view(batch, heads, tokens, slots)
+    if attention_mask is None:
+        unseen = torch.ones(tokens, slots, dtype=torch.bool, device=query.device).triu(1)
+    else:
+        unseen = ~attention_mask
+    weights = torch.softmax(scores.masked_fill(unseen, -torch.inf), dim=-1)
+    out = weights.view(batch, key.shape[1], groups * tokens, slots) @ value
     return out.view(batch, heads, tokens, width).transpose(1, 2).contiguous(), None
 
 

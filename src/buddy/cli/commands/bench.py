@@ -67,7 +67,8 @@ def bench(
     """
     from buddy.cli.views.display import stderr
     from buddy.cli.views.speed_table import show_speed
-    from buddy.engine.run import check_batch_route, check_reroute
+    from buddy.engine.run import check_reroute
+    from buddy.engine.steer import check_batch_route
     from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.speed.speed import SpeedConfig, check_context
     from buddy.records import RunRecord, check_writable
@@ -174,7 +175,7 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
-        "engine": model.decoder.describe(),
+        "engine": model.executor.describe(),
         "quant": model.quant,
     }
 

@@ -108,7 +108,7 @@ def _record(
         "policy": speaker.policy,
         "kv_policy": speaker.model.kv_policy,
         "reroute": speaker.reroute,
-        "engine": speaker.model.decoder.describe(),
+        "engine": speaker.model.executor.describe(),
         "quant": speaker.model.quant,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,

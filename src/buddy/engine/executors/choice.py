@@ -6,13 +6,13 @@ from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError
 
 if TYPE_CHECKING:
-    from buddy.engine.executors.protocol import Decoder
+    from buddy.engine.executors.protocol import Executor
 
 EngineName = Literal["auto", "native", "general"]
 
 
-class DecoderChoice:
-    """Makes the native decoder when it is first needed, and again when the weights have moved.
+class ExecutorChoice:
+    """Makes the fast path when it is first needed, and again when the weights have moved.
 
     Args:
         backbone: The model.
@@ -30,12 +30,12 @@ class DecoderChoice:
         self.engine = engine
         self._backbone = backbone
         self._made_for: tuple[Any, ...] = ()
-        self._native: Decoder | None = None
+        self._executor: Executor | None = None
         self.why_general: str | None = None
         """Why "auto" runs the general path; None where it does not, or was not asked yet."""
 
-    def native(self) -> "Decoder | None":
-        """The native decoder, or None for the general path.
+    def fast_path(self) -> "Executor | None":
+        """The executor of the passes that it takes; None = the general path for all.
 
         Raises:
             ModelError: "native" was asked for and cannot be had.
@@ -44,7 +44,7 @@ class DecoderChoice:
             return None
         if not self._made_for:
             self.refresh()
-        return self._native
+        return self._executor
 
     def refresh(self) -> None:
         """Look whether weights have moved or changed; asked when a session begins."""
@@ -56,15 +56,15 @@ class DecoderChoice:
         tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
         made_for = (*map(id, modules), *((id(t), t.data_ptr(), t._version) for t in tensors))
         if made_for != self._made_for:
-            self._native, self._made_for = self._make(), made_for
+            self._executor, self._made_for = self._make(), made_for
 
     def describe(self) -> str:
         """As shown in a summary line."""
-        if self.native() is None:
+        if self.fast_path() is None:
             return "general"
         return "graphs" if self._backbone.device.type == "cuda" else "native"
 
-    def _make(self) -> "Decoder | None":
+    def _make(self) -> "Executor | None":
         from buddy.engine.executors.graphs import GraphDecoder
         from buddy.engine.executors.native.decoder import NativeDecoder
 

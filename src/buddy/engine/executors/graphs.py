@@ -10,20 +10,23 @@ What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as 
 import weakref
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
-from buddy.depth.plan import DepthPlan
+from buddy.depth.plan import NO_LANES, DepthPlan
+from buddy.depth.policy import Observation
+from buddy.engine.executors.blocks import observation
+from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, piece
+from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
+from buddy.engine.state.skipped import NOBODY
 from buddy.errors import ModelError
-
-if TYPE_CHECKING:
-    from buddy.engine.run import Step
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -70,24 +73,25 @@ class GraphDecoder:
         self._arenas: list[Arena] = []
         self._lock = Lock()
 
-    def takes(self, session: Session, step: "Step") -> bool:
-        """Whether this is a decode step without pads and without gradients."""
-        return (
-            step.token_ids.shape[1] == 1
-            and session.timeline.start > 0
-            and not torch.is_grad_enabled()
-            and bool(step.valid.all())
-        )
+    def takes(self, lanes: Lanes) -> bool:
+        """Whether this pass is a decode step: one new token of each sequence that takes part."""
+        return lanes.is_one_each and all(lanes.starts)
 
-    def begin(self, session: Session, token_ids: Int[Tensor, "batch one"]) -> "GraphRun":
-        """A pass over a token of each row, for which the timeline is extended."""
+    def begin(
+        self,
+        session: Session,
+        lanes: Lanes,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
+    ) -> "GraphRun":
+        """A pass over a token of each sequence; rows that take no part skip every block."""
         with self._lock:
             arena = next((a for a in self._arenas if a.holds(session)), None)
             if arena is None:
                 free = next((a for a in self._arenas if a.fits(session)), None)
                 arena = free or self._new(session)
                 arena.lend(session)
-        return GraphRun(arena, session, token_ids)
+        return GraphRun(arena, session, lanes, token_ids, router_sees)
 
     def _new(self, session: Session) -> "Arena":
         if len(self._arenas) >= _MOST_ARENAS:
@@ -108,28 +112,25 @@ class Arena:
     """
 
     def __init__(self, backbone: Backbone, capture: Capture, session: Session) -> None:
-        timeline = session.timeline
         self._backbone = backbone
         self._key = _key(session)
-        batch, slots, device = timeline.batch, timeline.capacity, timeline.device
+        rows, slots, device = session.kv.rows, session.kv.capacity, session.kv.device
         self._borrower: weakref.ref[Session] | None = None
         self._revision = -1
         heads = backbone.kv_width // backbone.head_dim
-        shape = (batch, heads, slots, backbone.head_dim)
+        shape = (rows, heads, slots, backbone.head_dim)
 
         def empty() -> list[Tensor]:
             blocks = range(backbone.num_blocks)
             return [torch.zeros(shape, dtype=backbone.dtype, device=device) for _ in blocks]
 
         self.keys, self.values = empty(), empty()
-        self.valid = torch.zeros_like(timeline.valid)
-        self.positions = torch.zeros_like(timeline.positions)
-        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        self.slot = torch.zeros(1, dtype=torch.long, device=device)
-        self.runs = torch.ones(batch, backbone.num_blocks, dtype=torch.bool, device=device)
-        self.full_plan = DepthPlan.full(batch, backbone.num_blocks, device)
+        self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.slot = torch.zeros_like(self.tokens)
+        self.runs = torch.ones(rows, backbone.num_blocks, dtype=torch.bool, device=device)
         hides = session.kv.kv_policy == "mask"
-        self.hidden_slots = [torch.zeros_like(self.valid) if hides else None for _ in self.keys]
+        nothing = torch.zeros(rows, slots, dtype=torch.bool, device=device)
+        self.hidden_slots = [nothing.clone() if hides else None for _ in self.keys]
         self._every_slot = torch.arange(slots, device=device)
         self._open()
         self.begin = capture(self._begin)
@@ -154,21 +155,19 @@ class Arena:
         return self.borrower in (None, session) and self._key == _key(session)
 
     def lend(self, session: Session) -> None:
-        """Move the session's cache and timeline here."""
+        """Move the session's cache here."""
         self._revision = session.kv.move_to(self.keys, self.values, self.hidden_slots)
-        session.timeline.move_to(self.valid, self.positions)
         self._borrower = weakref.ref(session)
 
     def _open(self) -> None:
-        backbone, batch = self._backbone, len(self.tokens)
+        backbone, rows = self._backbone, len(self.tokens)
         empty = torch.zeros(0, dtype=backbone.dtype, device=self.tokens.device)
-        self.hidden = empty.new_zeros(batch, 1, backbone.config.hidden_size)
+        self.hidden = empty.new_zeros(rows, 1, backbone.config.hidden_size)
         with torch.no_grad():
             self.logits = torch.zeros_like(backbone.logits(self.hidden))
-        self._position = torch.zeros_like(self.tokens)
-        cos, sin = backbone.rotary(self.hidden, self._position)
+        cos, sin = backbone.rotary(self.hidden, self.slot)
         self._rotary = torch.zeros_like(cos), torch.zeros_like(sin)
-        shape = (batch, 1, 1, len(self._every_slot))
+        shape = (rows, 1, 1, len(self._every_slot))
         self._masks = {
             window: torch.zeros(shape, dtype=torch.bool, device=empty.device)
             for window in set(backbone.windows)
@@ -177,14 +176,14 @@ class Arena:
     def _begin(self) -> None:
         """Embedding, rotary and masks."""
         self.hidden.copy_(self._backbone.embed(self.tokens))
-        self._position.copy_(self.positions.index_select(1, self.slot))
-        made = self._backbone.rotary(self.hidden, self._position)
+        made = self._backbone.rotary(self.hidden, self.slot)
         for kept, new in zip(self._rotary, made, strict=True):
             kept.copy_(new)
         for window, mask in self._masks.items():
-            seen = self.valid & (self._every_slot <= self.slot)
+            distance = self.slot - self._every_slot
+            seen = distance >= 0
             if window is not None:
-                seen = seen & (self._position - self.positions < window)
+                seen = seen & (distance < window)
             mask.copy_(seen[:, None, None])
 
     def _block(self, block: int) -> Callable[[], None]:
@@ -196,11 +195,9 @@ class Arena:
             if hides is not None:
                 mask = mask & ~hides[:, None, None]
                 # A row that skips sees nothing else, perhaps: its own slot keeps the sum finite.
-                mask = mask | (self._every_slot == self.slot)
+                mask = mask | (self._every_slot == self.slot)[:, None, None]
             kv = _ArenaView(self, block)
-            out = self._backbone.run_block(
-                block, self.hidden, mask, self._position, self._rotary, kv
-            )
+            out = self._backbone.run_block(block, self.hidden, mask, self.slot, self._rotary, kv)
             self.hidden.copy_(torch.where(self.runs[:, block, None, None], out, self.hidden))
 
         return run
@@ -211,15 +208,14 @@ class Arena:
     def write(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """This step's keys and values into the slot of the rows that run; all slots back."""
         runs = self.runs[:, block, None, None, None]
+        slot = self.slot[:, None, :, None].expand_as(keys)
         for buffer, new in ((self.keys[block], keys), (self.values[block], values)):
-            kept = buffer.index_select(2, self.slot)
-            buffer.index_copy_(2, self.slot, torch.where(runs, new, kept))
+            buffer.scatter_(2, slot, torch.where(runs, new, buffer.gather(2, slot)))
         return self.keys[block], self.values[block]
 
 
 def _key(session: Session) -> tuple[int, int, bool]:
-    timeline = session.timeline
-    return timeline.batch, timeline.capacity, session.kv.kv_policy == "mask"
+    return session.kv.rows, session.kv.capacity, session.kv.kv_policy == "mask"
 
 
 class _ArenaView:
@@ -238,41 +234,66 @@ class _ArenaView:
 class GraphRun:
     """One decode step on its way through the blocks; the counterpart of `BlockRun`."""
 
-    def __init__(self, arena: Arena, session: Session, token_ids: Int[Tensor, "batch one"]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        session: Session,
+        lanes: Lanes,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
+    ) -> None:
+        self.lanes = lanes
         self._arena, self._kv = arena, session.kv
-        self._executed = [0] * len(token_ids)
-        arena.tokens.copy_(token_ids)
-        arena.slot.fill_(session.timeline.start)
+        self._token_ids, self._router_sees = token_ids, router_sees
+        self._rows = torch.from_numpy(lanes.row.astype(np.int64)).to(lanes.device)
+        self._executed = np.zeros(lanes.num, np.int64)
+        self._places = np.full(lanes.num, NOBODY, np.int32)
+        is_whole = lanes.rows == tuple(range(len(arena.tokens)))
+        if not is_whole:  # a row that takes no part reads and keeps its last slot
+            arena.tokens.zero_()
+            arena.slot.zero_()
+        arena.tokens.index_copy_(0, self._rows, token_ids[:, None].to(arena.tokens.dtype))
+        slot = torch.from_numpy(lanes.slot.astype(np.int64))[:, None].to(lanes.device)
+        arena.slot.index_copy_(0, self._rows, slot)
         arena.begin()
 
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
+
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; without one every row runs them."""
-        if len(blocks) > 0:
-            self._run(blocks, self._arena.full_plan if plan is None else plan)
-
-    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch one vocab"]:
-        """Run the last blocks, and the output projection."""
-        self._run(blocks, plan)
-        self._arena.head()
-        return self._arena.logits.clone()
-
-    def _run(self, blocks: range, plan: DepthPlan) -> None:
-        self._arena.runs.copy_(plan.mask)
+        """Run these blocks under the plan; without one every lane runs them."""
+        arena, lanes = self._arena, self.lanes
+        arena.runs.zero_()
+        arena.runs.index_copy_(
+            0, self._rows, torch.ones_like(arena.runs[: lanes.num]) if plan is None else plan.mask
+        )
         for block in blocks:
-            rows = plan.blocks[block]
-            if rows.skip is not None:
-                self._kv.skip(block, rows.skip, self._arena.hidden)
-            if rows.run is not None:
-                self._kv.fill(block, rows.run)
-                self._arena.blocks[block]()
-                for row, runs in enumerate(plan.rows):
-                    self._executed[row] += runs[block]
+            run, skip = (None, NO_LANES) if plan is None else plan.by_block[block]
+            if skip is None or len(skip):
+                with piece(KV_FILL):
+                    self._kv.skip(block, lanes, skip, self.hidden, self._places)
+            if run is None or len(run):
+                with piece(KV_FILL):
+                    self._kv.fill(block, lanes.whole if run is None else Frame(lanes, run))
+                with piece(BLOCKS):
+                    arena.blocks[block]()
+                ran = slice(None) if run is None else run
+                self._executed[ran] += 1
+                self._places[ran] = NOBODY
+
+    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"]:
+        """Run the last blocks, and the output projection."""
+        self.blocks(blocks, plan)
+        with piece(HEAD):
+            self._arena.head()
+        return self._arena.logits[self._rows, 0]
 
     @property
-    def hidden(self) -> Float[Tensor, "batch one hidden"]:
+    def hidden(self) -> Float[Tensor, "lanes hidden"]:
         """The residual, as it is now."""
-        return self._arena.hidden.clone()
+        return self._arena.hidden[self._rows, 0]
 
-    def executed(self) -> Int[Tensor, " batch"]:
-        """Blocks that each row ran, counted as they were replayed."""
-        return torch.tensor(self._executed)
+    def executed(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane ran, counted as they were replayed."""
+        return torch.from_numpy(self._executed)

@@ -1,41 +1,51 @@
-"""What runs decode steps in the place of the general path: the kernel on a CPU, graphs on a GPU."""
+"""Who runs blocks: the general path anywhere, compiled code on a CPU, CUDA graphs on a GPU."""
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
+from buddy.depth.policy import Observation
+from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
-
-if TYPE_CHECKING:
-    from buddy.engine.run import Step
 
 
 @runtime_checkable
 class Run(Protocol):
-    """One pass on its way through the blocks, where a decoder has taken it."""
+    """One pass on its way through the blocks."""
+
+    lanes: Lanes
 
     @property
-    def hidden(self) -> Float[Tensor, "batch tokens hidden"]:
+    def hidden(self) -> Float[Tensor, "lanes hidden"]:
         """The residual as it is now."""
 
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; without one every row runs them."""
+        """Run these blocks under the plan; without one every lane runs them."""
 
-    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
-        """Run the last blocks, and the output projection."""
+    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"] | None:
+        """Run the last blocks; logits where they come with them."""
 
-    def executed(self) -> Int[Tensor, " batch"]:
-        """Blocks that each row ran, counted as they ran."""
+    def executed(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane ran, counted as they ran; on the host."""
 
 
 @runtime_checkable
-class Decoder(Protocol):
-    """Runs decode steps in the place of the general path, on the same session."""
+class Executor(Protocol):
+    """Runs passes in the place of the general path, on the same session."""
 
-    def takes(self, session: Session, step: "Step") -> bool:
-        """Whether this step is for it."""
+    def takes(self, lanes: Lanes) -> bool:
+        """Whether this pass is for it; it has no gradients."""
 
-    def begin(self, session: Session, token_ids: Int[Tensor, "batch tokens"]) -> Run:
-        """A pass over new tokens, for which the timeline is extended."""
+    def begin(
+        self,
+        session: Session,
+        lanes: Lanes,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Tensor | None,
+    ) -> Run:
+        """A pass over new tokens."""

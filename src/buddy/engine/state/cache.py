@@ -1,27 +1,31 @@
 """KV cache of a model whose blocks do not all run: what a skipped block leaves behind.
 
-All blocks share one timeline of slots, a slot for each column of the batch, pads included. A
-block that a row skips leaves, at that row and slot: zeros (`zero`), a hole that later queries
-cannot see (`mask`), keys and values projected from the residual that passed by (`project`), or
-that residual itself, projected in one batch when the block next runs (`lazy`).
+Every sequence has a row, and every block has the same rows and slots; a token's slot is its
+position. A block that a token skips leaves, in that row and slot: zeros (`zero`), a hole that later
+queries cannot see (`mask`), keys and values projected from the residual that passed by (`project`),
+or that residual itself, projected in one batch when the block next runs (`lazy`).
+
+Slots from a sequence's length on are scratch: a pass that fails leaves nothing but them behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.engine.state.skipped import PassedResiduals
-from buddy.engine.state.timeline import Timeline
+from buddy.depth.plan import LaneSet
+from buddy.engine.probe import GATHER_SCATTER, piece
+from buddy.engine.state.lanes import Frame, Lanes
+from buddy.engine.state.skipped import NOBODY, SkippedResiduals
 from buddy.errors import PolicyError
 
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
-RowSet = slice | Tensor
-"""All rows, or those named; never none."""
 
 Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(block, residuals [N, D], positions [N]) -> keys and values [N, heads, head]."""
@@ -39,122 +43,176 @@ def check_kv_policy(kv_policy: KVPolicy) -> KVPolicy:
 
 
 class BlockKVCache:
-    """Keys and values of every block, in buffers that are allocated once.
+    """Keys and values of every block, in buffers [rows, heads, slots, head] that grow when full.
 
     Args:
         num_blocks: Blocks of the model.
-        timeline: Which slots are real tokens, and their positions.
+        rows: Sequences that there is room for at first.
+        capacity: Slots of each row at first.
         kv_policy: What a skipped block leaves behind.
         project: Makes keys and values from residuals; `project` and `lazy` need it.
+        device: Where the buffers are.
+
+    Attributes:
+        revision: Changes when a buffer is another one.
     """
 
     def __init__(
-        self, num_blocks: int, timeline: Timeline, kv_policy: KVPolicy, project: Projector
+        self,
+        num_blocks: int,
+        rows: int,
+        capacity: int,
+        kv_policy: KVPolicy,
+        project: Projector,
+        device: torch.device,
     ) -> None:
-        self.timeline = timeline
+        self.rows, self.capacity, self.device = rows, capacity, device
         self.kv_policy = check_kv_policy(kv_policy)
         self._project = project
         self._keys: list[Tensor | None] = [None] * num_blocks
         self._values: list[Tensor | None] = [None] * num_blocks
         keeps = kv_policy in ("project", "lazy")
-        self.passed = PassedResiduals(num_blocks, timeline) if keeps else None
-        self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [B, slots], `mask`
+        self.skipped = SkippedResiduals(num_blocks, rows, capacity) if keeps else None
+        self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [rows, slots], `mask`
         self.revision = 0
-        """Changes when a buffer of keys or values is another one."""
 
-    def view(self, block: int, rows: RowSet) -> "BlockView":
-        """What attention writes to and reads from, when `rows` run `block`."""
-        return BlockView(self, block, rows)
+    def reserve(self, rows: int, slots: int) -> None:
+        """Make room for as many rows and slots; buffers follow when they are next used."""
+        if rows > self.rows or slots > self.capacity:
+            grown = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
+            self.capacity, self.rows = grown, max(rows, self.rows)
+            if self.skipped is not None:
+                self.skipped.fit(self.rows, self.capacity)
 
-    def visible(self, block: int, rows: RowSet) -> Bool[Tensor, "batch slots"] | None:
-        """Slots that are no hole, under `mask`; None where there is none."""
+    def view(self, block: int, frame: Frame) -> "BlockView":
+        """What attention writes to and reads from, when the lanes of a frame run `block`."""
+        return BlockView(self, block, frame)
+
+    def visible(self, block: int, frame: Frame) -> Bool[Tensor, "sequences 1 tokens slots"] | None:
+        """Slots that are no hole, under `mask`, or the query's own; None where there is no hole."""
         if self._hidden_slots[block] is None:
             return None
-        return ~self._hidden(block)[rows, : self.timeline.length]
+        holes = self._hidden(block)[frame.rows, : frame.stop]
+        own = frame.positions[..., None] == torch.arange(frame.stop, device=self.device)
+        return (~holes[:, None] | own)[:, None]
 
-    def new_tokens(
-        self, block: int
-    ) -> tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]:
-        """Keys and values that this step put into a block that every row ran."""
-        start, stop = self.timeline.start, self.timeline.length
+    def context(
+        self, block: int, lanes: Lanes
+    ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
+        """Keys and values that this pass put into a block that every lane ran, by sequence."""
+        frame, (keys, values) = lanes.whole, self._held(block)
+        if frame.is_run:
+            start, stop = int(frame.slots[0, 0]), frame.stop
+            parts = (held[frame.rows, :, start:stop].transpose(1, 2) for held in (keys, values))
+        else:
+            rows = torch.tensor(lanes.rows, device=self.device)[:, None]
+            parts = (held[rows, :, frame.positions] for held in (keys, values))
+        made = [part.flatten(2) for part in parts]
+        return made[0], made[1]
+
+    def skip(
+        self,
+        block: int,
+        lanes: Lanes,
+        chosen: LaneSet,
+        hidden: Float[Tensor, "lanes hidden"],
+        places: NDArray[np.int32],
+    ) -> None:
+        """Note that `chosen` skip `block` in this pass.
+
+        Args:
+            block: That is skipped.
+            lanes: Of the pass.
+            chosen: Some of them.
+            hidden: The residual of all lanes.
+            places: By lane, where its residual is stored since its last change, or -1; updated.
+        """
+        which = np.arange(lanes.num) if chosen is None else chosen
+        rows, slots = lanes.row[which], lanes.slot[which]
+        if self.skipped is None:
+            self._leave(block, rows, slots)
+            return
+        if self.skipped.room(len(which), hidden):
+            places.fill(NOBODY)  # they were renamed
+        new = which[places[which] == NOBODY]
+        if len(new):
+            places[new] = self.skipped.store(hidden if len(new) == lanes.num else hidden[new])
+        self.skipped.waiting[block, rows, slots] = places[which]
+        if self.kv_policy == "project":
+            self._fill(block, *_stops(rows, slots))
+
+    def _leave(self, block: int, rows: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        if self.kv_policy == "mask":
+            self._hidden(block)[_index(rows, self.device), _index(slots, self.device)] = True
+            return
+        for held in (self._keys[block], self._values[block]):
+            if held is not None:  # what is made or grown later is made of zeros
+                inside = (rows < held.shape[0]) & (slots < held.shape[2])
+                where = (_index(part[inside], self.device) for part in (rows, slots))
+                held[next(where), :, next(where)] = 0
+
+    def fill(self, block: int, frame: Frame) -> None:
+        """Close the holes that the sequences of a frame, which now run `block`, have in it."""
+        if self.skipped is not None:
+            rows = np.array(frame.row_numbers, np.int64)
+            self._fill(block, rows, frame.stops.astype(np.int64))
+
+    def _fill(self, block: int, rows: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Project what waits before these slots; notes are closed when it is written."""
+        assert self.skipped is not None
+        holes = self.skipped.holes(block, rows, stops)
+        if holes is not None:
+            at, slots = _index(holes.rows, self.device), _index(holes.slots, self.device)
+            keys, values = self._project(block, holes.hidden, slots)
+            key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
+            key_buffer[at, :, slots] = keys
+            value_buffer[at, :, slots] = values
+        self.skipped.close(block, rows, stops, holes)
+
+    def _hidden(self, block: int) -> Bool[Tensor, "rows slots"]:
+        """The block's holes under `mask`, wide enough for the cache."""
+        holes = self._hidden_slots[block]
+        if holes is None or holes.shape != (self.rows, self.capacity):
+            grown = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=self.device)
+            if holes is not None:
+                grown[: holes.shape[0], : holes.shape[1]] = holes
+            self._hidden_slots[block] = holes = grown
+        return holes
+
+    def _held(self, block: int) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[block], self._values[block]
         assert keys is not None
         assert values is not None
-        return (
-            keys[:, :, start:stop].transpose(1, 2).flatten(2),
-            values[:, :, start:stop].transpose(1, 2).flatten(2),
-        )
-
-    def skip(self, block: int, rows: RowSet, hidden: Float[Tensor, "all tokens hidden"]) -> None:
-        """Note that `rows` pass `block` by in this step; `hidden` is the whole batch's residual."""
-        if self.kv_policy == "zero":
-            return  # unwritten slots are zero
-        if self.kv_policy == "mask":
-            self._hide(block, rows)
-            return
-        assert self.passed is not None
-        self.passed.keep(block, self._numbers(rows), hidden)
-        if self.kv_policy == "project":
-            self._fill(block, rows, self.timeline.length)
-
-    def fill(self, block: int, rows: RowSet) -> None:
-        """Close the holes of `rows`, which now run `block`, in one batched projection."""
-        self._fill(block, rows, self.timeline.start)
-
-    def _fill(self, block: int, rows: RowSet, stop: int) -> None:
-        if self.passed is None:
-            return
-        due = self.passed.due(block, self._numbers(rows), stop)
-        if due is None:
-            return
-        row, slot, hidden = due
-        keys, values = self._project(block, hidden, self.timeline.positions[row, slot])
-        key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
-        key_buffer[row, :, slot] = keys
-        value_buffer[row, :, slot] = values
-
-    def _numbers(self, rows: RowSet) -> Sequence[int]:
-        return range(self.timeline.batch) if isinstance(rows, slice) else rows.tolist()
-
-    def _hide(self, block: int, rows: RowSet) -> None:
-        self._hidden(block)[rows, self.timeline.start : self.timeline.length] = True
-
-    def _hidden(self, block: int) -> Bool[Tensor, "batch slots"]:
-        """The block's holes under `mask`, wide enough for the timeline."""
-        holes = self._hidden_slots[block]
-        if holes is None or holes.shape[1] < self.timeline.capacity:
-            grown = self.timeline.valid.new_zeros(self.timeline.batch, self.timeline.capacity)
-            if holes is not None:
-                grown[:, : holes.shape[1]] = holes
-            self._hidden_slots[block] = holes = grown
-        return holes
+        return keys, values
 
     def _buffers(
         self, block: int, heads: int, head_dim: int, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The block's buffers [batch, heads, capacity, head], allocated or grown when needed."""
+        """The block's buffers [rows, heads, slots, head], allocated or grown when needed."""
+        shape = (self.rows, heads, self.capacity, head_dim)
         keys, values = self._keys[block], self._values[block]
-        if keys is not None and values is not None and keys.shape[2] >= self.timeline.capacity:
+        if keys is not None and values is not None and keys.shape == values.shape == shape:
             return keys, values
-        shape = (self.timeline.batch, heads, self.timeline.capacity, head_dim)
         grown = (like.new_zeros(shape), like.new_zeros(shape))
-        if keys is not None and values is not None:
-            grown[0][:, :, : keys.shape[2]] = keys
-            grown[1][:, :, : values.shape[2]] = values
+        for held, larger in zip((keys, values), grown, strict=True):
+            if held is not None:
+                larger[: held.shape[0], :, : held.shape[2]] = held
         self._keys[block], self._values[block] = grown
         self.revision += 1
         return grown
 
     def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """All blocks' buffers, wide enough for the timeline: for who writes them by address."""
-        like = torch.empty(0, dtype=dtype, device=self.timeline.device)
+        """All blocks' buffers, as large as the cache: for who writes them by address."""
+        like = torch.empty(0, dtype=dtype, device=self.device)
         for block in range(len(self._keys)):
             self._buffers(block, heads, head_dim, like)
+            if self.kv_policy == "mask":
+                self._hidden(block)
 
     def move_to(
         self, keys: list[Tensor], values: list[Tensor], hidden_slots: list[Tensor | None]
     ) -> int:
-        """Continue in these buffers, as wide as the timeline; returns the new revision."""
+        """Continue in these buffers, as large as the cache; returns the new revision."""
         for own, others in (
             (self._keys, keys),
             (self._values, values),
@@ -167,107 +225,115 @@ class BlockKVCache:
                 other.zero_()
                 if held is not None:
                     slots = -2 if other.ndim == 4 else -1
-                    other.narrow(slots, 0, held.shape[slots]).copy_(held)
+                    part = other[: held.shape[0]].narrow(slots, 0, held.shape[slots])
+                    part.copy_(held)
                 own[block] = other
         self.revision += 1
         return self.revision
 
-    def buffers(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Keys and values of every block, [batch, heads, capacity, head] each."""
-        return self._keys, self._values
-
-    def hidden_slots(self) -> list[Tensor | None] | None:
-        """By block the slots [batch, capacity] that are holes under `mask`; None without any."""
-        found = [None if t is None else self._hidden(b) for b, t in enumerate(self._hidden_slots)]
-        return found if any(t is not None for t in found) else None
-
-    def hide(self, blocks: range, runs: Bool[Tensor, "batch blocks"]) -> None:
-        """Under `mask`: the step's slots are holes in the blocks that their rows skip."""
-        for block in blocks:
-            rows = (~runs[:, block]).nonzero()[:, 0]
-            if len(rows):
-                self._hide(block, rows)
+    def buffers(self) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
+        """Keys, values and hidden slots of every block."""
+        return self._keys, self._values, self._hidden_slots
 
     def write(
-        self, block: int, rows: RowSet, keys: Tensor, values: Tensor
+        self, block: int, frame: Frame, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store this step's keys and values; return all that the rows may attend to."""
-        key_buffer, value_buffer = self._buffers(block, keys.shape[1], keys.shape[3], keys)
-        start, stop = self.timeline.start, self.timeline.length
-        if isinstance(rows, slice):
-            key_buffer.narrow(2, start, stop - start).copy_(keys)
-            value_buffer.narrow(2, start, stop - start).copy_(values)
-            return key_buffer.narrow(2, 0, stop), value_buffer.narrow(2, 0, stop)
-        key_buffer[rows, :, start:stop] = keys
-        value_buffer[rows, :, start:stop] = values
-        return key_buffer.narrow(2, 0, stop)[rows], value_buffer.narrow(2, 0, stop)[rows]
+        """Store the frame's keys and values; return all that its sequences may attend to."""
+        buffers = self._buffers(block, keys.shape[1], keys.shape[3], keys)
+        rows, stop = frame.rows, frame.stop
+        if frame.is_run and isinstance(rows, slice):
+            start = stop - frame.width
+            for buffer, new in zip(buffers, (keys, values), strict=True):
+                buffer[rows].narrow(2, start, frame.width).copy_(new)
+            return buffers[0][rows].narrow(2, 0, stop), buffers[1][rows].narrow(2, 0, stop)
+        with piece(GATHER_SCATTER):
+            row, column = frame.real
+            at = torch.tensor(frame.row_numbers, device=self.device)[row]
+            slots = frame.positions[row, column]
+            for buffer, new in zip(buffers, (keys, values), strict=True):
+                buffer[at, :, slots] = new[row, :, column]
+            return buffers[0].narrow(2, 0, stop)[rows], buffers[1].narrow(2, 0, stop)[rows]
 
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
+    def select_rows(self, rows: NDArray[np.int64]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""
-        for buffers in (self._keys, self._values, self._hidden_slots):
-            for block, held in enumerate(buffers):
-                buffers[block] = None if held is None else held[rows]
+        index = torch.from_numpy(rows).to(self.device)
+        made = [
+            [None if held is None else held[index] for held in buffers]
+            for buffers in (self._keys, self._values, self._hidden_slots)
+        ]
+        skipped = None if self.skipped is None else self.skipped.select_rows(rows)
+        self._keys, self._values, self._hidden_slots = made
+        self.skipped, self.rows = skipped, len(rows)
         self.revision += 1
-        if self.passed is not None:
-            self.passed.select_rows(rows)
 
-    def cut(self, length: int) -> None:
-        """Forget slots from `length` on."""
-        for keys, values in zip(self._keys, self._values, strict=True):
-            if keys is not None and values is not None and self.kv_policy == "zero":
-                keys[:, :, length:] = 0  # a slot that is skipped next must read as zero
-                values[:, :, length:] = 0
-        for hidden in self._hidden_slots:
-            if hidden is not None:
-                hidden[:, length:] = False
-        if self.passed is not None:
-            self.passed.cut(length)
+    def cut(self, row: int, length: int) -> None:
+        """Forget a row's slots from `length` on."""
+        for holes in self._hidden_slots:
+            if holes is not None and row < len(holes):
+                holes[row, length:] = False
+        if self.skipped is not None:
+            self.skipped.cut(row, length)
 
     def num_bytes(self) -> int:
-        """Bytes of the buffers, and of the residuals that passed blocks by."""
-        kept = 0 if self.passed is None else self.passed.num_bytes()
+        """Bytes of the buffers, and of the residuals of skipped tokens."""
+        kept = 0 if self.skipped is None else self.skipped.num_bytes()
         return kept + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
+
+
+def _index(values: NDArray[np.integer], device: torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)
+
+
+def _stops(
+    rows: NDArray[np.int32], slots: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each row once, and the slot after its last one; rows come in stretches."""
+    last = np.flatnonzero(np.append(rows[1:] != rows[:-1], True))
+    return rows[last].astype(np.int64), slots[last].astype(np.int64) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """One block's cache for some rows, under the name by which attention modules call it."""
+    """One block's cache for a frame, under the name by which attention modules call it."""
 
     cache: BlockKVCache
     block: int
-    rows: RowSet
+    frame: Frame
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [batch, heads, tokens, head]; return all to attend to."""
-        return self.cache.write(self.block, self.rows, keys, values)
+        """Store new keys and values [sequences, heads, tokens, head]; return all to attend to."""
+        return self.cache.write(self.block, self.frame, keys, values)
 
 
 class PassingKV:
-    """Keeps nothing but the last keys and values of each block: one pass without a cache."""
+    """Keeps nothing beyond the pass, so that gradients flow; the rule is that of `project`.
 
-    def __init__(self) -> None:
+    A token that skips a block has its keys and values projected from the residual that passed by,
+    where a token of its sequence runs that block; a sequence that skips it whole costs nothing.
+
+    Args:
+        project: Makes keys and values from residuals.
+        lanes: Of the pass: whole sequences.
+    """
+
+    def __init__(self, project: Projector, lanes: Lanes) -> None:
+        self._project, self._lanes = project, lanes
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._passing: tuple[NDArray[np.int64], Tensor] | None = None
 
-    def view(self, block: int, rows: RowSet) -> "PassingKV":
-        """Itself: rows do not matter where nothing is stored."""
-        return self
+    def view(self, block: int, frame: Frame) -> "PassingView":
+        """What attention reads from, when the lanes of a frame run `block`."""
+        return PassingView(self, block, frame)
 
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Hand the new keys and values back, all that there is to attend to."""
-        self._seen[layer_idx] = (keys, values)
-        return keys, values
-
-    def visible(self, block: int, rows: RowSet) -> None:
+    def visible(self, block: int, frame: Frame) -> None:
         """Nothing hides."""
 
-    def new_tokens(
-        self, block: int
-    ) -> tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]:
-        """Keys and values of a block that every row ran."""
+    def context(
+        self, block: int, lanes: Lanes
+    ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
+        """Keys and values of a block that every lane ran, by sequence."""
         if block not in self._seen:
             raise PolicyError(
                 "the router cannot read the context layer's keys and values: transformers hides "
@@ -276,8 +342,58 @@ class PassingKV:
         keys, values = self._seen[block]
         return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
 
-    def skip(self, block: int, rows: RowSet, hidden: Tensor) -> None:
-        """Nothing is left behind."""
+    def skip(
+        self,
+        block: int,
+        lanes: Lanes,
+        chosen: LaneSet,
+        hidden: Float[Tensor, "lanes hidden"],
+        places: NDArray[np.int32],
+    ) -> None:
+        """Note what the lanes that run the block may have to see."""
+        self._passing = None if chosen is None else (chosen, hidden)
 
-    def fill(self, block: int, rows: RowSet) -> None:
-        """Nothing to fill."""
+    def fill(self, block: int, frame: Frame) -> None:
+        """Nothing is left over from earlier passes."""
+
+    def merge(
+        self, block: int, frame: Frame, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The frame's keys and values, and those of its sequences' lanes that skip the block."""
+        self._seen[block] = (keys, values)
+        passing, self._passing = self._passing, None
+        if passing is None:
+            return keys, values
+        lanes, (chosen, hidden) = self._lanes, passing
+        place = {row: at for at, row in enumerate(frame.row_numbers)}
+        beside = chosen[np.isin(lanes.row[chosen], frame.row_numbers)]
+        beside = beside[lanes.slot[beside] < frame.stop]
+        if len(beside) == 0:
+            return keys, values
+        device = keys.device
+        slots = _index(lanes.slot[beside], device)
+        at = torch.tensor([place[row] for row in lanes.row[beside].tolist()], device=device)
+        row, column = frame.real
+        own = (row, frame.positions[row, column])
+        made = self._project(block, hidden[_index(beside, device)], slots)
+        out = []
+        for new, projected in zip((keys, values), made, strict=True):
+            held = new.new_zeros(frame.num_rows, frame.stop, *new.shape[1::2])  # [n, S, H, d]
+            held = held.index_put(own, new[row, :, column])
+            out.append(held.index_put((at, slots), projected.to(new.dtype)).transpose(1, 2))
+        return out[0], out[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PassingView:
+    """One block's keys and values in a pass that keeps none."""
+
+    kv: PassingKV
+    block: int
+    frame: Frame
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values that the frame's sequences may attend to."""
+        return self.kv.merge(self.block, self.frame, keys, values)

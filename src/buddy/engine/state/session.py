@@ -1,64 +1,169 @@
-"""Session: all that a batch of requests carries from one step to the next."""
+"""Session: the sequences that run side by side, and their cache. They join and leave at any step.
 
+What is committed is one value that is replaced in one assignment: a step that fails or is
+interrupted leaves the sequences as they were, and in the cache nothing but scratch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import RouteState
+from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.engine.state.cache import BlockKVCache, KVPolicy
-from buddy.engine.state.timeline import Timeline
+from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.sequence import Reroute, SequenceState
+from buddy.errors import PromptError
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """What a session has committed.
+
+    Attributes:
+        sequences: By the number that `join` gave.
+        columns: Columns of a padded batch that were fed, pads included.
+    """
+
+    sequences: Mapping[int, SequenceState] = field(default_factory=dict)
+    columns: int = 0
 
 
 class Session:
-    """KV cache, timeline, router state and last plan of a batch.
+    """Sequences, their route states and their cache.
 
     It travels as `past_key_values`, and answers to the few names that `generate` calls.
 
     Args:
         backbone: The model that will run.
-        batch: Rows.
-        capacity: Slots to allocate at first; buffers grow when they are full.
+        rows: Sequences that there is room for at first.
+        capacity: Slots of each at first; buffers grow when they are full.
         kv_policy: What a skipped block leaves in its cache.
     """
 
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, backbone: Backbone, batch: int, capacity: int, kv_policy: KVPolicy) -> None:
-        self.timeline = Timeline(batch, capacity, backbone.device)
-        self.kv = BlockKVCache(backbone.num_blocks, self.timeline, kv_policy, backbone.project)
-        self.route: RouteState | None = None
-        self.plan: DepthPlan | None = None
-        self.budgets: tuple[int, ...] = ()
-        self.steps = 0
+    def __init__(self, backbone: Backbone, rows: int, capacity: int, kv_policy: KVPolicy) -> None:
+        self.kv = BlockKVCache(
+            backbone.num_blocks, rows, capacity, kv_policy, backbone.project, backbone.device
+        )
+        self.batch = rows
+        """Rows that a batch fed through `forward` has."""
+        self._full = ConstantBudget(backbone.num_blocks)
+        self._state = SessionState()
+        self._next = 0
+        self._unsettled: tuple[int, ...] = ()
 
     @property
-    def state(self) -> tuple[RouteState | None, DepthPlan | None, tuple[int, ...], int]:
-        """What routing carries from step to step; set it back to undo a step."""
-        return self.route, self.plan, self.budgets, self.steps
+    def state(self) -> SessionState:
+        """What is committed."""
+        return self._state
 
-    @state.setter
-    def state(
-        self, state: tuple[RouteState | None, DepthPlan | None, tuple[int, ...], int]
-    ) -> None:
-        self.route, self.plan, self.budgets, self.steps = state
+    @property
+    def sequences(self) -> Mapping[int, SequenceState]:
+        """Those that are here, by number."""
+        return self._state.sequences
+
+    @property
+    def steps(self) -> int:
+        """Steps of the sequence that has taken part in most."""
+        return max((one.steps for one in self.sequences.values()), default=0)
+
+    def join(self, source: BudgetSource | None = None, *, reroute: Reroute = "step") -> int:
+        """Take in a sequence; its first step feeds its prompt.
+
+        Args:
+            source: Says how many blocks its tokens may run; None = full depth.
+            reroute: When its blocks are chosen again.
+
+        Returns:
+            Its number, never given twice.
+        """
+        self.settle()
+        taken = {one.row for one in self.sequences.values()}
+        row = next(at for at in range(len(taken) + 1) if at not in taken)
+        self.kv.reserve(row + 1, 0)
+        self.kv.cut(row, 0)
+        number, self._next = self._next, self._next + 1
+        made = SequenceState(row=row, source=source or self._full, reroute=reroute)
+        self._state = replace(self._state, sequences={**self.sequences, number: made})
+        return number
+
+    def leave(self, *numbers: int) -> None:
+        """Let sequences go; their rows are free at once.
+
+        Raises:
+            PromptError: There is no such sequence.
+        """
+        self.find(numbers)
+        kept = {n: one for n, one in self.sequences.items() if n not in numbers}
+        self._state = replace(self._state, sequences=kept)
+        if self.kv.skipped is not None:
+            taken = {one.row for one in kept.values()}
+            for row in set(range(self.kv.rows)) - taken:
+                self.kv.cut(row, 0)
+            self.kv.skipped.trim()
+
+    def find(self, numbers: Sequence[int]) -> list[SequenceState]:
+        """The sequences of these numbers.
+
+        Raises:
+            PromptError: There is no such sequence, or one is named twice.
+        """
+        missing = [number for number in numbers if number not in self.sequences]
+        if missing or len(set(numbers)) < len(numbers):
+            raise PromptError(
+                f"the session holds the sequences {sorted(self.sequences)}, each of which may be "
+                f"fed once a step, got {list(numbers)}"
+            )
+        return [self.sequences[number] for number in numbers]
+
+    def begin(self, numbers: Sequence[int], counts: Sequence[int]) -> Lanes:
+        """Lanes for a pass over new tokens of these sequences, with room for them in the cache."""
+        self.settle()
+        found = self.find(numbers)
+        rows, starts = tuple(one.row for one in found), tuple(one.length for one in found)
+        lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
+        self._unsettled = rows
+        self.kv.reserve(0, max(lanes.stops))
+        return lanes
+
+    def commit(self, state: SessionState) -> None:
+        """Make this what the session holds."""
+        self._state = state
+        self._unsettled = ()
+
+    def rewind(self, state: SessionState) -> None:
+        """Go back to what was committed earlier, in this session."""
+        self._unsettled = tuple(one.row for one in state.sequences.values())
+        self._state = state
+        self.settle()
+
+    def settle(self) -> None:
+        """Clear what a pass that was cut short has left behind; it may be cut short itself."""
+        if not self._unsettled:
+            return
+        length = {one.row: one.length for one in self.sequences.values()}
+        for row in self._unsettled:
+            self.kv.cut(row, length.get(row, 0))
+        self._unsettled = ()
 
     def get_seq_length(self, *args: Any) -> int:
-        """Slots in use."""
-        return self.timeline.length
-
-    def cut(self, length: int) -> None:
-        """Forget slots from `length` on; what the policy remembers is the caller's to restore."""
-        self.kv.cut(length)
-        self.timeline.cut(length)
+        """Columns that were fed, pads included."""
+        return self._state.columns
 
     def reorder_cache(self, rows: Int[Tensor, " chosen"]) -> None:
-        """Keep the rows named, in that order (beam search)."""
-        self.kv.select_rows(rows)
-        self.timeline.select_rows(rows)
-        self.route = None if self.route is None else self.route.select_rows(rows)
-        self.plan = None if self.plan is None else self.plan.select_rows(rows)
-        self.budgets = tuple(self.budgets[row] for row in rows.tolist())
+        """Keep the sequences at these places of the batch, in that order (beam search)."""
+        self.settle()
+        chosen = rows.tolist()
+        held = list(self.sequences.values())
+        self.kv.select_rows(np.array([held[at].row for at in chosen], np.int64))
+        self.batch = len(chosen)
+        made = {at: replace(held[old], row=at) for at, old in enumerate(chosen)}
+        self._next = len(chosen)
+        self._state = replace(self._state, sequences=made)

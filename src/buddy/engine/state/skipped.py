@@ -1,137 +1,190 @@
-"""Residuals that passed blocks by, and who still waits for them: what `lazy` keeps.
+"""Residuals of tokens that skipped blocks, and who still waits for them: what `lazy` keeps.
 
-A residual is stored once for all neighbouring blocks that a row skips; each of these notes its
+A residual is stored once for all neighbouring blocks that a token skips; each of these notes its
 place. When one of the blocks next runs, its keys and values are made of what it notes.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.engine.state.timeline import Timeline
-
 _FIRST_PLACES: Final = 64
-_NOBODY: Final = -1
+NOBODY: Final = -1
 
 
-class PassedResiduals:
-    """An arena of residuals, and for each block, row and slot the place of the one it waits for.
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """What a block waits for, and the residuals that it is to be made of.
 
     Attributes:
-        stored: [places, hidden]; None before the first. The first `count` are in use.
-        count: Places in use.
-        waiting: [blocks, batch, capacity] int32, a place, or -1 where nothing is waited for. On
-            the host, like `filled`: what a step must fill is known without asking the device.
-        filled: [blocks, batch]: no slot before this one waits.
+        rows, slots: Of each hole, ascending by row.
+        hidden: Its residual.
     """
 
-    def __init__(self, num_blocks: int, timeline: Timeline) -> None:
-        self.stored: Tensor | None = None
-        self.count = 0
-        self.filled = np.zeros((num_blocks, timeline.batch), dtype=np.int32)
-        self._timeline = timeline
-        self._kept: dict[int, int] = {}
-        self._step = -1
-        shape = (num_blocks, timeline.batch, timeline.capacity)
-        self.waiting = torch.full(shape, _NOBODY, dtype=torch.int32)
+    rows: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    hidden: Float[Tensor, "holes hidden"]
 
-    def fit(self) -> None:
-        """Grow with the timeline."""
-        missing = self._timeline.capacity - self.waiting.shape[2]
-        if missing > 0:
-            self.waiting = torch.nn.functional.pad(self.waiting, (0, missing), value=_NOBODY)
 
-    def room(self, places: int, like: Tensor) -> None:
-        """Make room for more residuals: drop those that nobody waits for, or else grow."""
-        if self.stored is None:
-            size = max(_FIRST_PLACES, places)
-            self.stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
-        if self.count + places <= len(self.stored):
+@dataclass(slots=True)
+class _Arena:
+    """Residuals and the notes that name their places; replaced together, in one assignment."""
+
+    stored: Tensor | None
+    waiting: NDArray[np.int32]
+    count: int
+
+
+class SkippedResiduals:
+    """An arena of residuals, and for each block, row and slot the place of the one it waits for.
+
+    Args:
+        num_blocks: Blocks of the model.
+        rows: Rows of the cache.
+        capacity: Slots of each row.
+
+    Attributes:
+        filled: [blocks, rows]: no slot before this one waits.
+    """
+
+    def __init__(self, num_blocks: int, rows: int, capacity: int) -> None:
+        self.filled = np.zeros((num_blocks, rows), dtype=np.int32)
+        waiting = np.full((num_blocks, rows, capacity), NOBODY, np.int32)
+        self._arena = _Arena(None, waiting, 0)
+
+    @property
+    def stored(self) -> Float[Tensor, "places hidden"] | None:
+        """Residuals; None before the first. The first `count` are in use."""
+        return self._arena.stored
+
+    @property
+    def waiting(self) -> NDArray[np.int32]:
+        """[blocks, rows, slots], a place, or -1 where nothing is waited for; on the host."""
+        return self._arena.waiting
+
+    @property
+    def count(self) -> int:
+        """Places in use."""
+        return self._arena.count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._arena.count = count
+
+    def fit(self, rows: int, capacity: int) -> None:
+        """Grow with the cache."""
+        arena, (_, had_rows, had_slots) = self._arena, self.waiting.shape
+        if had_rows >= rows and had_slots >= capacity:
             return
-        self._compact()
-        if self.count + places > len(self.stored) // 2:
-            larger = self.stored.new_empty(2 * (self.count + places), self.stored.shape[1])
-            larger[: self.count] = self.stored[: self.count]
-            self.stored = larger
+        more = ((0, 0), (0, max(0, rows - had_rows)), (0, max(0, capacity - had_slots)))
+        self.filled = np.pad(self.filled, more[:2])
+        waiting = np.pad(arena.waiting, more, constant_values=NOBODY)
+        self._arena = _Arena(arena.stored, waiting, arena.count)
 
-    def _compact(self) -> None:
-        assert self.stored is not None
-        waits = self.waiting >= 0
-        places, renamed = torch.unique(self.waiting[waits], return_inverse=True)
-        self.waiting[waits] = renamed.int()
-        self.stored[: len(places)] = self.stored[places.long()]
-        self.count = len(places)
-        self._kept = {}  # their places are others now
+    def room(self, places: int, like: Float[Tensor, "*lanes hidden"]) -> bool:
+        """Make room for more residuals: drop those that nobody waits for, or else grow.
 
-    def keep(
-        self, block: int, rows: Sequence[int], hidden: Float[Tensor, "batch tokens hidden"]
-    ) -> None:
-        """Note that rows pass a block by; their residual is stored unless it already is."""
-        timeline = self._timeline
-        tokens, start, stop = hidden.shape[1], timeline.start, timeline.length
-        self.fit()
-        if self._step != start:
-            self._step, self._kept = start, {}
-        self.room(len(rows) * tokens, hidden)  # before looking: places may be renamed
-        assert self.stored is not None
-        new = [row for row in rows if row not in self._kept]
-        if new:
-            chosen = hidden if len(new) == len(hidden) else hidden[new]
-            end = self.count + len(new) * tokens
-            self.stored[self.count : end] = chosen.detach().flatten(0, 1)
-            self._kept |= {row: self.count + at * tokens for at, row in enumerate(new)}
-            self.count = end
-        column = torch.arange(tokens, dtype=torch.int32)
-        first = torch.tensor([self._kept[row] for row in rows], dtype=torch.int32)
-        places = first[:, None] + column
-        if timeline.step_has_pads:
-            valid = timeline.valid[:, start:stop].cpu()[list(rows)]
-            places = torch.where(valid, places, _NOBODY)
-        self.waiting[block, list(rows), start:stop] = places
-
-    def due(
-        self, block: int, rows: Sequence[int], stop: int
-    ) -> tuple[Int[Tensor, " holes"], Int[Tensor, " holes"], Float[Tensor, "holes hidden"]] | None:
-        """What rows wait for in a block before a slot: row, slot, residual; then they no longer do.
-
-        None, at no cost, where nothing can be. Slots of the current step from `stop` on are the
-        block's own to write.
+        Returns:
+            Whether places were renamed.
         """
-        for row in rows:
-            self._kept.pop(row, None)  # what they run changes their residual
-        behind = [row for row in rows if self.filled[block, row] < stop]
-        low = min((int(self.filled[block, row]) for row in behind), default=stop)
-        self.filled[block, list(rows)] = self._timeline.length
-        if not behind:
+        arena = self._arena
+        if arena.stored is None:
+            size = max(_FIRST_PLACES, places)
+            stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
+            self._arena = _Arena(stored, arena.waiting, 0)
+            return False
+        if arena.count + places <= len(arena.stored):
+            return False
+        self._compact(places)
+        return True
+
+    def trim(self) -> None:
+        """Give room back that sequences have left behind."""
+        if self._arena.stored is not None and len(self._arena.stored) > _FIRST_PLACES:
+            self._compact(0)
+
+    def _compact(self, places: int) -> None:
+        arena = self._arena
+        assert arena.stored is not None
+        waits = arena.waiting >= 0
+        kept, renamed = np.unique(arena.waiting[waits], return_inverse=True)
+        waiting = arena.waiting.copy()
+        waiting[waits] = renamed
+        needed = len(kept) + places
+        size = len(arena.stored)
+        if needed > size // 2:
+            size = 2 * needed
+        elif 4 * needed < size > _FIRST_PLACES:  # a long prompt has gone: give its room back
+            size = max(_FIRST_PLACES, 2 * needed)
+        stored = arena.stored.new_empty(size, arena.stored.shape[1])
+        stored[: len(kept)] = arena.stored[torch.from_numpy(kept).to(stored.device)]
+        self._arena = _Arena(stored, waiting, len(kept))
+
+    def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
+        """Keep residuals for which `room` was made; their places."""
+        arena = self._arena
+        assert arena.stored is not None
+        start, stop = arena.count, arena.count + len(hidden)
+        arena.stored[start:stop] = hidden.detach()
+        arena.count = stop
+        return np.arange(start, stop, dtype=np.int32)
+
+    def holes(self, block: int, rows: NDArray[np.int64], stops: NDArray[np.int64]) -> Holes | None:
+        """What rows wait for in a block before a slot; None, at no cost, where nothing can be.
+
+        Args:
+            block: Whose keys and values are to be made.
+            rows: Of the cache.
+            stops: Of each row, the first slot that is not asked for.
+        """
+        behind = self.filled[block, rows] < stops
+        if not behind.any():
             return None
-        self.fit()
-        which = torch.tensor(behind)
-        place = self.waiting[block, which, low:stop]
-        index, slot = (place >= 0).nonzero(as_tuple=True)
+        rows, stops = rows[behind], stops[behind]
+        low, high = int(self.filled[block, rows].min()), int(stops.max())
+        place = self.waiting[block, rows, low:high]
+        asked = (place >= 0) & (np.arange(low, high) < stops[:, None])
+        index, slot = asked.nonzero()
         if len(index) == 0:
             return None
-        self.waiting[block, which, low:stop] = _NOBODY
-        assert self.stored is not None
-        return which[index], slot + low, self.stored[place[index, slot].long()]
+        stored = self._arena.stored
+        assert stored is not None
+        which = torch.from_numpy(place[index, slot].astype(np.int64)).to(stored.device)
+        return Holes(rows[index], slot + low, stored[which])
 
-    def select_rows(self, rows: Int[Tensor, " chosen"]) -> None:
-        """Keep the rows named, in that order; what they wait for is shared."""
-        rows = rows.cpu()
-        self.waiting = self.waiting[:, rows].contiguous()
-        self.filled = np.ascontiguousarray(self.filled[:, rows.numpy()])
-        self._kept = {}
+    def close(
+        self,
+        block: int,
+        rows: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        holes: Holes | None,
+    ) -> None:
+        """Note that nothing waits before these slots any more: their keys and values are made."""
+        if holes is not None:
+            self.waiting[block, holes.rows, holes.slots] = NOBODY
+        self.filled[block, rows] = np.maximum(self.filled[block, rows], stops)
 
-    def cut(self, length: int) -> None:
-        """Forget slots from `length` on."""
-        self.waiting[:, :, length:] = _NOBODY
-        np.minimum(self.filled, length, out=self.filled)
-        self._step, self._kept = -1, {}
+    def select_rows(self, rows: NDArray[np.int64]) -> "SkippedResiduals":
+        """Those of the rows named, in that order; the residuals are shared."""
+        made = SkippedResiduals(len(self.filled), 0, 0)
+        made.filled = np.ascontiguousarray(self.filled[:, rows])
+        arena = self._arena
+        waiting = np.ascontiguousarray(arena.waiting[:, rows])
+        made._arena = _Arena(arena.stored, waiting, arena.count)
+        return made
+
+    def cut(self, row: int, length: int) -> None:
+        """Forget a row's slots from `length` on."""
+        self.waiting[:, row, length:] = NOBODY
+        np.minimum(self.filled[:, row], length, out=self.filled[:, row])
 
     def num_bytes(self) -> int:
         """Of the residuals in use, and of the notes."""
-        width = 0 if self.stored is None else self.stored.shape[1] * self.stored.itemsize
+        stored = self._arena.stored
+        width = 0 if stored is None else stored.shape[1] * stored.itemsize
         return self.count * width + self.waiting.nbytes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation
-from buddy.engine.run import Step, run_once
+from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.answers.answer_points import ALL, Answered, answer_points, exchange_points
 from buddy.evaluation.conditions import Condition
@@ -73,25 +73,26 @@ def answer_losses(
         examples: A batch; those of like length waste least.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
-    width = max(map(len, fed))
-    ids = torch.tensor([(*tokens, *[0] * (width - len(tokens))) for tokens in fed])
-    columns = torch.arange(width)
-    ends = torch.tensor([len(tokens) for tokens in fed])[:, None]
-    starts = torch.tensor([len(example.prompt) for example in examples])[:, None]
-    step = Step(
-        token_ids=ids.to(model.device),
-        valid=(columns < ends).to(model.device),
-        counted=(columns < starts).to(model.device),
-        budgets=(blocks,) * len(examples),
-        reroute="prefill",
+    is_prompt = [n < len(one.prompt) for one in examples for n in range(one.num_tokens - 1)]
+    device = model.device
+    feed = Feed(
+        token_ids=torch.tensor([token for tokens in fed for token in tokens], device=device),
+        counts=tuple(map(len, fed)),
+        router_sees=torch.tensor(is_prompt, device=device),
     )
-    out = run_once(model.backbone, policy, step)
+    out = run_once(model.backbone, policy, feed, ((blocks,),) * len(examples))
     # The residual at a token predicts the one after it.
-    before = ((columns >= starts - 1) & (columns < ends)).to(model.device)
-    targets = torch.tensor([t for example in examples for t in example.answer])
-    logprobs, _ = token_logprobs(model, out.hidden[before], targets.to(model.device))
+    ends = [int(last) + 1 for last in out.lanes.last]
+    before = [
+        lane
+        for end, example in zip(ends, examples, strict=True)
+        for lane in range(end - len(example.answer), end)
+    ]
+    targets = torch.tensor([t for example in examples for t in example.answer], device=device)
+    logprobs, _ = token_logprobs(model, out.hidden[before], targets)
     parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
-    return [(float(part.sum()), plan) for part, plan in zip(parts, out.plan.keys, strict=True)]
+    plans = out.plan.select(out.lanes.last).executed_sets
+    return [(float(part.sum()), plan) for part, plan in zip(parts, plans, strict=True)]
 
 
 def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:

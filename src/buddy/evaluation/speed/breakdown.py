@@ -1,38 +1,19 @@
-"""Where the time of a routed pass goes: blocks, router, gather and scatter, KV fill, head, host.
+"""Where the time of a routed pass goes: blocks, router, gather and scatter, KV fill, head, host."""
 
-The pieces are timed by wrappers that stand around the engine's functions for a profiled pass
-alone; at other times nothing of this is there.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, Final
 
-import torch
-
-from buddy.backbone.backbone import Backbone
-from buddy.engine import run as step
-from buddy.engine.executors.native.decoder import NativeDecoder
-from buddy.engine.state.cache import BlockKVCache
+from buddy.engine.probe import BLOCKS, GATHER_SCATTER, HEAD, KV_FILL, ROUTER, listening
 from buddy.evaluation.speed.clock import Clock
 
-BLOCKS: Final = "blocks"
-ROUTER: Final = "router"
-GATHER_SCATTER: Final = "gather_scatter"
-KV_FILL: Final = "kv_fill"
-HEAD: Final = "head"
 HOST: Final = "host"
-_KERNEL_PIECES: Final = (BLOCKS, KV_FILL, HEAD)
-"""As the native decoder counts them."""
 PIECES: Final = (BLOCKS, ROUTER, GATHER_SCATTER, KV_FILL, HEAD, HOST)
 """Host is all that is no other piece: embedding, masks, sampling, and Python in between."""
 
-Function = Callable[..., Any]
-
 
 class Profiler:
-    """Cuts the time of one thread into stretches, each of the innermost piece that was running.
+    """Cuts the time of a context into stretches, each of the innermost piece that was running.
 
     Args:
         clock: Takes the marks.
@@ -41,6 +22,7 @@ class Profiler:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stretches: list[tuple[str, Any, Any]] = []
+        self._told: list[tuple[int, str, float]] = []
         self._open: list[str] = []
         self._since: Any = None
 
@@ -49,45 +31,21 @@ class Profiler:
         """Stretches so far: where a part of the run begins or ends."""
         return len(self._stretches)
 
-    def timed(self, piece: str, function: Function, only: Function | None = None) -> Function:
-        """The same function, its time noted as that of `piece`.
-
-        Args:
-            piece: One of `PIECES`.
-            function: Any.
-            only: Whether a call with these arguments is to be noted; all are by default.
-        """
-
-        @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if only is not None and not only(*args):
-                return function(*args, **kwargs)
+    @contextmanager
+    def piece(self, name: str) -> Iterator[None]:
+        """What runs within it is this piece."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
             self._turn()
-            self._open.append(piece)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._turn()
-                self._open.pop()
+            self._open.pop()
 
-        return run
-
-    def decoded(self, run: Function) -> Function:
-        """The native decoder's `run`, its time divided as the kernel itself tells."""
-
-        @wraps(run)
-        def timed(decoder: Any, *args: Any) -> Any:
-            decoder.seconds = torch.zeros(len(_KERNEL_PIECES), dtype=torch.float64)
-            self._turn()
-            try:
-                return run(decoder, *args)
-            finally:
-                self._since = self._clock.mark()
-                parts = zip(_KERNEL_PIECES, decoder.seconds.tolist(), strict=True)
-                self._stretches += [(piece, 0.0, seconds) for piece, seconds in parts]
-                decoder.seconds = None
-
-        return timed
+    def add(self, seconds: dict[str, float]) -> None:
+        """Note pieces that compiled code has timed itself, since the piece around them began."""
+        self._since = self._clock.mark()
+        self._told += [(self.position, name, each) for name, each in seconds.items()]
 
     def _turn(self) -> None:
         """End the stretch that is running; the next begins."""
@@ -106,51 +64,20 @@ class Profiler:
             begin: A position.
             end: A later one; the present one by default.
         """
+        end = self.position if end is None else end
         seconds = dict.fromkeys(PIECES, 0.0)
-        for piece, start, stop in self._stretches[begin:end]:
-            seconds[piece] += self._clock.seconds(start, stop)
+        for name, start, stop in self._stretches[begin:end]:
+            seconds[name] += self._clock.seconds(start, stop)
+        for at, name, each in self._told:
+            if begin <= at < end:
+                seconds[name] += each
         seconds[HOST] = max(0.0, elapsed_s - sum(seconds.values()))
         return seconds
 
 
 @contextmanager
 def profiled(clock: Clock) -> Iterator[Profiler]:
-    """Time the pieces of every pass until the block ends, in whatever model."""
+    """Time the pieces of every pass of this context until the block ends."""
     profiler = Profiler(clock)
-    timed = profiler.timed
-    seams: tuple[tuple[Any, str, Function], ...] = (
-        (Backbone, "run_block", timed(BLOCKS, Backbone.run_block)),
-        (Backbone, "logits", timed(HEAD, Backbone.logits)),
-        (step, "route_step", timed(ROUTER, _routed_and_divided(step.route_step))),
-        (step.BlockRun, "gather", timed(GATHER_SCATTER, step.BlockRun.gather)),
-        (step.BlockRun, "scatter", timed(GATHER_SCATTER, step.BlockRun.scatter)),
-        # Inside a block: where only some rows run, their whole cache is gathered.
-        (BlockKVCache, "write", timed(GATHER_SCATTER, BlockKVCache.write, only=_of_some_rows)),
-        (BlockKVCache, "skip", timed(KV_FILL, BlockKVCache.skip)),
-        (BlockKVCache, "fill", timed(KV_FILL, BlockKVCache.fill)),
-        (NativeDecoder, "run", profiler.decoded(NativeDecoder.run)),
-    )
-    plain = [(owner, name, getattr(owner, name)) for owner, name, _ in seams]
-    try:
-        for owner, name, wrapper in seams:
-            setattr(owner, name, wrapper)
+    with listening(profiler):
         yield profiler
-    finally:
-        for owner, name, function in plain:
-            setattr(owner, name, function)
-
-
-def _routed_and_divided(route_step: Function) -> Function:
-    """Divides the rows at once, which the blocks else would do: it is the router's cost too."""
-
-    @wraps(route_step)
-    def run(*args: Any) -> Any:
-        plan = route_step(*args)
-        _ = plan.blocks  # kept by the plan
-        return plan
-
-    return run
-
-
-def _of_some_rows(cache: BlockKVCache, block: int, rows: Any, *rest: Any) -> bool:
-    return not isinstance(rows, slice)

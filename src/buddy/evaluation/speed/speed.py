@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from buddy.engine.run import BatchRoute, Reroute, check_batch_route, check_reroute
+from buddy.engine.run import check_reroute
+from buddy.engine.state.sequence import Reroute
+from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import PromptError
 from buddy.evaluation.conditions import Condition, plan_conditions
 from buddy.evaluation.speed.breakdown import profiled
@@ -172,7 +174,7 @@ def subjects_of(
             model.model,
             policy=condition.policy,
             kv_policy=model.kv_policy,
-            engine=model.decoder.engine,
+            engine=model.executor.engine,
         )
         options = {
             "budget": f"{condition.blocks} blocks",

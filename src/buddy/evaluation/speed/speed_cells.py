@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from buddy.engine.probe import BLOCKS
 from buddy.evaluation.conditions import Condition
-from buddy.evaluation.speed.breakdown import BLOCKS, PIECES
+from buddy.evaluation.speed.breakdown import PIECES
 
 Phase = Literal["prefill", "decode"]
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")

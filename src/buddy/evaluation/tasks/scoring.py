@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from buddy.depth.budget_source import ConstantBudget
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.run import Step, run_step
+from buddy.engine.run import Feed, StepOutput, run_step
 from buddy.engine.state.session import Session
 from buddy.model import BuddyForCausalLM
 
@@ -110,78 +111,80 @@ def score(
         questions: Any number; those of like length waste least.
     """
     session = model.new_session(len(questions), 1)
-    feed = _Feed(model, policy, session, blocks)
-    hidden = feed.tokens([question.routed for question in questions], left=True)
-    assert session.plan is not None
-    plans = session.plan.mask.tolist()
+    contexts = [question.routed for question in questions]
+    budgets = _budgets(model, blocks, contexts)
+    numbers = [session.join(ConstantBudget(each), reroute="prefill") for each in budgets]
+    out = _feed(model, policy, session, numbers, contexts)
+    plans = out.plan.select(out.lanes.last).executed_sets
+    hidden = [out.hidden]
+    owners = [place for place, question in enumerate(questions) for _ in question.rests]
+    # Of each candidate, the lanes of what it was fed, in the order of its tokens.
+    fed = [list(range(out.lanes.first[o], out.lanes.last[o] + 1)) for o in owners]
     rests = [rest for question in questions for rest in question.rests]
-    owners = [i for i, question in enumerate(questions) for _ in question.rests]
-    rows = torch.tensor(owners, device=model.device)
-    end = hidden.shape[1]
-    hidden = hidden[rows]
-    if any(rests):
-        session.reorder_cache(rows)
-        hidden = torch.cat((hidden, feed.tokens(rests, left=False)), dim=1)
-    # Contexts are padded on the left and rests on the right: a candidate is one stretch.
-    ends = [end + len(rest) for rest in rests]
-    answers = [answer for question in questions for answer in question.answers]
-    scores = iter(_read(model, hidden, ends, answers))
-    out = []
-    for question, mask in zip(questions, plans, strict=True):
-        mine = [next(scores) for _ in question.rests]
-        ran = tuple(block for block, runs in enumerate(mask) if runs)
-        out.append(Scored(tuple(ll for ll, _ in mine), tuple(top for _, top in mine), ran))
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Feed:
-    """Feeds sequences of unequal length to one session."""
-
-    model: BuddyForCausalLM
-    policy: DepthPolicy
-    session: Session
-    blocks: int | None
-
-    def tokens(
-        self, sequences: Sequence[Tokens], *, left: bool
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """The residuals after the last block, padded on the left or on the right."""
-        width = max(len(tokens) for tokens in sequences)
-        ids = torch.zeros(len(sequences), width, dtype=torch.long)
-        valid = torch.zeros(len(sequences), width, dtype=torch.bool)
-        for row, tokens in enumerate(sequences):
-            at = slice(width - len(tokens), width) if left else slice(0, len(tokens))
-            ids[row, at] = torch.tensor(tokens, dtype=torch.long)
-            valid[row, at] = True
-        ids, valid = ids.to(self.model.device), valid.to(self.model.device)
-        budgets = self.session.budgets
-        if self.session.steps == 0:
-            wanted = (self.blocks,) * len(sequences)
-            budgets = self.model.choose_budgets(wanted, ids, valid, valid)
-        step = Step(
-            token_ids=ids,
-            valid=valid,
-            counted=valid,
-            budgets=budgets,
-            reroute="prefill",
+    longer = [place for place, rest in enumerate(rests) if rest]
+    if longer:
+        session.reorder_cache(torch.tensor(owners))
+        numbers = list(session.sequences)
+        after = _feed(
+            model, policy, session, [numbers[at] for at in longer], [rests[at] for at in longer]
         )
-        return run_step(self.model.backbone, self.policy, self.session, step).hidden
+        hidden.append(after.hidden)
+        for place, first, last in zip(longer, after.lanes.first, after.lanes.last, strict=True):
+            fed[place] += range(out.lanes.num + first, out.lanes.num + last + 1)
+    answers = [answer for question in questions for answer in question.answers]
+    scores = iter(_read(model, torch.cat(hidden), fed, answers))
+    made = []
+    for question, plan in zip(questions, plans, strict=True):
+        mine = [next(scores) for _ in question.rests]
+        made.append(Scored(tuple(ll for ll, _ in mine), tuple(top for _, top in mine), plan))
+    return made
+
+
+def _budgets(
+    model: BuddyForCausalLM, blocks: int | None, contexts: Sequence[Tokens]
+) -> tuple[int, ...]:
+    """The same for every context, or what the predictor chooses for each."""
+    if blocks is not None:
+        return (blocks,) * len(contexts)
+    ids, valid = side_by_side(contexts, model.device)
+    return model.choose_budgets((None,) * len(contexts), ids, valid, valid)
+
+
+def side_by_side(
+    sequences: Sequence[Tokens], device: torch.device
+) -> tuple[Int[Tensor, "batch tokens"], Bool[Tensor, "batch tokens"]]:
+    """Token ids, padded on the right, and which of them are no pads."""
+    lengths = torch.tensor([len(tokens) for tokens in sequences])
+    valid = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.zeros(valid.shape, dtype=torch.long)
+    ids[valid] = torch.tensor([token for tokens in sequences for token in tokens])
+    return ids.to(device), valid.to(device)
+
+
+def _feed(
+    model: BuddyForCausalLM,
+    policy: DepthPolicy,
+    session: Session,
+    numbers: Sequence[int],
+    sequences: Sequence[Tokens],
+) -> StepOutput:
+    ids = torch.tensor([token for tokens in sequences for token in tokens], device=model.device)
+    feed = Feed(token_ids=ids, counts=tuple(map(len, sequences)))
+    return run_step(model.backbone, policy, session, numbers, feed)
 
 
 def _read(
     model: BuddyForCausalLM,
-    hidden: Float[Tensor, "candidates tokens hidden"],
-    ends: Sequence[int],
+    hidden: Float[Tensor, "lanes hidden"],
+    fed: Sequence[Sequence[int]],
     answers: Sequence[Tokens],
 ) -> list[tuple[float, bool]]:
     """Each answer's summed log-likelihood, and whether it is the likeliest, token by token."""
-    rows = [row for row, answer in enumerate(answers) for _ in answer]
-    columns = [
-        c for e, answer in zip(ends, answers, strict=True) for c in range(e - len(answer), e)
+    before = [
+        lane for lanes, answer in zip(fed, answers, strict=True) for lane in lanes[-len(answer) :]
     ]
     targets = torch.tensor([t for answer in answers for t in answer], device=hidden.device)
-    logprobs, likeliest = token_logprobs(model, hidden[rows, columns], targets)
+    logprobs, likeliest = token_logprobs(model, hidden[before], targets)
     lengths = [len(answer) for answer in answers]
     parts = zip(torch.split(logprobs, lengths), torch.split(likeliest, lengths), strict=True)
     return [(float(part.sum()), bool(top.all())) for part, top in parts]

@@ -13,40 +13,40 @@ from buddy.training.joint.relaxation import gumbel_noise, make_gates, plan_log_p
 from buddy.training.joint.straight_through import Choice, Choose
 
 
-def plain_choice(policy: DepthPolicy, budgets: Int[Tensor, " batch"]) -> Choose:
+def plain_choice(policy: DepthPolicy) -> Choose:
     """As inference chooses: the highest scores, no gates."""
-    return lambda scores: Choice(select_blocks(scores, budgets, pinned=policy.pinned))
+    return lambda scores, rows, budgets: Choice(
+        select_blocks(scores, budgets, pinned=policy.pinned)
+    )
 
 
 def training_choice(
-    settings: RouterSettings,
-    policy: DepthPolicy,
-    budgets: Int[Tensor, " batch"],
-    *,
-    places: Sequence[int],
-    seed: int,
+    settings: RouterSettings, policy: DepthPolicy, *, places: Sequence[int], seed: int
 ) -> Choose:
     """As the recipe says: gates of a relaxation, or sampled plans.
 
     Args:
         settings: Of the router.
         policy: Whose scores come; gates are for its blocks that are not pinned.
-        budgets: Blocks of each row.
         places: Of the rows in the whole batch, over all processes.
-        seed: Of the step's noise.
+        seed: Of the step's noise; plans of one row share theirs.
     """
     if settings.policy != "routed":
-        return plain_choice(policy, budgets)
+        return plain_choice(policy)
     free = [block for block in range(policy.num_blocks) if block not in _pinned(policy)]
     samples = settings.method == "policy-gradient"
     gates = make_gates(settings.relaxation, settings.temperature)
 
-    def choose(scores: Float[Tensor, "batch blocks"]) -> Choice:
+    def choose(
+        scores: Float[Tensor, "plans blocks"],
+        rows: Int[Tensor, " plans"],
+        budgets: Int[Tensor, " plans"],
+    ) -> Choice:
         ours = scores[:, free]
         noisy = ours
         if samples or settings.relaxation == "gumbel":
             noise = gumbel_noise(places, len(free), seed=seed).to(ours.device)
-            noisy = ours / settings.temperature + noise
+            noisy = ours / settings.temperature + noise[rows]
         plan = select_blocks(_spread(noisy, free, policy.num_blocks), budgets, pinned=policy.pinned)
         kept = plan.mask[:, free]
         if samples:

@@ -10,7 +10,7 @@ from buddy.model import BuddyForCausalLM
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
 from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import gated_pass
+from buddy.training.joint.straight_through import straight_through_pass
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses
 
@@ -56,16 +56,16 @@ def evaluate(
         total, tokens, counts = 0.0, 0, RouteCounts()
         for start in range(0, len(ordered), _BATCH):
             batch = collate(ordered[start : start + _BATCH], model.device)
-            wanted = torch.full((len(batch.token_ids),), blocks, device=model.device)
+            depths = torch.full_like(batch.token_ids, blocks)
             with fast_attention(model.backbone):
-                out = gated_pass(
-                    model.backbone, model.policy, batch, wanted, plain_choice(model.policy, wanted)
+                out = straight_through_pass(
+                    model.backbone, model.policy, batch, depths, plain_choice(model.policy)
                 )
             hidden = out.hidden[batch.rows, batch.columns]
             total += float(answer_losses(model.backbone, hidden, batch.targets).double().sum())
             tokens += len(batch.targets)
-            counts.add(out.choice.plan.keys)
-            everything.add(out.choice.plan.keys)
+            counts.add(out.plan.executed_sets)
+            everything.add(out.plan.executed_sets)
         results.append(
             Evaluation(
                 blocks,

@@ -127,6 +127,23 @@ class BudgetSettings:
     """Largest; every block count between is equally likely."""
     choices: tuple[str, ...] = ()
     """In place of the range: these alone, equally likely."""
+    full_prompts: float = 0.0
+    """Share of examples whose prompt runs at full depth, whatever the answer's budget is."""
+    mixed_answers: float = 0.0
+    """Share of those examples whose depth changes within the answer, as a ledger changes it."""
+    stretch: int = 8
+    """Mean tokens from one change of depth to the next, in such answers."""
+
+    def __post_init__(self) -> None:
+        for name in ("full_prompts", "mixed_answers"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.stretch < 1:
+            raise RecipeError(f"stretch must be at least 1 token, got {self.stretch}")
+        if self.mixed_answers > 0 and self.full_prompts == 0:
+            raise RecipeError(
+                "mixed_answers is a share of the examples of full_prompts, and that is 0: set it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

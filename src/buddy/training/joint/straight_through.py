@@ -1,172 +1,199 @@
 """The training pass: hard plans forward, straight-through gates backward, routes from the prompt.
 
+Every token has a budget of its own, so prompts and answers may run at different depths, and depths
+may change within an answer. What a token that skips a block leaves there for later ones is what
+decoding under `project` and `lazy` leaves.
+
 A gate multiplies nothing: it adds `(g - value of g) * (what the block did to the residual)`, which
 is zero, and whose derivative by `g` is the straight-through gradient.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import DepthPolicy, Observation
-from buddy.engine.run import BlockRun
+from buddy.depth.plan import DepthPlan, LaneSet
+from buddy.depth.policy import DepthPolicy
+from buddy.engine.executors.blocks import BlockRun
+from buddy.engine.run import Feed
 from buddy.engine.state.cache import PassingKV
-from buddy.engine.state.timeline import Timeline
+from buddy.engine.state.lanes import Lanes
 from buddy.training.batches import Batch
+
+SomeRun = TypeVar("SomeRun", bound=BlockRun)
+
+
+def begin_pass(kind: type[SomeRun], backbone: Backbone, batch: Batch) -> SomeRun:
+    """A run over prompts and answers whose route sees the prompts alone.
+
+    Pads stand right: under causal attention no token sees them, so they run along as tokens do.
+    """
+    feed = Feed.of_batch(batch.token_ids, router_sees=batch.is_prompt)
+    lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
+    kv = PassingKV(backbone.project, lanes)
+    return kind(backbone, lanes, kv, feed.token_ids, feed.router_sees)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan, and what it leaves for the backward pass.
+    """Plans, and what they leave for the backward pass.
 
     Attributes:
         plan: What runs.
-        gates: [batch, blocks], for the straight-through gradient; None without.
-        log_prob: [batch], of sampled plans; None where nothing was sampled.
+        gates: [plans, blocks], for the straight-through gradient; None without.
+        log_prob: [plans], of sampled plans; None where nothing was sampled.
     """
 
     plan: DepthPlan
-    gates: Float[Tensor, "batch blocks"] | None = None
-    log_prob: Float[Tensor, " batch"] | None = None
+    gates: Float[Tensor, "plans blocks"] | None = None
+    log_prob: Float[Tensor, " plans"] | None = None
 
 
-Choose = Callable[[Float[Tensor, "batch blocks"]], Choice]
-"""From scores to a choice; the budgets are known to it."""
+Choose = Callable[
+    [Float[Tensor, "plans blocks"], Int[Tensor, " plans"], Int[Tensor, " plans"]], Choice
+]
+"""From scores, the row of the batch of each, and its budget, to a choice."""
 
 
 @dataclass(frozen=True, slots=True)
-class GatedPass:
+class StraightThroughPass:
     """What a training pass returns.
 
     Attributes:
         hidden: The residual after the last block.
-        choice: The plan of the prompt.
+        lanes_plan: What ran, by token; pads run what the last token of their row does.
+        plan: Of each row, what its first token ran.
+        log_prob: Of that plan, where plans were sampled.
     """
 
     hidden: Float[Tensor, "batch tokens hidden"]
-    choice: Choice
+    lanes_plan: DepthPlan
+    plan: DepthPlan
+    log_prob: Float[Tensor, " batch"] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Second:
-    """A second route, as re-routing within the answer would choose it.
+class StraightThroughRun(BlockRun):
+    """A pass in which gates get gradients.
 
     Attributes:
-        choice: Its plan, equal to the first one's for rows that have no second route.
-        tokens: True where the second plan holds.
+        gates: [plans, blocks]; None before the plans are known, and where there are none.
+        plan_of_lane: By lane, its plan.
+        is_dense: Compute skipped blocks too, for their gates' gradients.
     """
 
-    choice: Choice
-    tokens: Bool[Tensor, "batch tokens"]
+    gates: Float[Tensor, "plans blocks"] | None = None
+    plan_of_lane: Int[Tensor, " lanes"]
+    is_dense = False
 
-
-class GatedRun(BlockRun):
-    """A pass in which gates get gradients, and tokens of one row may follow two plans."""
-
-    first: Choice | None = None
-    second: Second | None = None
-    dense = False
-
-    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; those of `first` and `second` say who keeps what."""
-        for block in blocks:
-            before = self.hidden
-            super().blocks(range(block, block + 1), plan)
-            if self.first is not None and plan is not None:
-                self._settle(block, before, plan)
-
-    def _settle(self, block: int, before: Tensor, plan: DepthPlan) -> None:
-        after = self.hidden
-        gate = self._gate(block)
-        if self.second is not None:
-            keep = torch.where(
-                self.second.tokens,
-                self.second.choice.plan.mask[:, block, None],
-                self._first.plan.mask[:, block, None],
-            )
-            self.hidden = torch.where(keep[..., None], after, before)
-        if gate is None:
+    def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
+        """Run one block for some lanes, and let its gate see what it did."""
+        if self.gates is None:
+            super().one_block(block, run, skip)
             return
-        done = (after - before).detach()
-        skipped = plan.blocks[block].skip
-        if self.dense and skipped is not None:
-            done = self._done_by_skipped(block, before, done, plan)
-        straight = (gate - gate.detach())[..., None].to(done.dtype)
+        before = self.hidden
+        dense = self._done_dense(block, skip) if self.is_dense else None
+        super().one_block(block, run, skip)
+        done = (self.hidden - before).detach() if dense is None else dense
+        gate = self.gates[self.plan_of_lane, block]
+        straight = (gate - gate.detach())[:, None].to(done.dtype)
         self.hidden = self.hidden + straight * done
 
-    @property
-    def _first(self) -> Choice:
-        assert self.first is not None
-        return self.first
-
-    def _gate(self, block: int) -> Float[Tensor, "batch tokens"] | None:
-        if self._first.gates is None:
-            return None
-        gate = self._first.gates[:, block, None].expand(-1, self.hidden.shape[1])
-        if self.second is None or self.second.choice.gates is None:
-            return gate
-        return torch.where(self.second.tokens, self.second.choice.gates[:, block, None], gate)
-
     @torch.no_grad()
-    def _done_by_skipped(
-        self, block: int, before: Tensor, done: Tensor, plan: DepthPlan
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """What the block would have done to the rows that skip it, for their gates alone."""
-        rows = (~plan.mask[:, block]).nonzero()[:, 0]
-        here = BlockRun.gather(self, rows)
-        mask = self._mask(block, rows)
-        out = self._backbone.run_block(block, before[rows], mask, here[1], here[2], None)
-        return done.index_copy(0, rows, out - before[rows])
+    def _done_dense(self, block: int, skip: LaneSet) -> Float[Tensor, "lanes hidden"] | None:
+        """What the block would do to every lane of the sequences in which some skip it."""
+        if skip is not None and len(skip) == 0:
+            return None
+        frame = self.lanes.whole
+        out = self.run_frame(block, frame, None)
+        return frame.merge(self.hidden, out) - self.hidden
 
 
-def gated_pass(
+def straight_through_pass(
     backbone: Backbone,
     policy: DepthPolicy,
     batch: Batch,
-    budgets: Int[Tensor, " batch"],
+    depths: Int[Tensor, "batch tokens"],
     choose: Choose,
     *,
-    dense: bool = False,
+    is_dense: bool = False,
     second_from: Int[Tensor, " batch"] | None = None,
-) -> GatedPass:
+) -> StraightThroughPass:
     """One pass over prompts and answers, routed by the prompts alone.
 
     Args:
         backbone: The model, adapters included.
         policy: Who scores the blocks.
         batch: Prompts and answers.
-        budgets: Blocks of each row.
-        choose: Makes plan and gates of the scores.
-        dense: Compute skipped blocks too, for their gates' gradients.
-        second_from: Columns from which each row follows a second plan, chosen from what stands
-            before; a row whose column is the width has none. Blocks that the two plans do not
-            share see the other tokens' keys and values as `project` and `lazy` leave them.
+        depths: Blocks of each token, first and last included; those of pads do not matter.
+        choose: Makes plans and gates of the scores.
+        is_dense: Compute skipped blocks too, for their gates' gradients.
+        second_from: Columns from which each row follows a second route, chosen from what stands
+            before, as re-routing within the answer does; a row whose column is the width has none.
     """
-    # Pads stand right: under causal attention no token sees them, so none need be masked.
-    timeline = Timeline(len(batch.token_ids), batch.token_ids.shape[1], batch.token_ids.device)
-    timeline.extend(torch.ones_like(batch.is_prompt))
-    kv = PassingKV()
-    run = GatedRun(backbone, timeline, kv, batch.token_ids)
+    run = begin_pass(StraightThroughRun, backbone, batch)
     run.blocks(range(policy.context_layer), None)
-    keys, values = kv.new_tokens(policy.context_layer - 1) if policy.context_layer else (None, None)
-
-    def choice_from(counted: Bool[Tensor, "batch tokens"]) -> Choice:
-        state = policy.observe(None, Observation(batch.token_ids, counted, keys, values))
-        return choose(policy.scores(state, budgets))
-
-    run.first, run.dense = choice_from(batch.is_prompt), dense
-    plan = run.first.plan
+    seen = run.observe(policy.context_layer)
+    states = [policy.observe(None, seen)]
+    columns = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    route = torch.zeros_like(batch.token_ids)
     if second_from is not None:
-        column = torch.arange(batch.token_ids.shape[1], device=second_from.device)
-        later = column >= second_from[:, None]
+        later = columns >= second_from[:, None]
         # Rows without a second route see the same tokens again, and so choose the same.
-        any_later = later.any(1, keepdim=True)
-        run.second = Second(choice_from(torch.where(any_later, ~later, batch.is_prompt)), later)
-        plan = DepthPlan(plan.mask | run.second.choice.plan.mask)
+        sees = torch.where(later.any(1, keepdim=True), ~later, batch.is_prompt)
+        states.append(policy.observe(None, replace(seen, counted=sees)))
+        route = later.long()
+    depths = _pads_follow(batch, depths)
+    kinds, place = _distinct(run.lanes.sequence, route, depths)
+    rows, routes, budgets = kinds.to(depths.device)
+    scores = _scores(policy, states, rows, routes, budgets)
+    choice = choose(scores, rows, budgets)
+    run.gates, run.is_dense = choice.gates, is_dense
+    run.plan_of_lane = torch.from_numpy(place).to(depths.device)
+    plan = choice.plan.select(place)
     run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
-    return GatedPass(run.hidden, run.first)
+    first = place[run.lanes.first]
+    return StraightThroughPass(
+        hidden=run.hidden.view(*batch.token_ids.shape, -1),
+        lanes_plan=plan,
+        plan=choice.plan.select(first),
+        log_prob=None if choice.log_prob is None else choice.log_prob[torch.from_numpy(first)],
+    )
+
+
+def _pads_follow(batch: Batch, depths: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
+    """Pads at the depth of the last token that predicts, so that they make no plan of their own."""
+    last = torch.zeros_like(depths[:, 0]).scatter_reduce(0, batch.rows, batch.columns, "amax")
+    column = torch.arange(depths.shape[1], device=depths.device)
+    return depths.gather(1, torch.minimum(column, last[:, None]))
+
+
+def _distinct(
+    sequence: NDArray[np.int64],
+    route: Int[Tensor, "batch tokens"],
+    depths: Int[Tensor, "batch tokens"],
+) -> tuple[Int[Tensor, "3 plans"], NDArray[np.int64]]:
+    """Each (row, route, budget) once, and by lane which of them it is."""
+    keys = np.stack([sequence, route.flatten().cpu().numpy(), depths.flatten().cpu().numpy()], 1)
+    kinds, place = np.unique(keys, axis=0, return_inverse=True)
+    return torch.from_numpy(np.ascontiguousarray(kinds.T)), place.ravel()
+
+
+def _scores(
+    policy: DepthPolicy,
+    states: list[Any],
+    rows: Int[Tensor, " plans"],
+    routes: Int[Tensor, " plans"],
+    budgets: Int[Tensor, " plans"],
+) -> Float[Tensor, "plans blocks"]:
+    by_route = [policy.scores(state.select_rows(rows), budgets) for state in states]
+    if len(by_route) == 1:
+        return by_route[0]
+    first, second = by_route
+    return torch.where(routes[:, None] == 0, first, second)

@@ -23,7 +23,8 @@ from buddy.training.attention import fast_attention
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.joint.choosing import training_choice
 from buddy.training.joint.recipe import BudgetSettings, Recipe
-from buddy.training.joint.straight_through import gated_pass
+from buddy.training.joint.straight_through import straight_through_pass
+from buddy.training.joint.token_depths import token_depths
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.predictor.grpo import group_advantages
 from buddy.training.schedule import learning_rate_share
@@ -185,15 +186,18 @@ class JointTrainer:
         )
         second = self._second_from(repeated, [uniform[place] for place in mine], samples, batch)
         policy = self.model.policy
-        choose = training_choice(settings, policy, blocks, places=places, seed=seed)
+        depths = token_depths(
+            self.recipe.budget, batch, blocks, self.budgets, self.model.num_blocks, places, seed
+        )
+        choose = training_choice(settings, policy, places=places, seed=seed)
         with fast_attention(self.model.backbone):
-            out = gated_pass(
+            out = straight_through_pass(
                 self.model.backbone,
                 policy,
                 batch,
-                blocks,
+                depths,
                 choose,
-                dense=dense,
+                is_dense=dense,
                 second_from=second,
             )
             losses = answer_losses(
@@ -205,9 +209,9 @@ class JointTrainer:
                 device=by_row.device,
             )
             loss = (by_row * by_example).sum()
-            if out.choice.log_prob is not None:
+            if out.log_prob is not None:
                 loss = loss + settings.coefficient * policy_gradient_loss(
-                    by_row, out.choice.log_prob, samples, len(examples)
+                    by_row, out.log_prob, samples, len(examples)
                 )
             loss.backward()  # type: ignore[no-untyped-call]
         self._sum_gradients()
@@ -215,7 +219,7 @@ class JointTrainer:
             [
                 (float(one), int(count), plan, float(weight))
                 for one, count, plan, weight in zip(
-                    by_row.detach(), blocks, out.choice.plan.keys, by_example, strict=True
+                    by_row.detach(), blocks, out.plan.executed_sets, by_example, strict=True
                 )
             ]
         )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.run import Step, run_once
+from buddy.engine.run import Feed, run_once
 from buddy.training.batches import Batch
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.predictor.shared_prefix import SharedPass, run_shared
@@ -49,14 +49,8 @@ def depth_losses_naive(
         length = int(batch.columns[at].max()) + 1
         for place, depth in enumerate(depths):
             token_ids = batch.token_ids[row : row + 1, :length]
-            step = Step(
-                token_ids=token_ids,
-                valid=torch.ones_like(token_ids, dtype=torch.bool),
-                counted=batch.is_prompt[row : row + 1, :length],
-                budgets=(depth,),
-                reroute="step",
-            )
-            out = run_once(backbone, policy, step)
-            logprobs = backbone.logits(out.hidden[0, batch.columns[at]]).float().log_softmax(1)
+            feed = Feed.of_batch(token_ids, router_sees=batch.is_prompt[row : row + 1, :length])
+            out = run_once(backbone, policy, feed, ((depth,),))
+            logprobs = backbone.logits(out.hidden[batch.columns[at]]).float().log_softmax(1)
             table[row, place] = -logprobs.gather(1, batch.targets[at][:, None]).mean()
     return table

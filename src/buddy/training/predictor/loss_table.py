@@ -20,7 +20,7 @@ from buddy.data.examples import Example
 from buddy.errors import ResultError, TrainingError
 from buddy.records import write_bytes
 from buddy.routing.budget_predictor import ALWAYS
-from buddy.training.predictor.reward_model import LivePrompts, model_identity, rows_identity
+from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 
 _SAVE_EVERY_S: Final = 20.0
 _KEY: Final = "buddy"
@@ -62,7 +62,7 @@ class LossTable:
 
 
 def measure_table(
-    prompts: LivePrompts,
+    prompts: RewardModel,
     examples: Sequence[Example],
     path: Path,
     *,

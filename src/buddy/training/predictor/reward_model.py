@@ -34,7 +34,7 @@ class Prompts(Protocol):
         ...
 
 
-class LivePrompts:
+class RewardModel:
     """Runs the model anew for every question.
 
     Args:

@@ -21,7 +21,7 @@ from buddy.training.log import TrainingLog
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
 from buddy.training.predictor.recipe import BudgetRecipe
-from buddy.training.predictor.reward_model import LivePrompts, model_identity, rows_identity
+from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 from buddy.training.predictor.standardise import (
     Standard,
     StandardisedPrompts,
@@ -94,7 +94,7 @@ def train_budget(
         )
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
-    live, tokenizer = LivePrompts(model), load_tokenizer(recipe.model.name)
+    live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
     examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
     held_out = _validation(recipe, tokenizer)
     try:
@@ -150,7 +150,7 @@ def _identity(
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    live: LivePrompts
+    live: RewardModel
     lowest: int
     batch_size: int
     listener: BudgetListener

@@ -17,10 +17,9 @@ from buddy.backbone.backbone import Backbone, Rotary
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
-from buddy.engine.run import BlockRun
-from buddy.engine.state.cache import PassingKV
-from buddy.engine.state.timeline import Timeline
+from buddy.engine.executors.blocks import BlockRun
 from buddy.training.batches import Batch
+from buddy.training.joint.straight_through import begin_pass
 
 _TOKENS_AT_ONCE: Final = 16_384
 """Of one call of a block: its MLP's activations are several times as wide as the residual."""
@@ -79,14 +78,10 @@ def run_plans(
         plans: From what these blocks cached of the prompts to the plans of each row.
     """
     # Pads stand right: under causal attention no token sees them, so none need be masked.
-    timeline = Timeline(len(batch.token_ids), batch.token_ids.shape[1], batch.token_ids.device)
-    timeline.extend(torch.ones_like(batch.is_prompt))
-    kv = PassingKV()
-    run = BlockRun(backbone, timeline, kv, batch.token_ids)
+    run = begin_pass(BlockRun, backbone, batch)
     run.blocks(range(context_layer), None)
-    keys, values = kv.new_tokens(context_layer - 1) if context_layer else (None, None)
-    masks = plans(Observation(batch.token_ids, batch.is_prompt, keys, values))
-    walk = _Walk(backbone, timeline, run.hidden, masks)
+    masks = plans(run.observe(context_layer))
+    walk = _Walk(backbone, run, masks)
     for block in range(context_layer, backbone.num_blocks):
         walk.step(block)
     before = context_layer * len(batch.token_ids)
@@ -106,21 +101,15 @@ class _Walk:
     """The tree's present nodes, from block to block."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        timeline: Timeline,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        masks: Tensor,
+        self, backbone: Backbone, run: BlockRun, masks: Bool[Tensor, "batch plans blocks"]
     ) -> None:
-        self.hidden = hidden
-        self.owner = timeline.every_row
-        self.leaf = timeline.every_row[:, None].expand(masks.shape[:2])
+        self._frame = run.lanes.whole
+        self.hidden = self._frame.spread(run.hidden)
+        self.owner = torch.arange(len(masks), device=masks.device)
+        self.leaf = self.owner[:, None].expand(masks.shape[:2])
         self.num_block_runs = 0
-        self._backbone = backbone
-        self._timeline = timeline
-        self._masks = masks
-        self._positions = timeline.new_positions
-        self._rotary = backbone.rotary(hidden, self._positions)
+        self._backbone, self._masks = backbone, masks
+        self._rotary = backbone.rotary(self.hidden, self._frame.positions)
 
     def step(self, block: int) -> None:
         """Part the nodes whose plans differ at this block, then run it where it is to run."""
@@ -141,14 +130,14 @@ class _Walk:
         self, block: int, nodes: Int[Tensor, " chosen"]
     ) -> Float[Tensor, "chosen tokens hidden"]:
         owner = self.owner[nodes]
-        mask = self._timeline.mask(self._backbone.windows[block])
+        mask = self._frame.mask(self._backbone.windows[block])
         cos, sin = self._rotary
         rotary: Rotary = (cos[owner], sin[owner])
         return self._backbone.run_block(
             block,
             self.hidden[nodes],
             None if mask is None else mask[owner],
-            self._positions[owner],
+            self._frame.positions[owner],
             rotary,
             None,
         )

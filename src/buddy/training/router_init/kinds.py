@@ -24,7 +24,7 @@ from buddy.model import BuddyForCausalLM
 from buddy.routing.decision import DecisionModule
 from buddy.training.joint.model import read_prior
 from buddy.training.joint.recipe import OrderSettings
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.standardise import Standard, draw_summaries
 
 _PENALTY: Final = 1e-3
@@ -74,7 +74,7 @@ def fit_orders(
             f"router.orders: no training row is of source {missing[0]!r}: expected one of "
             f"{', '.join(sorted(by_source))}"
         )
-    prompts, drawn, sources = LivePrompts(model), [], []
+    prompts, drawn, sources = RewardModel(model), [], []
     for source, rows in sorted(by_source.items()):
         drawn.append(draw_summaries(prompts, rows, seed))
         sources += [source] * len(drawn[-1])

@@ -15,7 +15,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
 from buddy.routing.router import Router
-from buddy.training.predictor.reward_model import LivePrompts
+from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.standardise import Standard, draw_summaries
 
 
@@ -34,7 +34,7 @@ def start_router(
     router = model.router
     if router is None or router.config.planner.pool == "scores":
         return
-    summaries = draw_summaries(LivePrompts(model), examples, seed)
+    summaries = draw_summaries(RewardModel(model), examples, seed)
     with torch.no_grad():
         _standardise(router, summaries, seed)
         if spread > 0:

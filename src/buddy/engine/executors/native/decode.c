@@ -26,18 +26,12 @@ typedef struct {
 
 static inline int row_of(const Step *step, int lane)
 {
-    return lane / step->columns;
+    return step->row[lane];
 }
 
 static inline int slot_of(const Step *step, int lane)
 {
-    return step->start + lane % step->columns;
-}
-
-static inline int position_of(const Run *run, int lane)
-{
-    size_t row = (size_t)row_of(run->step, lane) * run->cache->capacity;
-    return (int)run->cache->positions[row + slot_of(run->step, lane)];
+    return step->slot[lane];
 }
 
 /* A thread's own memory: the normalised vectors, attention's weights, a row of a matrix. */
@@ -160,11 +154,10 @@ static size_t cache_at(const Run *run, int row, int head, int slot)
 
 /* Rotate and store one key head and one value head. */
 static void write_cache(
-    const Run *run, int block, int row, int slot, int position, int head, float *key,
-    const float *value)
+    const Run *run, int block, int row, int slot, int head, float *key, const float *value)
 {
     const Model *model = run->model;
-    rotate(model, key, model->blocks[block].key_norm, position);
+    rotate(model, key, model->blocks[block].key_norm, slot);
     size_t at = cache_at(run, row, head, slot);
     store(model, run->cache->keys[block], at, key, model->head_size);
     store(model, run->cache->values[block], at, value, model->head_size);
@@ -179,15 +172,13 @@ static void attend(
     const Step *step = run->step;
     int count = model->head_size, row = row_of(step, lane), slots = slot_of(step, lane) + 1;
     float *query = run->query + ((size_t)lane * model->heads + head) * count;
-    rotate(model, query, model->blocks[block].query_norm, position_of(run, lane));
+    rotate(model, query, model->blocks[block].query_norm, slot_of(step, lane));
     int kv_head = head / (model->heads / model->kv_heads);
     size_t base = cache_at(run, row, kv_head, 0);
-    const uint8_t *valid = cache->valid == NULL ? NULL : cache->valid + (size_t)row * cache->capacity;
     const uint8_t *hides = cache->hidden_slots == NULL ? NULL : cache->hidden_slots[block];
     hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity;
-    const int64_t *positions = cache->positions + (size_t)row * cache->capacity;
     int window = model->blocks[block].window;
-    int oldest = window > 0 ? position_of(run, lane) - window + 1 : 0; /* position */
+    int oldest = window > 0 ? slots - window : 0; /* slot */
     float *restrict weights = own->weights;
     float most = -INFINITY;
     if (model->is_bf16) {
@@ -199,10 +190,9 @@ static void attend(
         for (int slot = 0; slot < slots; slot++)
             weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
     }
-    if (valid != NULL || hides != NULL || oldest > 0)
+    if (hides != NULL || oldest > 0)
         for (int slot = 0; slot < slots - 1; slot++)
-            if ((valid != NULL && !valid[slot]) || (hides != NULL && hides[slot])
-                || positions[slot] < oldest)
+            if ((hides != NULL && hides[slot]) || slot < oldest)
                 weights[slot] = -INFINITY;
     for (int slot = 0; slot < slots; slot++)
         most = weights[slot] > most ? weights[slot] : most;
@@ -300,8 +290,8 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
     for (int unit = begin; unit < end; unit++) {
         int lane = own->active[unit / kv_heads], kv_head = unit % kv_heads;
         size_t at = ((size_t)lane * kv_heads + kv_head) * head;
-        write_cache(run, block, row_of(step, lane), slot_of(step, lane), position_of(run, lane), kv_head,
-                    run->key + at, run->value + at);
+        write_cache(run, block, row_of(step, lane), slot_of(step, lane), kv_head, run->key + at,
+                    run->value + at);
     }
     barrier(team);
     share_of(count * heads, 1, team, thread, &begin, &end);
@@ -340,7 +330,7 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
         for (int n = 0; n < count; n++) {
             int lane = own->active[n];
             step->executed[lane]++;
-            if (step->leaves == NOTHING)
+            if (step->leaves < RESIDUAL)
                 continue;
             int32_t *filled = &run->cache->filled[block * run->cache->rows + row_of(step, lane)];
             if (*filled == slot_of(step, lane))
@@ -349,25 +339,41 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
     barrier(team);
 }
 
-/* Keep the residuals of lanes that begin to skip blocks; all blocks up to the next one that the
- * lane runs share one place. */
-static void pass_by(const Run *run, int block, int32_t *place)
+static void leave_zeros(const Run *run, int block, int row, int slot)
+{
+    const Model *model = run->model;
+    size_t bytes = (size_t)model->head_size * (model->is_bf16 ? sizeof(bf16) : sizeof(float));
+    for (int head = 0; head < model->kv_heads; head++) {
+        size_t at = cache_at(run, row, head, slot) / model->head_size;
+        memset((char *)run->cache->keys[block] + at * bytes, 0, bytes);
+        memset((char *)run->cache->values[block] + at * bytes, 0, bytes);
+    }
+}
+
+/* What lanes leave in a block that they skip. A residual is kept once: all blocks up to the next one
+ * that the lane runs share one place. */
+static void leave(const Run *run, int block, int32_t *place)
 {
     const Step *step = run->step;
     Cache *cache = run->cache;
     int hidden = run->model->hidden;
     for (int lane = 0; lane < step->lanes; lane++) {
-        size_t row = (size_t)block * cache->rows + row_of(step, lane);
+        int row = row_of(step, lane), slot = slot_of(step, lane);
         if (step->runs[(size_t)lane * run->model->num_blocks + block]) {
             place[lane] = -1;
-            continue;
+        } else if (step->leaves == ZEROS) {
+            leave_zeros(run, block, row, slot);
+        } else if (step->leaves == HIDDEN) {
+            cache->hidden_slots[block][(size_t)row * cache->capacity + slot] = 1;
+        } else {
+            if (place[lane] < 0) {
+                place[lane] = cache->num_skipped++;
+                store(run->model, cache->skipped, (size_t)place[lane] * hidden,
+                      step->residual + (size_t)lane * hidden, hidden);
+            }
+            size_t at = (size_t)block * cache->rows + row;
+            cache->waiting[at * cache->capacity + slot] = place[lane];
         }
-        if (place[lane] < 0) {
-            place[lane] = cache->num_passed++;
-            store(run->model, cache->passed, (size_t)place[lane] * hidden,
-                  step->residual + (size_t)lane * hidden, hidden);
-        }
-        cache->waiting[row * cache->capacity + slot_of(step, lane)] = place[lane];
     }
 }
 
@@ -387,7 +393,7 @@ static int find_holes(
     return found;
 }
 
-/* Project keys and values of up to HOLES_AT_ONCE residuals that passed a block by. */
+/* Project keys and values of up to HOLES_AT_ONCE residuals of tokens that skipped a block. */
 static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, int found)
 {
     const Model *model = run->model;
@@ -400,7 +406,7 @@ static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, in
     float residual[model->hidden];
     for (int n = 0; n < found; n++) {
         active[n] = n;
-        load(model, cache->passed, (size_t)own->holes[3 * n + 2] * model->hidden, residual,
+        load(model, cache->skipped, (size_t)own->holes[3 * n + 2] * model->hidden, residual,
              model->hidden);
         normalise(run, &here, weights->attention_norm, residual, n);
     }
@@ -414,8 +420,7 @@ static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, in
         int n = unit / model->kv_heads, head = unit % model->kv_heads;
         int row = own->holes[3 * n], slot = own->holes[3 * n + 1];
         size_t at = (size_t)n * width + (size_t)head * model->head_size;
-        write_cache(run, block, row, slot, (int)cache->positions[(size_t)row * cache->capacity + slot],
-                    head, run->key + at, run->value + at);
+        write_cache(run, block, row, slot, head, run->key + at, run->value + at);
     }
     barrier(team);
 }
@@ -504,14 +509,17 @@ static void pass_and_run(Run *run, Team *team, int thread, Own *own, int block, 
     const Step *step = run->step;
     double since = step->seconds == NULL ? 0 : now_s();
     int skipping = collect(run, own, block, 0);
-    if (step->leaves != NOTHING && thread == 0)
-        pass_by(run, block, place);
-    if (step->leaves == PROJECTED && skipping > 0) {
-        barrier(team);
+    if (thread == 0)
+        leave(run, block, place);
+    if (skipping > 0 && (step->leaves == PROJECTED || step->shares_rows))
+        barrier(team); /* what was left is read below, of zeros and hidden slots by attention */
+    if (skipping > 0 && step->leaves == PROJECTED) {
         fill_rows(run, team, thread, own, block, skipping, 1);
+        if (step->shares_rows)
+            barrier(team); /* the same rows are asked about next */
     }
     int running = collect(run, own, block, 1);
-    if (running > 0 && step->leaves != NOTHING && any_waits(run, own, block, running, 0))
+    if (running > 0 && step->leaves >= RESIDUAL && any_waits(run, own, block, running, 0))
         fill_rows(run, team, thread, own, block, running, 0);
     turn(step, thread, FILLING, &since);
     if (running == 0)

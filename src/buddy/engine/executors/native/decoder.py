@@ -6,23 +6,27 @@ writes the session's own cache, so a session may go from the general path to thi
 
 import ctypes
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
+from buddy.depth.policy import Observation
+from buddy.engine.executors.blocks import observation
 from buddy.engine.executors.native import layout
 from buddy.engine.executors.native.library import native_library, openmp
 from buddy.engine.executors.native.weights import BoundWeights, why_not
+from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
+from buddy.engine.state.cache import BlockKVCache
+from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
 from buddy.errors import ModelError
-
-if TYPE_CHECKING:
-    from buddy.engine.run import Step
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time; beyond, the general path."""
@@ -58,39 +62,43 @@ class NativeDecoder:
         self._weights = BoundWeights(backbone)
         self.seconds: Float[Tensor, " 3"] | None = None
         """Set to zeros, collects seconds in blocks, in filling holes, in the output projection."""
-        self._bound: WeakKeyDictionary[Session, _BoundSession] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[Session, _BoundCache] = WeakKeyDictionary()
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine:
             self._library.buddy_engine_free(engine)
 
-    def takes(self, session: Session, step: "Step") -> bool:
-        """Whether this step is for the kernel: few tokens, no pads, and no gradients."""
-        return (
-            step.token_ids.numel() <= MOST_LANES
-            and session.timeline.start > 0
-            and not torch.is_grad_enabled()
-            and bool(step.valid.all())
-        )
+    def takes(self, lanes: Lanes) -> bool:
+        """Whether this pass is for the kernel: few tokens, and not the first of all sequences."""
+        return lanes.num <= MOST_LANES and any(lanes.starts)
 
-    def begin(self, session: Session, token_ids: Int[Tensor, "batch tokens"]) -> "NativeRun":
-        """A pass over new tokens, none of them a pad, for which the timeline is extended."""
+    def begin(
+        self,
+        session: Session,
+        lanes: Lanes,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
+    ) -> "NativeRun":
+        """A pass over new tokens."""
         vocab = self._backbone.embedding.num_embeddings
-        wrong = [token for token in token_ids.flatten().tolist() if not 0 <= token < vocab]
+        wrong = [token for token in token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
             raise IndexError(f"token id {wrong[0]} is not below the vocabulary's {vocab}")
         with self._lock:
-            self._weights.refresh(session.timeline.capacity)
+            self._weights.refresh(session.kv.capacity)
         bound = self._bound.get(session)
         if bound is None:
-            bound = self._bound[session] = _BoundSession(self._backbone, session)
+            bound = self._bound[session] = _BoundCache(self._backbone, session.kv)
         bound.refresh()
-        return NativeRun(self, bound, token_ids)
+        return NativeRun(self, bound, lanes, token_ids, router_sees)
 
-    def run(self, bound: "_BoundSession", step: layout.Step) -> None:
+    def run(self, bound: "_BoundCache", step: layout.Step) -> None:
         """Run what the step names."""
-        step.seconds = None if self.seconds is None else self.seconds.data_ptr()
+        probe, seconds = listener(), self.seconds
+        if probe is not None:
+            seconds = torch.zeros(3, dtype=torch.float64)
+        step.seconds = None if seconds is None else seconds.data_ptr()
         with self._lock:  # what steps work in is the engine's
             status = self._library.buddy_step(
                 self._engine,
@@ -101,116 +109,122 @@ class NativeDecoder:
             )
         if status != 0:
             raise MemoryError("the native engine could not get memory for a step")
+        if probe is not None and seconds is not None:
+            probe.add(dict(zip((BLOCKS, KV_FILL, HEAD), seconds.tolist(), strict=True)))
 
 
-class _BoundSession:
-    """A session's buffers, as the kernel is told of them."""
+_LEAVES: Final = {
+    "zero": layout.ZEROS,
+    "mask": layout.HIDDEN,
+    "lazy": layout.RESIDUAL,
+    "project": layout.PROJECTED,
+}
 
-    def __init__(self, backbone: Backbone, session: Session) -> None:
+
+class _BoundCache:
+    """A session's cache, as the kernel is told of it."""
+
+    def __init__(self, backbone: Backbone, kv: BlockKVCache) -> None:
         # Not the session itself: it is the weak key under which this is kept.
-        self.timeline, self.kv = session.timeline, session.kv
-        self.backbone = backbone
-        self._revision = -1
+        self.backbone, self.kv = backbone, kv
+        self.leaves = _LEAVES[kv.kv_policy]
         self.cache = layout.Cache()
-        self.leaves = {"zero": 0, "mask": 0, "lazy": 1, "project": 2}[session.kv.kv_policy]
+        self._made_for: tuple[int, int, int] | None = None
         self._arrays: tuple[Any, ...] = ()
         self._like = torch.empty(0, backbone.config.hidden_size, dtype=backbone.dtype)
 
     def refresh(self) -> None:
         """Tell the kernel of buffers that have moved."""
-        timeline, kv, cache = self.timeline, self.kv, self.cache
-        if kv.revision != self._revision or timeline.capacity != cache.capacity:
-            heads = self.backbone.kv_width // self.backbone.head_dim
-            kv.allocate(heads, self.backbone.head_dim, self.backbone.dtype)
-            keys, values = (layout.pointers(held) for held in kv.buffers())
-            self._arrays = (keys, values)
-            cache.keys = ctypes.addressof(keys)
-            cache.values = ctypes.addressof(values)
-            cache.capacity, cache.rows = timeline.capacity, timeline.batch
-            self._revision = kv.revision
-        cache.valid = timeline.valid.data_ptr() if timeline.has_pads else None
-        cache.positions = timeline.positions.data_ptr()
-        hidden = kv.hidden_slots()
-        cache.hidden_slots = None
-        if hidden is not None:
-            self._hidden = layout.pointers(hidden)
-            cache.hidden_slots = ctypes.addressof(self._hidden)
-
-    def open_passed(self, lanes: int) -> None:
-        """Room for what this step leaves, and where it goes."""
-        passed, cache = self.kv.passed, self.cache
-        if passed is None:
+        kv, cache = self.kv, self.cache
+        if self._made_for == (kv.revision, kv.rows, kv.capacity):
             return
-        passed.fit()
-        # Of each lane, no two neighbouring blocks need a place of their own.
-        passed.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
-        assert passed.stored is not None
-        cache.waiting, cache.filled = passed.waiting.data_ptr(), passed.filled.ctypes.data
-        cache.passed, cache.num_passed = passed.stored.data_ptr(), passed.count
+        heads = self.backbone.kv_width // self.backbone.head_dim
+        kv.allocate(heads, self.backbone.head_dim, self.backbone.dtype)
+        # Held here, so that what the kernel is told of stays good.
+        self._arrays = tuple(layout.pointers(held) for held in kv.buffers()), kv.buffers()
+        keys, values, hidden_slots = map(ctypes.addressof, self._arrays[0])
+        cache.keys, cache.values = keys, values
+        cache.hidden_slots = hidden_slots if kv.kv_policy == "mask" else None
+        cache.capacity, cache.rows = kv.capacity, kv.rows
+        self._made_for = (kv.revision, kv.rows, kv.capacity)
 
-    def close_passed(self) -> None:
+    def open_skipped(self, lanes: int) -> None:
+        """Room for what a pass leaves, and where it goes."""
+        skipped, cache = self.kv.skipped, self.cache
+        if skipped is None:
+            return
+        # Of each lane, no two neighbouring blocks need a place of their own.
+        skipped.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
+        assert skipped.stored is not None
+        cache.waiting, cache.filled = skipped.waiting.ctypes.data, skipped.filled.ctypes.data
+        cache.skipped, cache.num_skipped = skipped.stored.data_ptr(), skipped.count
+
+    def close_skipped(self) -> None:
         """Take over how many residuals were stored."""
-        if self.kv.passed is not None:
-            self.kv.passed.count = self.cache.num_passed
+        if self.kv.skipped is not None:
+            self.kv.skipped.count = self.cache.num_skipped
 
 
 class NativeRun:
     """One pass on its way through the blocks; the counterpart of `BlockRun`."""
 
     def __init__(
-        self, decoder: NativeDecoder, bound: _BoundSession, token_ids: Int[Tensor, "batch tokens"]
+        self,
+        decoder: NativeDecoder,
+        bound: _BoundCache,
+        lanes: Lanes,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
     ) -> None:
-        batch, tokens = token_ids.shape
+        self.lanes = lanes
         self._decoder, self._bound, self._backbone = decoder, bound, bound.backbone
-        self._shape = (batch, tokens)
-        lanes = batch * tokens
-        self._tokens = token_ids.long().contiguous()
-        self._residual = torch.empty(batch, tokens, self._backbone.config.hidden_size)
-        self._executed = torch.zeros(lanes, dtype=torch.long)
+        self._tokens, self._router_sees = token_ids.long().contiguous(), router_sees
+        self.hidden: Float[Tensor, "lanes hidden"] = torch.empty(
+            lanes.num, self._backbone.config.hidden_size
+        )
+        self._executed = torch.zeros(lanes.num, dtype=torch.long)
+        self._row, self._slot = lanes.row, lanes.slot  # held: the kernel has their addresses
         self._step = layout.Step(
             tokens=self._tokens.data_ptr(),
-            residual=self._residual.data_ptr(),
+            row=self._row.ctypes.data,
+            slot=self._slot.ctypes.data,
+            residual=self.hidden.data_ptr(),
             executed=self._executed.data_ptr(),
-            lanes=lanes,
-            columns=tokens,
-            start=bound.timeline.start,
+            lanes=lanes.num,
             leaves=bound.leaves,
+            shares_rows=not lanes.is_one_each,
         )
-        self._bound.open_passed(lanes)
+
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+        return observation(
+            self.lanes, self._tokens, self._router_sees, self._bound.kv, context_layer
+        )
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; without one every row runs them."""
-        if len(blocks) > 0:
-            plan = plan or DepthPlan.full(self._shape[0], self._backbone.num_blocks)
-            self._run(blocks, plan.mask, None)
+        """Run these blocks under the plan; without one every lane runs them."""
+        self._run(blocks, self._host(plan), None)
 
-    def finish(self, blocks: range, plan: DepthPlan) -> Float[Tensor, "batch tokens vocab"]:
+    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"]:
         """Run the last blocks, and the output projection."""
-        logits = torch.empty(*self._shape, cast(Any, self._backbone.head).out_features)
-        self._run(blocks, plan.mask, logits)
+        logits = torch.empty(self.lanes.num, cast(Any, self._backbone.head).out_features)
+        self._run(blocks, self._host(plan), logits)
         return logits
 
-    def _run(
-        self, blocks: range, mask: Bool[Tensor, "batch blocks"], logits: Tensor | None
-    ) -> None:
-        tokens = self._shape[1]
-        runs = mask.repeat_interleave(tokens, 0) if tokens > 1 else mask.contiguous()
-        kv = self._bound.kv
-        if kv.kv_policy == "mask":
-            kv.hide(blocks, mask)
-            self._bound.refresh()
+    def _host(self, plan: DepthPlan | None) -> NDArray[np.bool_]:
+        if plan is None:
+            return np.ones((self.lanes.num, self._backbone.num_blocks), np.bool_)
+        return plan.host
+
+    def _run(self, blocks: range, runs: NDArray[np.bool_], logits: Tensor | None) -> None:
         step = self._step
-        step.runs, step.first, step.stop = runs.data_ptr(), blocks.start, blocks.stop
+        step.runs, step.first, step.stop = runs.ctypes.data, blocks.start, blocks.stop
         step.logits = None if logits is None else logits.data_ptr()
-        self._decoder.run(self._bound, step)
-        self._bound.close_passed()
+        with piece(BLOCKS):
+            self._bound.open_skipped(self.lanes.num)
+            self._decoder.run(self._bound, step)
+            self._bound.close_skipped()
 
-    @property
-    def hidden(self) -> Float[Tensor, "batch tokens hidden"]:
-        """The residual, float32."""
-        return self._residual
-
-    def executed(self) -> Int[Tensor, " batch"]:
-        """Blocks that each row ran, counted as they ran."""
-        tokens = self._shape[1]
-        return self._executed if tokens == 1 else self._executed[::tokens]
+    def executed(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane ran, counted as they ran."""
+        return self._executed

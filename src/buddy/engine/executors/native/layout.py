@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
-NOTHING, RESIDUAL, PROJECTED = range(3)
+ZEROS, HIDDEN, RESIDUAL, PROJECTED = range(4)
 QUANTISED: Final = {"int8": INT8, "int4": INT4}
 FORMATS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
@@ -71,15 +71,13 @@ class Cache(ctypes.Structure):
             for name in (
                 "keys",
                 "values",
-                "valid",
                 "hidden_slots",
                 "waiting",
                 "filled",
-                "positions",
-                "passed",
+                "skipped",
             )
         ),
-        *((name, _INT) for name in ("num_passed", "capacity", "rows")),
+        *((name, _INT) for name in ("num_skipped", "capacity", "rows")),
     ]
 
 
@@ -91,6 +89,8 @@ class Step(ctypes.Structure):
             (name, _POINTER)
             for name in (
                 "tokens",
+                "row",
+                "slot",
                 "runs",
                 "residual",
                 "logits",
@@ -98,7 +98,7 @@ class Step(ctypes.Structure):
                 "seconds",
             )
         ),
-        *((name, _INT) for name in ("lanes", "columns", "start", "first", "stop", "leaves")),
+        *((name, _INT) for name in ("lanes", "first", "stop", "leaves", "shares_rows")),
     ]
 
 

@@ -1,4 +1,4 @@
-/* What Python describes: the model's weights, a session's cache, one step. Layouts as in library.py. */
+/* What Python describes: the model's weights, a session's cache, one step. Layouts as in layout.py. */
 
 #ifndef BUDDY_MODEL_H
 #define BUDDY_MODEL_H
@@ -20,36 +20,37 @@ typedef struct {
     const float *cosines, *sines; /* [positions, head_size] */
     float epsilon, scaling;
     int32_t num_blocks, hidden, heads, kv_heads, head_size, inner;
-    int32_t is_bf16; /* number format of embedding, cache and passed residuals; else float32 */
+    int32_t is_bf16; /* number format of embedding, cache and kept residuals; else float32 */
 } Model;
 
-/* Of a session. */
+/* Of a session. A token's slot is its position. */
 typedef struct {
     void *const *keys, *const *values;  /* by block: [rows, kv heads, capacity, head_size] */
-    const uint8_t *valid;               /* [rows, capacity], 0 = pad; NULL = no pads */
-    uint8_t *const *hidden_slots;       /* by block: [rows, capacity] or NULL; 1 = nobody sees it */
-    int32_t *waiting;                   /* [blocks, rows, capacity]: place in `passed`, or -1 */
+    uint8_t *const *hidden_slots;       /* by block: [rows, capacity]; 1 = nobody sees it; or NULL */
+    int32_t *waiting;                   /* [blocks, rows, capacity]: place in `skipped`, or -1 */
     int32_t *filled;                    /* [blocks, rows]: no earlier slot waits */
-    const int64_t *positions;           /* [rows, capacity] */
-    void *passed;                       /* [places, hidden]: residuals that passed blocks by */
-    int32_t num_passed, capacity, rows;
+    void *skipped;                      /* [places, hidden]: residuals of tokens that skipped blocks */
+    int32_t num_skipped, capacity, rows;
 } Cache;
 
-/* What a skipped block leaves: nothing, its residual, or keys and values made of it at once. */
-enum { NOTHING = 0, RESIDUAL = 1, PROJECTED = 2 };
+/* What a skipped block leaves: zeros, a slot that nobody sees, its residual, or keys and values made of
+ * it at once. */
+enum { ZEROS = 0, HIDDEN = 1, RESIDUAL = 2, PROJECTED = 3 };
 
-/* A lane is one new token of one row. Lanes of a row stand together, in the order of their slots, and
- * run the same blocks. */
+/* A lane is one new token of one sequence. Lanes of a sequence stand side by side, in the order of their
+ * slots; each runs blocks of its own. */
 typedef struct {
     const int64_t *tokens;           /* [lanes]; read where the first block is 0 */
+    const int32_t *row, *slot;       /* [lanes]: where the lane stands in the cache */
     const uint8_t *runs;             /* [lanes, blocks], 1 = the lane runs the block */
     float *residual;                 /* [lanes, hidden], in and out */
     float *logits;                   /* [lanes, vocab], or NULL for none */
     int64_t *executed;               /* [lanes], counted where blocks ran */
     double *seconds;                 /* [3] added to: in blocks, filling, output projection; or NULL */
-    int32_t lanes, columns, start;   /* columns: new tokens of a row; start: slot of the first */
+    int32_t lanes;
     int32_t first, stop;             /* blocks from first to stop - 1 */
     int32_t leaves;
+    int32_t shares_rows;             /* 1 = some lanes are of one sequence */
 } Step;
 
 #endif

@@ -1,0 +1,150 @@
+"""The general path: the Hugging Face modules, a block at a time, for the lanes that run it.
+
+It runs every family on every device, and is the reference of compiled code and of CUDA graphs.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone, Rotary
+from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
+from buddy.depth.policy import Observation
+from buddy.engine.probe import BLOCKS, GATHER_SCATTER, KV_FILL, piece
+from buddy.engine.state.cache import BlockKVCache, PassingKV
+from buddy.engine.state.lanes import Frame, Lanes
+from buddy.engine.state.skipped import NOBODY
+
+
+def observation(
+    lanes: Lanes,
+    token_ids: Int[Tensor, " lanes"],
+    router_sees: Bool[Tensor, " lanes"] | None,
+    kv: BlockKVCache | PassingKV,
+    context_layer: int,
+) -> Observation:
+    """What a policy may look at, by sequence.
+
+    Args:
+        lanes: Of the pass.
+        token_ids: New tokens.
+        router_sees: Those that the route may see; None = all.
+        kv: Where the context layer has left its keys and values.
+        context_layer: 1-based; 0 = no layer.
+    """
+    frame = lanes.whole
+    ids = frame.spread(token_ids)
+    counted = torch.ones_like(ids, dtype=torch.bool)
+    if router_sees is not None:
+        counted = frame.spread(router_sees)
+    if frame.pads is not None:
+        counted = counted & ~frame.pads
+    if context_layer == 0:
+        return Observation(ids, counted)
+    return Observation(ids, counted, *kv.context(context_layer - 1, lanes))
+
+
+class BlockRun:
+    """The residual of one pass, on its way through the blocks.
+
+    At each block the lanes that run it are laid out as a rectangle, run and put back; lanes that
+    skip it are not computed. Where all lanes run and no sequence is shorter, nothing is copied.
+    Updates are out of place: the residual that skipped a block may still be needed.
+
+    Args:
+        backbone: Runs the blocks.
+        lanes: Of the pass.
+        kv: Where keys and values go, and what a skipped block leaves.
+        token_ids: By lane.
+        router_sees: Lanes that the route may see; None = all.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        lanes: Lanes,
+        kv: BlockKVCache | PassingKV,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None = None,
+    ) -> None:
+        self.lanes = lanes
+        self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
+        self._backbone, self._kv = backbone, kv
+        self._token_ids, self._router_sees = token_ids, router_sees
+        self._places = np.full(lanes.num, NOBODY, np.int32)
+        self._frames: dict[bytes, Frame] = {}
+        self._rotaries: dict[int, Rotary] = {}
+        self._by_all = 0
+        self._by_some = np.zeros(lanes.num, np.int64)
+
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
+
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run these blocks under the plan; without one every lane runs them."""
+        for block in blocks:
+            run, skip = (None, NO_LANES) if plan is None else plan.by_block[block]
+            self.one_block(block, run, skip)
+
+    def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
+        """Run one block for some lanes; the others skip it."""
+        if skip is None or len(skip):
+            with piece(KV_FILL):
+                self._kv.skip(block, self.lanes, skip, self.hidden, self._places)
+        if run is not None and len(run) == 0:
+            return
+        frame = self.frame(run)
+        with piece(KV_FILL):
+            self._kv.fill(block, frame)
+        with piece(BLOCKS):
+            out = self.run_frame(block, frame, self._kv.view(block, frame))
+        with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
+            self.hidden = frame.merge(self.hidden, out)
+        if run is None:
+            self._by_all += 1
+            self._places.fill(NOBODY)
+        else:
+            self._by_some[run] += 1
+            self._places[run] = NOBODY
+
+    def finish(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run the last blocks; logits are the caller's to make, where it wants them."""
+        self.blocks(blocks, plan)
+
+    def frame(self, chosen: LaneSet) -> Frame:
+        """The rectangle of these lanes, made once."""
+        if chosen is None:
+            return self.lanes.whole
+        key = chosen.tobytes()
+        if key not in self._frames:
+            self._frames[key] = Frame(self.lanes, chosen)
+        return self._frames[key]
+
+    def run_frame(self, block: int, frame: Frame, kv: Any) -> Float[Tensor, "rows tokens hidden"]:
+        """What a block makes of the lanes of a frame."""
+        with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
+            hidden = frame.spread(self.hidden)
+        rotary = self._rotaries.get(id(frame))
+        if rotary is None:  # frames live as long as this pass
+            rotary = self._rotaries[id(frame)] = self._backbone.rotary(hidden, frame.positions)
+        return self._backbone.run_block(
+            block, hidden, self._mask(block, frame), frame.positions, rotary, kv
+        )
+
+    def _mask(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
+        window = self._backbone.windows[block]
+        mask, visible = frame.mask(window), self._kv.visible(block, frame)
+        if visible is not None:
+            return (frame.full_mask(window) if mask is None else mask) & visible
+        if mask is None and frame.width == 1:
+            return self._backbone.open_mask(frame.num_rows, frame.stop)
+        return mask
+
+    def executed(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane ran, counted as they ran."""
+        return torch.from_numpy(self._by_some + self._by_all)

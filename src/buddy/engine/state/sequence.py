@@ -1,0 +1,68 @@
+"""What one sequence carries from step to step; never changed, always replaced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from buddy.depth.budget_source import BudgetSource
+from buddy.depth.policy import RouteState, join_states
+
+Reroute = Literal["step", "prefill"] | int
+"""New plan at every decode step, never after prefill (the paper's *Reuse*), or every n steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """A sequence's row of a route state that several sequences share."""
+
+    state: RouteState
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceState:
+    """What one sequence carries from step to step."""
+
+    row: int
+    """Of the cache."""
+    source: BudgetSource
+    """Says how many blocks its tokens may run."""
+    reroute: Reroute = "step"
+    """When its blocks are chosen again."""
+    length: int = 0
+    """Tokens that were fed."""
+    steps: int = 0
+    """Steps that it took part in."""
+    executed: int = 0
+    """Blocks that its tokens ran, all together."""
+    route: RouteRow | None = None
+    """What the policy remembers of it."""
+    runs: NDArray[np.bool_] | None = None
+    """[blocks], the plan of its last token."""
+    blocks: int = 0
+    """The budget of that token."""
+
+
+def gather_routes(routes: Sequence[RouteRow]) -> RouteState:
+    """The route state of these sequences, side by side; as it is, where they shared a state."""
+    states: dict[int, RouteState] = {}
+    rows: dict[int, list[int]] = {}
+    for route in routes:
+        states.setdefault(id(route.state), route.state)
+        rows.setdefault(id(route.state), []).append(route.row)
+    order = [(id(route.state), route.row) for route in routes]
+    (first, state), *others = states.items()
+    if not others:
+        if len(state) == len(routes) and rows[first] == list(range(len(routes))):
+            return state
+        return state.select_rows(torch.tensor(rows[first]))
+    parts = [one.select_rows(torch.tensor(rows[key])) for key, one in states.items()]
+    place = {
+        (key, row): at
+        for at, (key, row) in enumerate((key, row) for key in states for row in rows[key])
+    }
+    return join_states(parts).select_rows(torch.tensor([place[one] for one in order]))

@@ -1,0 +1,261 @@
+"""Steering: who runs each block, and when it is asked.
+
+One loop serves methods that plan once, after a context layer (`Budgeted`), methods that are asked
+before each block that they govern (`Online`), and plans that are given (`Given`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buddy.depth.plan import DepthPlan
+from buddy.depth.policy import DepthPolicy, Observation, OnlinePolicy
+from buddy.depth.select import select_blocks
+from buddy.engine.executors.protocol import Run
+from buddy.engine.probe import ROUTER, piece
+from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.sequence import RouteRow, SequenceState, gather_routes
+from buddy.errors import PolicyError
+
+BatchRoute = Literal["independent", "shared"]
+"""Each sequence of a pass ranks the blocks by its own scores, or all by one ranking: then a step
+reads the blocks of the largest budget, not the union of all plans."""
+
+
+def check_batch_route(batch_route: BatchRoute) -> BatchRoute:
+    """Refuse what is no way to route a batch.
+
+    Raises:
+        PolicyError: Neither "independent" nor "shared".
+    """
+    if batch_route not in get_args(BatchRoute):
+        raise PolicyError(f'batch_route must be "independent" or "shared", got {batch_route!r}')
+    return batch_route
+
+
+@runtime_checkable
+class Steering(Protocol):
+    """Says who runs each block; asked between the segments of a pass."""
+
+    def segments(self, num_blocks: int) -> Sequence[range]:
+        """Stretches of blocks that are run without asking; they follow one another."""
+        ...
+
+    def plan(self, blocks: range, run: Run) -> DepthPlan | None:
+        """Who runs the blocks of a segment; None = every lane. Other blocks do not matter."""
+        ...
+
+
+def steer(
+    run: Run, steering: Steering, num_blocks: int
+) -> tuple[DepthPlan, Float[Tensor, "lanes vocab"] | None]:
+    """Run a pass to its end.
+
+    Returns:
+        The plan that ran, and logits where the run made them.
+    """
+    segments = [blocks for blocks in steering.segments(num_blocks) if len(blocks)]
+    parts: list[DepthPlan | None] = []
+    logits = None
+    for blocks in segments:
+        with piece(ROUTER):
+            parts.append(steering.plan(blocks, run))
+        if blocks.stop == num_blocks:
+            logits = run.finish(blocks, parts[-1])
+        else:
+            run.blocks(blocks, parts[-1])
+    return _ran(segments, parts, run.lanes, num_blocks), logits
+
+
+def _ran(
+    segments: Sequence[range], parts: Sequence[DepthPlan | None], lanes: Lanes, num_blocks: int
+) -> DepthPlan:
+    if len(parts) == 1 and parts[0] is not None:
+        return parts[0]
+    made = np.ones((lanes.num, num_blocks), np.bool_)
+    for blocks, part in zip(segments, parts, strict=True):
+        if part is not None:
+            made[:, blocks.start : blocks.stop] = part.host[:, blocks.start : blocks.stop]
+    return DepthPlan.of_lanes(made, lanes.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A plan that is known beforehand.
+
+    Attributes:
+        given: Of the lanes of the pass.
+    """
+
+    given: DepthPlan
+
+    def segments(self, num_blocks: int) -> Sequence[range]:
+        """All blocks."""
+        return (range(num_blocks),)
+
+    def plan(self, blocks: range, run: Run) -> DepthPlan:
+        """As it was given."""
+        return self.given
+
+
+class Online:
+    """Asks an online policy before each block that it governs.
+
+    Args:
+        policy: Who is asked.
+    """
+
+    def __init__(self, policy: OnlinePolicy) -> None:
+        self._policy = policy
+        self._state: Any = None
+
+    def segments(self, num_blocks: int) -> Sequence[range]:
+        """Each governed block is one; the others between them are one, too."""
+        governed = {block % num_blocks for block in self._policy.governed}
+        stretches: list[range] = []
+        for is_governed, group in groupby(range(num_blocks), governed.__contains__):
+            blocks = list(group)
+            if is_governed:
+                stretches += [range(block, block + 1) for block in blocks]
+            else:
+                stretches.append(range(blocks[0], blocks[-1] + 1))
+        return stretches
+
+    def plan(self, blocks: range, run: Run) -> DepthPlan | None:
+        """What the policy says of the residual as it is now."""
+        policy, lanes = self._policy, run.lanes
+        if blocks.start == 0:
+            self._state = policy.begin(lanes.num, lanes.device)
+        if blocks.start not in {block % policy.num_blocks for block in policy.governed}:
+            return None
+        keep = policy.keep(self._state, blocks.start, run.hidden)
+        host = np.ones((lanes.num, policy.num_blocks), np.bool_)
+        host[:, blocks.start] = keep.cpu().numpy()
+        return DepthPlan.of_lanes(host, lanes.device)
+
+
+class Budgeted:
+    """Plans once: the context layer runs, the policy observes, and budgets are spent.
+
+    Args:
+        policy: Scores the blocks.
+        held: What is known of the sequences of the pass, in the order of its lanes; None for a new
+            one.
+        budgets: Of each sequence: one for all its new tokens, or one for each.
+        batch_route: Whose scores rank the blocks.
+
+    Attributes:
+        routes: After the plan, what the policy remembers of each sequence.
+    """
+
+    def __init__(
+        self,
+        policy: DepthPolicy,
+        held: Sequence[SequenceState | None],
+        budgets: Sequence[tuple[int, ...]],
+        batch_route: BatchRoute = "independent",
+    ) -> None:
+        self._policy, self._held, self._budgets = policy, held, budgets
+        self._batch_route = batch_route
+        self.routes: list[RouteRow] = []
+
+    def segments(self, num_blocks: int) -> Sequence[range]:
+        """Up to the context layer, and the rest."""
+        return range(self._policy.context_layer), range(self._policy.context_layer, num_blocks)
+
+    def plan(self, blocks: range, run: Run) -> DepthPlan | None:
+        """A new plan for the sequences that are due, the old one for the others."""
+        if blocks.start < self._policy.context_layer:
+            return None
+        seen = run.observe(self._policy.context_layer)
+        self.routes = self._observe(seen)
+        old = [self._old_plan(place) for place in range(len(self._held))]
+        kept = [runs for runs in old if runs is not None]
+        if len(kept) == len(old):
+            return DepthPlan.of_lanes(np.stack(kept), run.lanes.device).repeat(run.lanes.counts)
+        new = self._make(run.lanes, seen.counted.any(1))
+        if not kept:
+            return new
+        host = new.host.copy()
+        for place, runs in enumerate(old):
+            if runs is not None:
+                host[run.lanes.first[place] : run.lanes.last[place] + 1] = runs
+        return DepthPlan.of_lanes(host, run.lanes.device)
+
+    def _observe(self, seen: Observation) -> list[RouteRow]:
+        """Show the policy what is new; new sequences begin a state, others go on with theirs."""
+        routes = [None if one is None else one.route for one in self._held]
+        made: list[RouteRow | None] = [None] * len(routes)
+        for is_new in (True, False):
+            places = [place for place, route in enumerate(routes) if (route is None) == is_new]
+            if not places:
+                continue
+            known = [route for place in places if (route := routes[place]) is not None]
+            part = seen if len(places) == len(routes) else seen.select_rows(places)
+            state = self._policy.observe(gather_routes(known) if known else None, part)
+            for row, place in enumerate(places):
+                made[place] = RouteRow(state, row)
+        return cast(list[RouteRow], made)
+
+    def _old_plan(self, place: int) -> NDArray[np.bool_] | None:
+        """The plan that a sequence goes on with; None where it is to have a new one."""
+        one = self._held[place]
+        if one is None or one.reroute == "step":
+            return None
+        is_due = one.reroute != "prefill" and one.steps % one.reroute == 0
+        return one.runs if not is_due and set(self._budgets[place]) == {one.blocks} else None
+
+    def _make(self, lanes: Lanes, asked: Bool[Tensor, " sequences"]) -> DepthPlan:
+        """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
+        policy, budgets = self._policy, self._budgets
+        depths = [set(each) for each in budgets]
+        if all(each == {policy.num_blocks} for each in depths):
+            return DepthPlan.full(lanes.num, policy.num_blocks, lanes.device)
+        state = gather_routes(self.routes)
+        blocks = torch.tensor([max(each) for each in depths], device=lanes.device)
+        scores = policy.scores(state, blocks)
+        if self._batch_route == "shared" and len(blocks) > 1:
+            scores = share_ranking(scores, policy.pinned, asked)
+        if all(len(each) == 1 for each in depths):
+            return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)
+        # Tokens of one sequence have budgets of their own: each pair of the two is planned once.
+        by_lane = [
+            each * count if len(each) == 1 else each
+            for each, count in zip(budgets, lanes.counts, strict=True)
+        ]
+        pairs, place = np.unique(
+            np.stack([lanes.sequence, np.concatenate(by_lane)], 1), axis=0, return_inverse=True
+        )
+        rows, blocks = torch.from_numpy(pairs.T).to(lanes.device)
+        if self._batch_route == "independent":
+            scores = policy.scores(state.select_rows(rows), blocks)
+        else:
+            scores = scores[rows]
+        return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
+
+
+def share_ranking(
+    scores: Float[Tensor, "batch blocks"],
+    pinned: Sequence[int],
+    asked: Bool[Tensor, " batch"],
+) -> Float[Tensor, "batch blocks"]:
+    """One ranking for all rows: the mean of their scores, each row's brought to the same scale.
+
+    Pinned blocks, whose scores mean nothing, are left out of the scale; rows that are not asked
+    (an ended row is fed pads), of the mean.
+    """
+    free = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+    free[[block % scores.shape[1] for block in pinned]] = False
+    ranked = scores.float()
+    chosen = ranked[:, free]
+    mean, deviation = chosen.mean(1, keepdim=True), chosen.std(1, correction=0, keepdim=True)
+    scaled = (ranked - mean) / torch.where(deviation > 0, deviation, 1.0)
+    voting = scaled[asked] if bool(asked.any()) else scaled
+    return voting.mean(0).expand_as(scores).contiguous()
