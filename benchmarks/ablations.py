@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from reuse import is_trained
+
 from buddy.records import RunRecord, read_record
 from buddy.training.joint.recipe import Recipe
 from buddy.training.settings import read_recipe
@@ -70,7 +72,7 @@ def main():
 
 def trained(recipe, folder, sets):
     """The record of one run, which is made if it is not there."""
-    if not (folder / "record.json").exists():
+    if not is_trained(folder, read_recipe(Recipe, recipe, sets)):
         changes = [part for one in sets for part in ("--set", one)]
         command = ["train", recipe, "--out", folder, "--resume", *changes]
         subprocess.run([sys.executable, "-m", "buddy", *map(str, command)], check=True)

@@ -11,7 +11,7 @@ Trains and measures, one after another, each in a folder of its own that a later
 
 Writes one record with the answer cross-entropy on unseen rows and, if asked, the eight tasks. Two
 processes may share a folder of runs if `--only` gives them different methods; the same command
-without it collects.
+without it collects. What is there of another recipe or command is refused.
 """
 
 import argparse
@@ -22,7 +22,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from reuse import is_measured, is_trained
+
 from buddy.records import RunRecord, read_record
+from buddy.training.joint.recipe import Recipe
+from buddy.training.settings import read_recipe
 
 SHARED = {
     "buddy": ["lora.keep_context=true"],
@@ -55,8 +59,9 @@ def main():
         if args.only and name not in args.only:
             continue
         folder = args.runs / name
-        if not (folder / "record.json").exists():
-            sets = [part for one in [*changes, *args.set] for part in ("--set", one)]
+        changes = [*changes, *args.set]
+        if not is_trained(folder, read_recipe(Recipe, args.recipe, changes)):
+            sets = [part for one in changes for part in ("--set", one)]
             buddy("train", args.recipe, "--out", folder, "--resume", *sets)
         for rows in args.rows:
             points += answers(rows, name, folder, depths)
@@ -136,8 +141,9 @@ def measured(name, folder, kind, depths, *command):
     """The points of one evaluation of one model, under its method's label."""
     out = folder / f"{kind}.json"
     budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
-    if not out.exists():
-        buddy("eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets)
+    arguments = ["eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets]
+    if not is_measured(out, arguments):
+        buddy(*arguments)
     named = {"label": label(name), "policy": method(name)}
     return [{**point, **named} for point in read_record(out)["results"]["points"]]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.tiny import tiny_model
+from tests.tiny import delete_blocks, tiny_model
 
 BUDDY = [sys.executable, "-m", "buddy"]
 
@@ -281,6 +281,25 @@ def test_info_counts_blocks_and_costs(folder):
     table = run("info", folder)
     assert "params" not in table.stderr
     assert "100.0%" in table.stdout
+
+
+def test_info_of_a_model_too_shallow_to_route(folder, tmp_path):
+    path = tmp_path / "shallow"
+    shutil.copytree(folder, path)
+    (path / "model.safetensors").unlink()
+    delete_blocks(tiny_model("llama"), range(2, 6)).save_pretrained(path)
+    done = run("info", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["blocks"] == 2
+    assert {row["blocks"] for row in facts["budgets"]} == {2}
+    assert facts["budgets"][0]["budget"] == 1.0
+    made = generate(str(path), "--budget", "1.0")
+    assert made.returncode == 0, made.stderr
+    less = generate(str(path), "--budget", "0.5")
+    assert less.returncode == 2
+    assert len(less.stderr.strip().splitlines()) == 1
+    assert "full depth alone" in less.stderr
 
 
 def test_models_lists_the_presets(tmp_path):

@@ -25,6 +25,12 @@ from buddy.errors import BudgetError
         ("100%", 28, 28),
         (0.1, 30, 3),
         (0.875, 32, 28),
+        (1.0, 1, 1),
+        (1, 2, 2),
+        ("100%", 2, 2),
+        ("1 block", 1, 1),
+        ("2 blocks", 2, 2),
+        (0.9, 2, 2),  # 1.8
     ],
 )
 def test_a_budget_is_read_as_written(value, num_blocks, blocks):
@@ -48,13 +54,27 @@ def test_a_budget_is_read_as_written(value, num_blocks, blocks):
         ("31 blocks", "3 to 30 blocks"),
         ("-4 blocks", "3 to 30 blocks"),
         ("9" * 5000 + " blocks", "cannot be read"),
-        (0.05, "at least 3 blocks"),
+        (0.05, "3 to 30 blocks, or a fraction from 0.1"),
     ],
 )
 def test_any_other_budget_is_refused_with_what_is_allowed(value, says):
     with pytest.raises(BudgetError, match=says) as caught:
         parse_budget(value, 30)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_a_model_of_few_blocks_runs_at_full_depth_alone(num_blocks):
+    assert Budget.full(num_blocks) == Budget(num_blocks, num_blocks)
+    assert Budget.full(num_blocks).ratio == 1
+    for wrong in (0.4, f"{num_blocks - 1} blocks", f"{num_blocks + 1} blocks", 0.0, 1.5):
+        with pytest.raises(BudgetError) as caught:
+            parse_budget(wrong, num_blocks)
+        assert "\n" not in str(caught.value)
+        if wrong not in (0.0, 1.5):
+            assert f"full depth alone, {num_blocks} block" in str(caught.value)
+    with pytest.raises(BudgetError):
+        Budget.full(0)
 
 
 def test_auto_is_left_to_the_predictor():
@@ -69,12 +89,12 @@ def test_a_list_has_one_budget_a_row():
         parse_budgets([0.5, 0.6], 30, 3)
 
 
-@given(st.integers(3, 128), st.floats(0, 1, exclude_min=True))
+@given(st.integers(1, 128), st.floats(0, 1, exclude_min=True))
 def test_a_fraction_never_buys_more_than_it_names_plus_a_half(num_blocks, ratio):
     exact = Fraction(repr(ratio)) * num_blocks
     try:
         blocks = Budget.from_ratio(ratio, num_blocks).blocks
     except BudgetError:
-        assert exact <= Fraction(5, 2)
+        assert exact <= min(3, num_blocks) - Fraction(1, 2)
         return
     assert -Fraction(1, 2) < exact - blocks <= Fraction(1, 2)

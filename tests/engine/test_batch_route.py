@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from buddy import DepthTrace
 from buddy.depth.select import select_blocks
-from buddy.engine.steer import share_ranking
+from buddy.depth.share import share_ranking
 from tests.tiny import random_ids, tiny_buddy
 
 finite = st.floats(-1e3, 1e3, width=32)

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.engine.naive import naive_decode
-from buddy.errors import PolicyError
+from buddy.errors import ModelError, PolicyError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 
@@ -55,21 +55,36 @@ def test_rows_that_never_run_a_block_cost_the_others_nothing(monkeypatch):
 
 @pytest.mark.parametrize("kv_policy", ["project", "lazy"])
 @torch.no_grad()
-def test_a_finished_row_that_is_fed_pads_leaves_nothing_to_project(kv_policy):
-    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,2,3", kv_policy=kv_policy)
-    ids = random_ids(2, 4)
-    mask = torch.ones(2, 4, dtype=torch.long)
-    out = buddy(ids, mask, budget=["3 blocks", 1.0])
-    for _ in range(3):
-        mask = torch.cat([mask, torch.tensor([[0], [1]])], 1)
-        out = buddy(ids[:, :1], mask, budget=["3 blocks", 1.0], past_key_values=out.past_key_values)
-    out = buddy(
-        ids[:, :1],
-        torch.cat([mask, torch.tensor([[0], [1]])], 1),
-        budget=1.0,
-        past_key_values=out.past_key_values,
+def test_a_finished_row_that_is_fed_pads_leaves_nothing_to_project(kv_policy, monkeypatch):
+    buddy = BuddyForCausalLM(
+        tiny_model(), policy="static:1,2,3", kv_policy=kv_policy, engine="general"
     )
-    assert bool(out.logits[1].isfinite().all())
+    projected = []
+    plain = buddy.backbone.project
+
+    def project(block, hidden, positions):
+        projected.extend((block, position) for position in positions.tolist())
+        return plain(block, hidden, positions)
+
+    monkeypatch.setattr(buddy.backbone, "project", project)
+    ids, new, budgets = random_ids(2, 4), random_ids(2, 4, seed=1), ["3 blocks", 1.0]
+    mask = torch.ones(2, 4, dtype=torch.long)
+    out = buddy(ids, mask, budget=budgets)
+    of_prompt = len(projected)
+    for step in range(3):
+        mask = torch.cat([mask, torch.tensor([[0], [1]])], 1)
+        out = buddy(
+            new[:, step : step + 1], mask, budget=budgets, past_key_values=out.past_key_values
+        )
+    assert len(projected) == of_prompt
+    # The finished row comes back: the blocks that it skipped now need its prompt, and no pad.
+    mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+    out = buddy(new[:, 3:], mask, budget=1.0, past_key_values=out.past_key_values)
+    assert sorted(projected) == [(block, slot) for block in (1, 2, 3) for slot in range(4)]
+    alone = buddy(ids[:1], budget=budgets[0])
+    alone = buddy(new[:1, 3:], budget=1.0, past_key_values=alone.past_key_values)
+    # atol: pads stand between the prompt and the new token, so sums run in another order.
+    assert_close(out.logits[:1], alone.logits, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["auto", "general"])
@@ -111,3 +126,15 @@ def test_generate_goes_on_from_a_session():
     again = buddy(ids[:, :5], budget="4 blocks").past_key_values
     expected = buddy.generate(ids, past_key_values=again, return_dict_in_generate=True, **options)
     assert torch.equal(made, expected.sequences)
+
+
+@pytest.mark.parametrize("engine", ["auto", "general"])
+@torch.no_grad()
+def test_a_session_of_another_number_format_is_refused(engine):
+    buddy = tiny_buddy(engine=engine)
+    ids = random_ids(1, 5)
+    session = buddy(ids).past_key_values
+    buddy.model.to(torch.bfloat16)
+    buddy(ids)  # the weights are looked at anew
+    with pytest.raises(ModelError, match="begin a new session"):
+        buddy(ids[:, :1], past_key_values=session)

@@ -1,11 +1,13 @@
 """The native decoder against the general path and the naive reference."""
 
+import gc
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
@@ -186,6 +188,62 @@ def test_weights_that_change_or_move_are_followed():
     expected, _, _ = decode(general, *arguments)
     assert_close(after, expected, **TOLERANCE)
     assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("quantisation", [None, "int8"])
+def test_memory_that_the_kernel_reads_outlives_a_weight_that_moves(quantisation):
+    native, general = twins("llama", policy="full")
+    if quantisation is not None:
+        quantise_backbone(native.backbone, quantisation)
+        general.backbone.head = native.backbone.head
+    ids = random_ids(1, 4)
+    arguments = (ids, torch.ones_like(ids), random_ids(1, 3, seed=1))
+    before, _, _ = decode(native, *arguments)
+    parts = (native.backbone.blocks, native.backbone.head)
+    buffers = [buffer for part in parts for buffer in part.buffers()]
+    weights = [*native.model.parameters(), *buffers]
+    read = [StorageWeakRef(weight.untyped_storage()) for weight in weights]
+    for weight in weights:
+        weight.data = -weight.data
+    gc.collect()
+    assert not any(storage.expired() for storage in read)
+    after, _, _ = decode(native, *arguments)
+    gc.collect()
+    assert all(storage.expired() for storage in read)
+    expected, _, _ = decode(general, *arguments)
+    assert_close(after, expected, **TOLERANCE)
+    assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "layers.2.mlp.up_proj", "layers.3.input", "norm"])
+@torch.no_grad()
+def test_any_weight_that_moves_between_two_steps_is_followed(name):
+    native, general = twins("qwen3", policy="full")
+    ids, new = random_ids(1, 4), random_ids(1, 1, seed=1)
+    out, expected = native(ids), general(ids)
+    out = native(new, past_key_values=out.past_key_values)
+    expected = general(new, past_key_values=expected.past_key_values)
+    stale = out.logits
+    [weight] = [t for at, t in native.model.model.named_parameters() if at.startswith(name)]
+    weight.data = weight.data * 1.5
+    out = native(new, past_key_values=out.past_key_values)
+    expected = general(new, past_key_values=expected.past_key_values)
+    assert_close(out.logits, expected.logits, **TOLERANCE)
+    assert (out.logits - stale).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_weights_that_change_their_format_between_two_steps_are_refused():
+    native, _ = twins(policy="full")
+    new = random_ids(1, 1, seed=1)
+    session = native(random_ids(1, 4)).past_key_values
+    native(new, past_key_values=session)
+    native.model.to(torch.bfloat16)
+    with pytest.raises(ModelError, match=r"float32 .*bfloat16.*begin a new session"):
+        native(new, past_key_values=session)
+    native.model.to(torch.float16)
+    with pytest.raises(ModelError, match="float16"):
+        native(new, past_key_values=session)
 
 
 def test_gradients_take_the_general_path():

@@ -216,6 +216,16 @@ def test_lm_eval_finds_the_class_by_its_name(model, data, tmp_path):
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("route_on", ["prompt", "full"])
+def test_an_answer_longer_than_the_context_is_refused_by_its_row(model, route_on):
+    ours = harness(model, route_on=route_on)
+    held = [(words(4, 1), words(2, 2)), (words(4, 3), words(64, 4))]
+    assert len(ours.loglikelihood(loglikelihoods(*held))) == 2
+    requests = loglikelihoods(*held, (words(4, 5), words(3, 6), words(65, 7)))
+    with pytest.raises(DataError, match=r"task, row 2: answer 2 of 2 has 65 tokens.*holds 64"):
+        ours.loglikelihood(requests)
+
+
 def test_unknown_route_is_refused(model):
     from buddy.errors import PolicyError
 

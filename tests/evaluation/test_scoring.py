@@ -6,6 +6,7 @@ import torch
 from buddy.depth.policy import Observation
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_context, naive_hidden
+from buddy.errors import DataError
 from buddy.evaluation.tasks.scoring import ask, ask_leaking, score
 from tests.tiny import FAMILY_NAMES, random_ids, tiny_buddy
 
@@ -101,6 +102,17 @@ def test_contexts_with_nothing_in_common_are_questions_of_their_own():
     questions = ask([((5, 6), (20,)), ((7,), (21, 22))], context=LONG)
     assert [one.routed for one in questions] == [(5, 6), (7,)]
     assert [one.answers for one in questions] == [((20,),), ((21, 22),)]
+
+
+@pytest.mark.parametrize("make", [ask, ask_leaking])
+@pytest.mark.parametrize("before", [(2,), (2, 3, 4, 5)])
+def test_an_answer_that_the_context_cannot_hold_is_refused(make, before):
+    fits, too_long = tuple(range(10, 14)), tuple(range(10, 15))
+    [question] = make([(before, fits)], context=4)
+    assert (*question.routed, *question.rests[0]) == (before[-1], 10, 11, 12)
+    with pytest.raises(DataError, match=r"answer 2 of 2 has 5 tokens.*holds 4") as caught:
+        make([(before, fits), (before, too_long)], context=4)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("context", [4, 5, 6, 7, 8])

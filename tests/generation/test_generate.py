@@ -132,6 +132,29 @@ def test_options_that_routing_gives_no_meaning_are_refused(option):
         tiny_buddy().generate(ROWS[0][None], budget=0.5, max_new_tokens=2, **option)
 
 
+@pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])
+@torch.no_grad()
+def test_hooks_give_what_is_refused_where_the_refusal_says(option):
+    with pytest.raises(PolicyError) as caught:
+        tiny_buddy().generate(ROWS[0][None], **{option: True})
+    assert 'use hooks on the blocks with engine="general"' in str(caught.value)
+    attention = "eager" if 'and attention="eager"' in str(caught.value) else "sdpa"
+    assert attention == ("eager" if option == "output_attentions" else "sdpa")
+    buddy = tiny_buddy(engine="general", attention=attention, summary="ema", ema_decay=0.5)
+    fired, trace = [], DepthTrace()
+    for index, block in enumerate(buddy.backbone.blocks):
+        part = block if option == "output_hidden_states" else block.self_attn
+        part.register_forward_hook(lambda _, __, out, at=index: fired.append((at, out)))
+    buddy.generate(ROWS[0][None], budget=0.5, max_new_tokens=8, do_sample=False, trace=trace)
+    assert len({step.plans[0] for step in trace.steps}) > 1
+    assert [at for at, _ in fired] == [at for step in trace.steps for at in step.plans[0]]
+    for _, out in fired:
+        if option == "output_hidden_states":
+            assert out.shape[-1] == buddy.config.hidden_size
+        else:
+            torch.testing.assert_close(out[1].sum(-1), torch.ones(out[1].shape[:-1]))
+
+
 def test_pad_ids_are_taken_for_pads_as_transformers_does():
     ids, mask = padded(ROWS, "left")
     model = tiny_model()

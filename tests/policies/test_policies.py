@@ -81,7 +81,7 @@ def test_static_follows_the_prior(resources):
 
 
 def test_static_ties_remove_the_deeper_block_first():
-    assert StaticPolicy.from_prior(torch.zeros(4)).removal_order == (4, 3, 2, 1)
+    assert StaticPolicy.from_prior(torch.zeros(4), 6).removal_order == (4, 3, 2, 1)
 
 
 def test_a_static_set_is_never_exceeded(resources):

@@ -22,6 +22,10 @@ def test_rank_ignores_the_steps_before_it():
         assert_close(normalise_prior(RAW, config), torch.tensor([5, 1, 3, 4, 2]) / 6)
 
 
+def test_a_model_without_middle_blocks_has_an_empty_prior():
+    assert normalise_prior(torch.tensor([1.0, 2.0])[1:-1]).shape == (0,)
+
+
 def test_sigmoid_by_hand():
     # x = 4, 0, 1, 3, 0.5: median 1, quartiles 0.5 and 3, z = (x - 1) / 2.5
     config = PriorConfig(squash="sigmoid", tau=2.0, standardise=False)

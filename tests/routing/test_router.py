@@ -1,12 +1,15 @@
 import pytest
 import torch
+from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from buddy.depth.policy import Observation
+from buddy.depth.select import select_blocks
 from buddy.errors import PolicyError
 from buddy.routing.decision import DecisionConfig, DecisionModule
 from buddy.routing.planner import ContextState, PlannerConfig
 from buddy.routing.router import Router, RouterConfig
+from buddy.routing.token_table import TokenTable
 
 TOKENS = torch.tensor([[[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]]])
 ALL = torch.ones(1, 3, dtype=torch.bool)
@@ -40,6 +43,40 @@ def test_token_by_token_equals_all_at_once(decay):
     assert_close(state.total, whole.total)
     assert_close(state.weight, whole.weight)
     assert_close(state.last, whole.last)
+
+
+@pytest.mark.parametrize("decay", [0.98, 0.7])
+@pytest.mark.parametrize("steps", [[400], [399, 1], [1] * 400, [7, 130, 1, 262]])
+def test_the_table_weighs_a_long_text_as_the_cache_does(decay, steps):
+    generator = torch.Generator().manual_seed(0)
+    planner = PlannerConfig(summary="ema", ema_decay=decay)
+    router = Router(RouterConfig(num_blocks=6, token_width=8, planner=planner))
+    values = torch.randint(-9, 10, (50, 8), generator=generator).float()
+    with torch.no_grad():
+        for weight in (router.decision.down.weight, router.decision.up.weight):
+            # Whole numbers: the first layer rounds nothing, so that the weights alone differ.
+            weight.copy_(torch.randint(-3, 4, weight.shape, generator=generator))
+    table = TokenTable(router, values)
+    ids = torch.randint(0, 50, (3, 400), generator=generator)
+    counted = torch.rand(3, 400, generator=generator) > 0.2
+    read, tabled = None, None
+    with torch.no_grad():
+        for new, real in zip(ids.split(steps, 1), counted.split(steps, 1), strict=True):
+            read = router.observe(read, Observation(new, real, values[new], values[new]))
+            tabled = table.observe(tabled, new, real)
+        newer = counted.flip(1).cumsum(1).flip(1).double() - counted.double()
+        by_hand = torch.tensor(decay, dtype=torch.float64) ** newer * counted  # [B, T]
+        total = (values[ids].double() * by_hand[..., None]).sum(1)
+        exact = {"atol": 1e-12, "rtol": 1e-12}
+        assert_close(read.weight, by_hand.sum(1), **exact)
+        assert_close(tabled.weight, by_hand.sum(1), **exact)
+        assert_close(read.total, total, **exact)
+        assert_close(tabled.total, total @ router.decision.down.weight.double().T, **exact)
+        plans = [
+            select_blocks(pad(scores, (1, 1)), torch.full((3,), 4)).keys
+            for scores in (router.scores(read), table.scores(tabled))
+        ]
+    assert plans[0] == plans[1]
 
 
 def test_where_pads_stand_changes_nothing_at_all():

@@ -10,7 +10,8 @@ from typing import Final, Literal
 from buddy.errors import BudgetError
 
 MIN_BLOCKS: Final = 3
-"""The first block feeds the router, the last feeds the head, and one is left to choose."""
+"""The first block feeds the router, the last feeds the head, and one is left to choose. A model of
+fewer blocks has nothing to choose, and runs at full depth alone."""
 
 AUTO: Final = "auto"
 """The budget that leaves the choice to the Budget Predictor."""
@@ -20,23 +21,35 @@ _COUNT = re.compile(r"([+-]?\d{1,9})\s*blocks?")
 _EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
 
 
+def least_blocks(num_blocks: int) -> int:
+    """The smallest budget of a model: three blocks, or full depth where it has fewer."""
+    return max(1, min(MIN_BLOCKS, num_blocks))
+
+
+def _allowed(num_blocks: int) -> str:
+    least = least_blocks(num_blocks)
+    if least >= num_blocks:
+        plural = "" if num_blocks == 1 else "s"
+        return f"full depth alone, {num_blocks} block{plural}, or the fraction 1"
+    return f"{least} to {num_blocks} blocks, or a fraction from {least / num_blocks:.3g} to 1"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Exactly `blocks` of a model's `num_blocks` blocks run, for one sequence, at every step.
 
     Raises:
-        BudgetError: `blocks` is outside [3, num_blocks].
+        BudgetError: `blocks` is below 3 and not all of the model's, or above `num_blocks`.
     """
 
     blocks: int
     num_blocks: int
 
     def __post_init__(self) -> None:
-        if not MIN_BLOCKS <= self.blocks <= self.num_blocks:
+        if not least_blocks(self.num_blocks) <= self.blocks <= self.num_blocks:
             raise BudgetError(
                 f"budget of {self.blocks} blocks is outside what this model can run: "
-                f"expected {MIN_BLOCKS} to {self.num_blocks} blocks, "
-                f"or a fraction from {MIN_BLOCKS / self.num_blocks:.3g} to 1"
+                f"expected {_allowed(self.num_blocks)}"
             )
 
     @property
@@ -57,24 +70,24 @@ class Budget:
         exactly 16.5 and runs 16.
 
         Raises:
-            BudgetError: `ratio` is NaN, outside (0, 1], or rounds below three blocks.
+            BudgetError: `ratio` is NaN, outside (0, 1], or rounds to fewer blocks than the model
+                can run.
 
         Source: paper, section 4.2.2 (`k = round(bL) - 2`); the tie rule and the refusal of
         fewer than three blocks are ours.
         """
+        least = least_blocks(num_blocks)
         if math.isnan(ratio) or not 0 < ratio <= 1:
             hint = (
-                f'; for a count write "{int(ratio)} blocks"'
-                if MIN_BLOCKS <= ratio < math.inf
-                else ""
+                f'; for a count write "{int(ratio)} blocks"' if least <= ratio <= num_blocks else ""
             )
             raise BudgetError(f"budget {ratio:g} is not allowed: expected {_EXAMPLES}{hint}")
         exact = Fraction(repr(float(ratio))) * num_blocks
         blocks = math.ceil(exact - Fraction(1, 2))
-        if blocks < MIN_BLOCKS:
+        if blocks < least:
             raise BudgetError(
-                f"budget {ratio:g} of {num_blocks} blocks rounds to {blocks}: expected at least "
-                f"{MIN_BLOCKS} blocks, a fraction of {MIN_BLOCKS / num_blocks:.3g} or more"
+                f"budget {ratio:g} of {num_blocks} blocks rounds to {blocks}: "
+                f"expected {_allowed(num_blocks)}"
             )
         return cls(blocks, num_blocks)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
+from buddy.depth.share import share_ranking
 from buddy.engine.executors.protocol import Run
 from buddy.engine.probe import ROUTER, piece
 from buddy.engine.state.lanes import Lanes
@@ -239,23 +240,3 @@ class Budgeted:
         else:
             scores = scores[rows]
         return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
-
-
-def share_ranking(
-    scores: Float[Tensor, "batch blocks"],
-    pinned: Sequence[int],
-    asked: Bool[Tensor, " batch"],
-) -> Float[Tensor, "batch blocks"]:
-    """One ranking for all rows: the mean of their scores, each row's brought to the same scale.
-
-    Pinned blocks, whose scores mean nothing, are left out of the scale; rows that are not asked
-    (an ended row is fed pads), of the mean.
-    """
-    free = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-    free[[block % scores.shape[1] for block in pinned]] = False
-    ranked = scores.float()
-    chosen = ranked[:, free]
-    mean, deviation = chosen.mean(1, keepdim=True), chosen.std(1, correction=0, keepdim=True)
-    scaled = (ranked - mean) / torch.where(deviation > 0, deviation, 1.0)
-    voting = scaled[asked] if bool(asked.any()) else scaled
-    return voting.mean(0).expand_as(scores).contiguous()

@@ -86,8 +86,14 @@ _REFUSED = {
     "use_cache": "plans of earlier tokens live in the cache",
     "prefill_chunk_size": "the first plan is chosen from the whole prompt",
     "prompt_mask": "the whole prompt is routed; mark a part of it in forward",
-    "output_hidden_states": "a skipped block has none; use hooks on the blocks",
-    "output_attentions": "a skipped block has none; use hooks on the blocks",
+    # The native engine calls no module, and no attention but "eager" makes weights.
+    "output_hidden_states": (
+        'a skipped block has none; use hooks on the blocks with engine="general"'
+    ),
+    "output_attentions": (
+        'a skipped block has none; use hooks on the blocks with engine="general" and '
+        'attention="eager"'
+    ),
 }
 
 

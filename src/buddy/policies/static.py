@@ -45,10 +45,22 @@ class StaticPolicy:
         self._scores[order] = torch.arange(1.0, len(order) + 1)
 
     @classmethod
-    def from_prior(cls, prior: Float[Tensor, " middle"], source: str = "prior") -> "StaticPolicy":
-        """Remove the middle blocks in ascending order of their prior; ties: deeper first."""
+    def from_prior(
+        cls, prior: Float[Tensor, " middle"], num_blocks: int, source: str = "prior"
+    ) -> "StaticPolicy":
+        """Remove the middle blocks in ascending order of their prior; ties: deeper first.
+
+        Raises:
+            PolicyError: The prior has not one entry for each middle block.
+        """
+        middle = max(0, num_blocks - 2)
+        if len(prior) != middle:
+            raise PolicyError(
+                f"the prior has {len(prior)} entries and the model has {num_blocks} blocks: "
+                f"expected {middle} entries, one for each block but the first and the last"
+            )
         ascending = torch.argsort(prior, descending=True, stable=True).flip(0)
-        return cls([block + 1 for block in ascending.tolist()], len(prior) + 2, source=source)
+        return cls([block + 1 for block in ascending.tolist()], num_blocks, source=source)
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "StaticPolicy":
@@ -63,7 +75,7 @@ class StaticPolicy:
                     "remove, as in --policy static:12,11,20, measure them with buddy importance, "
                     "or use --policy random"
                 )
-            return cls.from_prior(resources.prior)
+            return cls.from_prior(resources.prior, resources.num_blocks)
         if argument.endswith(".json"):
             return cls._from_record(Path(argument), resources.num_blocks)
         try:

@@ -67,6 +67,22 @@ class PlannerConfig:
         return token_width * (2 if self.summary == "mean+last" else 1)
 
 
+def token_weights(
+    counted: Bool[Tensor, "batch tokens"], decay: float
+) -> tuple[Float[Tensor, "batch tokens"], Float[Tensor, " batch"]]:
+    """What each new token weighs in a running sum, and what the sum before them keeps.
+
+    Both are float64, and so are the exponents: torch gives a power of whole numbers in float32.
+    """
+    real = counted.double()
+    if decay == 1.0:
+        return real, torch.ones_like(real[:, 0])
+    if real.shape[1] == 1:  # a decode step: none is newer
+        return real, decay ** real[:, 0]
+    newer = real.flip(1).cumsum(1).flip(1) - real  # [B, T]
+    return decay**newer * real, decay ** real.sum(1)
+
+
 @dataclass(frozen=True, slots=True)
 class ContextState(TensorState):
     """A running weighted sum of what was seen; one update is O(1) in the sequence's length.
@@ -93,13 +109,7 @@ class ContextState(TensorState):
     ) -> "ContextState":
         """The state after `tokens`; those not `counted` leave no trace."""
         tokens = tokens.double()
-        if decay == 1.0:
-            share = counted.double()
-            kept = torch.ones_like(self.weight)
-        else:
-            newer = counted.flip(1).cumsum(1).flip(1) - counted.long()  # [B, T]
-            share = decay**newer * counted
-            kept = decay ** counted.sum(1)
+        share, kept = token_weights(counted, decay)
         total = self.total * kept[:, None] + (tokens * share[..., None]).sum(1)
         weight = self.weight * kept + share.sum(1)
         place = torch.arange(1, counted.shape[1] + 1, device=counted.device)

@@ -60,6 +60,8 @@ def normalise_prior(
     x = importance.double()
     if not bool(x.isfinite().all()):
         raise PolicyError("importance has a NaN or an infinite entry: measure it again")
+    if len(x) == 0:  # a model of two blocks has none between them
+        return x.float()
     x = x.clamp(min=0)
     if config.heavy_tail == "log":
         x = x.log1p()

@@ -7,14 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from buddy.depth.budget import MIN_BLOCKS
 from buddy.depth.policy import Observation
+from buddy.errors import PolicyError
 from buddy.routing.decision import DecisionConfig, DecisionModule
 from buddy.routing.planner import ContextState, PlannerConfig, read_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
-    """Everything that fixes a router's shape and meaning; JSON in a checkpoint."""
+    """Everything that fixes a router's shape and meaning; JSON in a checkpoint.
+
+    Raises:
+        PolicyError: The model has no block to choose, or not the one that is to be read.
+    """
 
     num_blocks: int
     """Blocks of the model."""
@@ -24,6 +30,18 @@ class RouterConfig:
     """What is read, and how it is pooled."""
     decision: DecisionConfig = field(default_factory=DecisionConfig)
     """Size and weight of the prior."""
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < MIN_BLOCKS:
+            raise PolicyError(
+                "a router chooses among the blocks between the first and the last, and a model of "
+                f"{self.num_blocks} blocks has none to choose from: use it without a router"
+            )
+        if self.planner.context_layer > self.num_blocks:
+            raise PolicyError(
+                f"context_layer must be 1 to {self.num_blocks} in a model of as many blocks, "
+                f"got {self.planner.context_layer}"
+            )
 
     @property
     def summary_width(self) -> int:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import TensorState
-from buddy.routing.planner import ContextState, PlannerConfig
+from buddy.routing.planner import ContextState, PlannerConfig, token_weights
 from buddy.routing.router import Router
 
 
@@ -63,15 +63,8 @@ class TokenTable:
         elif isinstance(state, ContextState):
             weight = self.router.decision.down.weight.double()
             state = TableState(state.total @ weight.T, state.weight)
-        decay = self.router.config.planner.decay
+        share, kept = token_weights(counted, self.router.config.planner.decay)
         rows = self.rows[token_ids].double()  # [B, T, r]
-        if token_ids.shape[1] == 1:
-            share, kept = counted[:, 0].double(), decay ** counted[:, 0].double()
-            total = state.total * kept[:, None] + rows[:, 0] * share[:, None]
-            return TableState(total, state.weight * kept + share)
-        newer = counted.flip(1).cumsum(1).flip(1) - counted.long()  # [B, T]
-        share = decay**newer * counted
-        kept = decay ** counted.sum(1).double()
         total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
         return TableState(total, state.weight * kept + share.sum(1))
 

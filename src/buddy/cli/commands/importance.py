@@ -167,7 +167,7 @@ def _search(
 ) -> dict[str, Any]:
     from buddy.importance.search.sleb import sleb_search
 
-    rounds = backbone.num_blocks - 2 if rounds is None else rounds
+    rounds = max(0, backbone.num_blocks - 2) if rounds is None else rounds
     removed = bar.add_task("sleb: blocks removed", total=rounds)
     tried = bar.add_task("candidates of this round")
     found = sleb_search(

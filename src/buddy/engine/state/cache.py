@@ -22,7 +22,7 @@ from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.skipped import NOBODY, SkippedResiduals
-from buddy.errors import PolicyError
+from buddy.errors import ModelError, PolicyError
 
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
@@ -191,6 +191,11 @@ class BlockKVCache:
         """The block's buffers [rows, heads, slots, head], allocated or grown when needed."""
         shape = (self.rows, heads, self.capacity, head_dim)
         keys, values = self._keys[block], self._values[block]
+        if keys is not None and keys.dtype != like.dtype:
+            raise ModelError(
+                f"the model is {like.dtype} now and this session's cache is {keys.dtype}: begin a "
+                "new session"
+            )
         if keys is not None and values is not None and keys.shape == values.shape == shape:
             return keys, values
         grown = (like.new_zeros(shape), like.new_zeros(shape))

@@ -12,7 +12,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from buddy.engine.run import check_reroute
-from buddy.errors import PolicyError
+from buddy.errors import DataError, PolicyError
 from buddy.evaluation.conditions import Condition, plan_conditions
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score
@@ -122,7 +122,11 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Called by lm-eval: (log-likelihood, is greedy) of each request."""
+        """Called by lm-eval: (log-likelihood, is greedy) of each request.
+
+        Raises:
+            DataError: An answer is longer than the model's context.
+        """
         self._instances = requests
         try:
             found = cast(Any, super()).loglikelihood(requests, disable_tqdm=True)
@@ -173,9 +177,12 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             places.setdefault(document, []).append(place)
         make = ask if self._route_on == "prompt" else ask_leaking
         documents = []
-        for (task, *_), mine in places.items():
+        for (task, row, *_), mine in places.items():
             candidates = [requests[place][1:] for place in mine]
-            questions = make(candidates, context=self.max_length)
+            try:
+                questions = make(candidates, context=self.max_length)
+            except DataError as error:
+                raise DataError(f"{task}, row {row}: {error}") from error
             documents.append(_Document(task, self._key(task, candidates), mine, questions))
         return documents
 

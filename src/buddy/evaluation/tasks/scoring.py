@@ -11,6 +11,7 @@ from buddy.depth.budget_source import ConstantBudget
 from buddy.depth.policy import DepthPolicy
 from buddy.engine.run import Feed, StepOutput, run_step
 from buddy.engine.state.session import Session
+from buddy.errors import DataError
 from buddy.model import BuddyForCausalLM
 
 _HEAD_TOKENS = 256
@@ -60,8 +61,11 @@ def ask(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Qu
     Args:
         candidates: Token ids; neither part is empty.
         context: Most tokens that the model can be fed; longer contexts lose their beginning.
+
+    Raises:
+        DataError: An answer is so long that no token of its context can be fed with it.
     """
-    cut = [_cut(before, answer, context) for before, answer in candidates]
+    cut = _cut(candidates, context)
     shared = _common([before for before, _ in cut])
     if shared == 0:
         return [question for one in candidates for question in ask([one], context=context)]
@@ -75,13 +79,30 @@ def ask(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Qu
 
 
 def ask_leaking(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Question]:
-    """Questions whose route sees the answer too: only to reproduce harnesses that leak."""
-    cut = [_cut(before, answer, context) for before, answer in candidates]
+    """Questions whose route sees the answer too: only to reproduce harnesses that leak.
+
+    Raises:
+        DataError: As `ask`.
+    """
+    cut = _cut(candidates, context)
     return [Question((*before, *answer[:-1]), ((),), (answer,)) for before, answer in cut]
 
 
-def _cut(before: Tokens, answer: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    return before[max(0, len(before) + len(answer) - 1 - context) :], answer
+def _cut(candidates: Sequence[tuple[Tokens, Tokens]], context: int) -> list[tuple[Tokens, Tokens]]:
+    """The candidates as they can be fed: the ends of their contexts, and whole answers.
+
+    Source: lm-evaluation-harness, `hf` class: it cuts on the left, never into an answer.
+    """
+    for place, (_, answer) in enumerate(candidates, start=1):
+        if len(answer) > context:  # all but the answer's last token are fed, after one at least
+            raise DataError(
+                f"answer {place} of {len(candidates)} has {len(answer)} tokens, but the model's "
+                f"context holds {context}: shorten the answer or take a model of longer context"
+            )
+    return [
+        (before[max(0, len(before) + len(answer) - 1 - context) :], answer)
+        for before, answer in candidates
+    ]
 
 
 def _common(contexts: Sequence[Tokens]) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import MIN_BLOCKS
+from buddy.depth.budget import least_blocks
 from buddy.errors import PolicyError
 from buddy.importance.calibration import Passages
 from buddy.importance.resume import ResumeFile
@@ -106,7 +106,7 @@ def _check(order: Sequence[int], depths: Sequence[int], num_blocks: int) -> None
         raise PolicyError(
             f"a removal order names each block once, from 0 to {num_blocks - 1}, got {list(order)}"
         )
-    least = max(MIN_BLOCKS, num_blocks - len(order))
+    least = max(least_blocks(num_blocks), num_blocks - len(order))
     wrong = [depth for depth in depths if not least <= depth <= num_blocks]
     if wrong or not depths or len(set(depths)) != len(depths):
         got = ", ".join(map(str, wrong or depths)) or "none"

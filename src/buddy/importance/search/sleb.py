@@ -70,9 +70,10 @@ def sleb_search(
     Source: SLEB; the sharing and the bounds are ours.
     """
     num_blocks = backbone.num_blocks
-    if not 0 <= rounds <= num_blocks - 2:
+    most = max(0, num_blocks - 2)
+    if not 0 <= rounds <= most:
         raise PolicyError(
-            f"SLEB can remove 0 to {num_blocks - 2} of {num_blocks} blocks, got {rounds} rounds"
+            f"SLEB can remove 0 to {most} of {num_blocks} blocks, got {rounds} rounds"
         )
     batches = torch.split(windows, batch)
     targets = len(windows) * (windows.shape[1] - 1)

@@ -10,6 +10,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
 from buddy.backbone.quantised import QuantisedLinear
 from buddy.engine.executors.native import layout
+from buddy.errors import ModelError
 
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ATTENTION: Final = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
@@ -51,22 +52,36 @@ def _linears(backbone: Backbone) -> list[nn.Module]:
 class BoundWeights:
     """A model's weights as the kernel is told of them; norms and biases widened to float32.
 
+    The memory behind every address is held here, not the parameter: `parameter.data = other` frees
+    what a parameter alone kept alive. So a weight that moves is read where it was, until the next
+    `refresh` lets go of it; and no other takes its address, by which a move could go unseen. What
+    changes without moving (the values of norms and biases, which are copies; another module in a
+    module's place) is for `DecoderChoice.refresh` to see, when a session begins.
+
     Attributes:
         model: The structure.
     """
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
+        self._dtype = backbone.dtype
         self._held: list[Any] = []
+        self._read: list[tuple[Tensor, int]] = []  # each weight, and where it was
         self._positions = 0
         self.model = layout.Model()
         self._bind()
 
     def refresh(self, positions: int) -> None:
-        """Follow weights that were moved, and cover as many positions."""
-        if self._backbone.embedding.weight.data_ptr() != self.model.embedding:
-            self._held, self._positions = [], 0
-            self._bind()
+        """Follow weights that were moved, and cover as many positions.
+
+        Asked before every step: comparing the addresses of 300 weights takes some 20 microseconds.
+
+        Raises:
+            ModelError: The kernel cannot run the weights as they are now, or they have another
+                number format than the keys and values that sessions already hold.
+        """
+        if any(weight.data_ptr() != address for weight, address in self._read):
+            self._follow()
         if positions > self._positions:
             hidden = torch.empty(1, 1)  # float32: of the angles' dtype, nothing else
             every = torch.arange(positions)[None]
@@ -74,23 +89,39 @@ class BoundWeights:
             self.model.cosines, self.model.sines = cos.data_ptr(), sin.data_ptr()
             self._angles, self._positions = (cos, sin), positions
 
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def _follow(self) -> None:
+        reason, dtype = why_not(self._backbone), self._backbone.dtype
+        if reason is None and dtype != self._dtype:
+            reason = f"the session's cache is {self._dtype} and the weights are {dtype}"
+        if reason is not None:
+            raise ModelError(
+                "the model's weights were changed while a session was under way, and the native "
+                f"engine cannot go on: {reason}; begin a new session"
+            )
+        self._bind()
+
+    def _hold(self, tensor: Tensor) -> Tensor:
+        """The memory that a weight is in now, for as long as the kernel may read it."""
+        self._read.append((tensor, tensor.data_ptr()))
+        held = tensor.detach()
+        self._held.append(held)
+        return held
+
+    def _widen(self, tensor: Tensor) -> Tensor:
         """In float32, for as long as the kernel may read it."""
-        kept = tensor.detach().float().contiguous()
-        self._held.append(kept)
-        return kept
+        wide = self._hold(tensor).float().contiguous()
+        self._held.append(wide)
+        return wide
 
     def _norm(self, module: Any) -> int | None:
-        return None if module is None else self._keep(module.weight).data_ptr()
+        return None if module is None else self._widen(module.weight).data_ptr()
 
     def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
         quantised = linear if isinstance(linear, QuantisedLinear) else None
-        # The addresses must stay good.
-        self._held.append((linear.weight, None if quantised is None else quantised.scales))
         return layout.Matrix(
-            weights=linear.weight.data_ptr(),
-            scales=None if quantised is None else quantised.scales.data_ptr(),
-            bias=None if linear.bias is None else self._keep(linear.bias).data_ptr(),
+            weights=self._hold(linear.weight).data_ptr(),
+            scales=None if quantised is None else self._hold(quantised.scales).data_ptr(),
+            bias=None if linear.bias is None else self._widen(linear.bias).data_ptr(),
             rows=linear.out_features,
             columns=linear.in_features,
             format=layout.FORMATS[linear.weight.dtype]
@@ -100,6 +131,7 @@ class BoundWeights:
 
     def _bind(self) -> None:
         backbone, config = self._backbone, self._backbone.config
+        self._held, self._read, self._positions = [], [], 0
         blocks = (layout.Block * backbone.num_blocks)()
         for index, (block, window) in enumerate(
             zip(backbone.blocks, backbone.windows, strict=True)
@@ -119,7 +151,7 @@ class BoundWeights:
         first = cast(Any, backbone.blocks[0])
         self.model = layout.Model(
             blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
-            embedding=backbone.embedding.weight.data_ptr(),
+            embedding=self._hold(backbone.embedding.weight).data_ptr(),
             final_norm=self._norm(backbone.final_norm),
             vocabulary=self._matrix(cast(Any, backbone.head)),
             epsilon=config.rms_norm_eps,

@@ -1,0 +1,62 @@
+"""A benchmark goes on from what is there only if that is what it would have made."""
+
+import runpy
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from buddy.records import RunRecord
+from buddy.training.joint.recipe import Recipe
+from buddy.training.settings import read_recipe
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "ablations.toml"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as `python benchmarks/NAME.py` does
+    return lambda name: runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
+
+
+def write(path, *, command="", config=None, results=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = RunRecord(kind="made", command=command, config=config or {}, results=results or {})
+    record.save(path)
+
+
+def test_a_run_of_the_same_recipe_is_used_and_one_of_another_refused(script, tmp_path):
+    trained = script("ablations")["trained"]
+    recipe = read_recipe(Recipe, RECIPE, ["optim.steps=7"])
+    write(
+        tmp_path / "run" / "record.json",
+        config={**asdict(recipe), "processes": 2},
+        results={"evaluation": [1]},
+    )
+    assert trained(RECIPE, tmp_path / "run", ["optim.steps=7"])["results"]["evaluation"] == [1]
+    with pytest.raises(SystemExit, match=r"another recipe, with other optim\.steps: delete"):
+        trained(RECIPE, tmp_path / "run", ["optim.steps=8"])
+
+
+def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monkeypatch):
+    recipe = read_recipe(Recipe, RECIPE, ["lora.keep_context=true", "lora.rank=3"])
+    write(tmp_path / "buddy" / "record.json", config=asdict(recipe))
+    arguments = ["compare", str(RECIPE), "--runs", str(tmp_path), "--only", "buddy"]
+    arguments += ["--out", str(tmp_path / "out.json"), "--rows", "rows=none.jsonl:0:1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--set", "lora.rank=5"])
+    with pytest.raises(SystemExit, match=r"another recipe, with other lora\.rank: delete"):
+        script("compare_methods")["main"]()
+
+
+def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script, tmp_path):
+    measured = script("compare_methods")["measured"]
+    out, model = tmp_path / "tasks.json", tmp_path / "checkpoint"
+    command = f"buddy eval tasks --limit 9 --model {model} --out {out} -b '4 blocks'"
+    write(out, command=command, results={"points": [{"value": 1}]})
+    [point] = measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
+    assert point == {"value": 1, "label": "(b) SLEB", "policy": "sleb"}
+    with pytest.raises(SystemExit, match=r"--limit 9 .* and not .*--limit 8 .*: delete"):
+        measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 8)
+    with pytest.raises(SystemExit, match="another command"):
+        measured("sleb-4", tmp_path, "tasks", [4, 3], "tasks", "--limit", 9)
