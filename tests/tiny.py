@@ -105,6 +105,7 @@ _PECULIAR = {
 CONFIGS = _PLAIN | _PECULIAR
 FAMILY_NAMES = tuple(_PLAIN)
 """Llama's layout: what most tests run on, and what the native decoder knows."""
+PECULIAR_FAMILY_NAMES = tuple(_PECULIAR)
 ALL_FAMILY_NAMES = tuple(CONFIGS)
 """What the parity suite runs on."""
 

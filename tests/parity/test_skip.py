@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from tests.tiny import (
     NUM_BLOCKS,
-    delete_blocks,
     all_families,
+    delete_blocks,
     every_kv_policy,
     padded,
     random_ids,

@@ -6,10 +6,10 @@ from buddy.backbone.backbone import Backbone
 from buddy.training import losses as losses_module
 from buddy.training.attention import fast_attention, grouped_attention
 from buddy.training.losses import answer_losses, mean_by_row
-from tests.tiny import every_family, random_ids, tiny_model
+from tests.tiny import all_families, random_ids, tiny_model
 
 
-@every_family
+@all_families
 def test_losses_and_gradients_equal_torchs_cross_entropy(family, monkeypatch):
     monkeypatch.setattr(losses_module, "_HEAD_TOKENS", 3)  # several pieces, the last one short
     model = tiny_model(family).requires_grad_(False)

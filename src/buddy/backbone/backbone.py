@@ -247,7 +247,7 @@ class Backbone:
     def _projected(
         self, linear: nn.Module, normed: Float[Tensor, "tokens hidden"], start: int
     ) -> Float[Tensor, "tokens width"]:
-        """What a projection makes; of a fused one, `kv_width` outputs from `start`, from the end."""
+        """What a projection makes; of a fused one, `kv_width` outputs from `start` on."""
         if self.family.fused is None:
             made = cast(Tensor, linear(normed))
         else:
