@@ -33,7 +33,7 @@ def test_mean_by_row():
     assert mean_by_row(torch.tensor([1.0, 3.0, 5.0]), rows, 3).tolist() == [2.0, 0.0, 5.0]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-mha", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "llama-mha", "qwen3", "gemma3_text", "granite"])
 def test_training_attention_equals_the_fused_kernel_in_values_and_gradients(family):
     backbone = Backbone(tiny_model(family))
     ids = random_ids(3, 11)
