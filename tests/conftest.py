@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -9,3 +10,12 @@ torch.set_num_threads(1)
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def verified_elsewhere(tmp_path_factory, monkeypatch):
+    """Note the models of tests in a folder of the tests' own."""
+    from buddy.hub import verified  # not before pytest checks the shapes of what is imported
+
+    folder = tmp_path_factory.getbasetemp() / "verified"
+    monkeypatch.setattr(verified, "cache_home", lambda: folder)

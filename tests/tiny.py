@@ -5,12 +5,24 @@ import copy
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.gemma import GemmaConfig
+from transformers.models.gemma2 import Gemma2Config
+from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.granite import GraniteConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.olmo import OlmoConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.smollm3 import SmolLM3Config
+from transformers.models.starcoder2 import Starcoder2Config
 
 from buddy import BuddyForCausalLM
+from buddy.backbone.families import FAMILIES
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.planner import PlannerConfig
 from buddy.routing.router import Router, RouterConfig
@@ -39,7 +51,9 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
-CONFIGS = {
+_PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+_PLAIN = {
     "llama": LlamaConfig(**_SIZES, attention_bias=True),
     "llama3": LlamaConfig(**_SIZES, rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=True),
     "llama-mha": LlamaConfig(**{**_SIZES, "num_key_value_heads": 4}),
@@ -48,14 +62,60 @@ CONFIGS = {
     "qwen2.5": Qwen2Config(**_SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_SIZES, head_dim=16),
 }
-FAMILY_NAMES = tuple(CONFIGS)
+_PECULIAR = {
+    "gemma": GemmaConfig(**_SIZES, head_dim=16),
+    # Caps so low that they bend what a tiny model makes.
+    "gemma2": Gemma2Config(
+        **_SIZES,
+        head_dim=16,
+        sliding_window=5,
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=3.0,
+        attn_logit_softcapping=2.0,
+    ),
+    "gemma3_text": Gemma3TextConfig(
+        **_SIZES,
+        head_dim=16,
+        sliding_window=5,
+        sliding_window_pattern=3,
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=3.0,
+    ),
+    "granite": GraniteConfig(
+        **_SIZES,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.3,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "mixtral": MixtralConfig(**_SIZES, num_local_experts=4, sliding_window=5, head_dim=16),
+    "olmo": OlmoConfig(**_SIZES, clip_qkv=0.7),
+    "olmo2": Olmo2Config(**_SIZES),
+    "phi3": Phi3Config(**_SIZES, sliding_window=5),
+    "phi3-partial": Phi3Config(**_SIZES, rope_parameters=_PARTIAL_ROPE),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16
+    ),
+    "smollm3": SmolLM3Config(
+        **_SIZES, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=5
+    ),
+    "starcoder2": Starcoder2Config(**_SIZES, sliding_window=5),
+}
+CONFIGS = _PLAIN | _PECULIAR
+FAMILY_NAMES = tuple(_PLAIN)
+"""Llama's layout: what most tests run on, and what the native decoder knows."""
+PECULIAR_FAMILY_NAMES = tuple(_PECULIAR)
+ALL_FAMILY_NAMES = tuple(CONFIGS)
+"""What the parity suite runs on."""
 
 
 def tiny_model(name="llama", *, seed=0, attention="sdpa"):
     """A float32 Hugging Face model whose weights, norms and biases are all random."""
     torch.manual_seed(seed)
     config = copy.deepcopy(CONFIGS[name])
-    config._attn_implementation = attention
+    allowed = FAMILIES[config.model_type].implementations
+    config._attn_implementation = attention if attention in allowed else allowed[0]
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -148,4 +208,5 @@ def delete_blocks(model, blocks):
 
 
 every_family = pytest.mark.parametrize("family", FAMILY_NAMES)
+all_families = pytest.mark.parametrize("family", ALL_FAMILY_NAMES)
 every_kv_policy = pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])

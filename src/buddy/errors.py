@@ -6,7 +6,7 @@ BuddyError
 ├── PromptError       an empty prompt, or one longer than the context
 ├── ModelError        a model that cannot be found, fetched or understood
 │   ├── FetchError        a download that failed or arrived broken
-│   ├── FamilyError       an architecture with no row in the family table
+│   ├── FamilyError       an architecture with no row in the family table, or with a wrong one
 │   └── CheckpointError   a missing, truncated, foreign or unsafe checkpoint
 ├── DataError         training or evaluation data, or a task, that cannot be understood
 ├── RecipeError       a training recipe with an unknown key or a wrong value
@@ -43,7 +43,7 @@ class FetchError(ModelError):
 
 
 class FamilyError(ModelError):
-    """An architecture that has no row in the family table."""
+    """An architecture that has no row in the family table, or whose row is wrong."""
 
 
 class CheckpointError(ModelError):

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from buddy import BuddyForCausalLM
-from buddy.checkpoint.manifest import base_fingerprint
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
 from tests.tiny import random_ids, random_predictor, random_router, tiny_model

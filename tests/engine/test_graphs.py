@@ -15,6 +15,7 @@ from buddy.engine.executors.graphs import GraphDecoder
 from buddy.errors import ModelError
 from tests.engine.decoding import decode
 from tests.tiny import (
+    PECULIAR_FAMILY_NAMES,
     every_family,
     every_kv_policy,
     padded,
@@ -56,6 +57,22 @@ def test_a_padded_batch_of_mixed_budgets_equals_the_general_path(monkeypatch, fa
     assert len(torch.unique(plans[0], dim=0)) > 1
     assert_close(made, expected, **TOLERANCE)
     assert len(decoder._arenas) == 1
+
+
+@pytest.mark.parametrize("family", PECULIAR_FAMILY_NAMES)
+def test_what_is_peculiar_to_a_family_is_captured_or_refused(monkeypatch, family):
+    if Backbone(tiny_model(family)).family.mixture:
+        with pytest.raises(ModelError, match="chooses its experts"):
+            twins(monkeypatch, family)
+        return
+    graphs, general, _ = twins(monkeypatch, family, kv_policy="lazy")
+    ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], "left")
+    continuation = random_ids(3, 8, seed=5)
+    options = {"budget": ["3 blocks", "4 blocks", 1.0]}
+    made, plans, _ = decode(graphs, ids, mask, continuation, **options)
+    expected, expected_plans, _ = decode(general, ids, mask, continuation, **options)
+    assert torch.equal(plans, expected_plans)
+    assert_close(made, expected, **TOLERANCE)
 
 
 @every_kv_policy

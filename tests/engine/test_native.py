@@ -17,6 +17,7 @@ from buddy.engine.naive import naive_decode
 from buddy.errors import ModelError
 from tests.engine.decoding import decode
 from tests.tiny import (
+    PECULIAR_FAMILY_NAMES,
     every_family,
     every_kv_policy,
     padded,
@@ -39,6 +40,15 @@ def twins(family="llama", **options):
     make = {"router": router, **options}
     native = BuddyForCausalLM(model, engine="native", **make)
     return native, BuddyForCausalLM(model, engine="general", **make)
+
+
+@pytest.mark.parametrize("family", PECULIAR_FAMILY_NAMES)
+def test_a_family_that_the_kernel_does_not_know_is_refused(family):
+    with pytest.raises(ModelError, match="is none of llama, mistral, qwen2, qwen3"):
+        BuddyForCausalLM(tiny_model(family), engine="native").decoder.native()
+    buddy = BuddyForCausalLM(tiny_model(family))
+    assert buddy.decoder.native() is None
+    assert "is none of" in buddy.decoder.why_general
 
 
 @every_family

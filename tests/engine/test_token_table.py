@@ -9,7 +9,7 @@ from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.training.joint.lora import add_lora
 from buddy.training.joint.recipe import LoraSettings
-from tests.tiny import every_family, padded, random_ids, tiny_buddy
+from tests.tiny import all_families, padded, random_ids, tiny_buddy
 
 
 def route_of(session):
@@ -39,7 +39,7 @@ def routes(buddy, ids, mask, continuation):
     return found
 
 
-@every_family
+@all_families
 @pytest.mark.parametrize("summary", [{}, {"summary": "ema", "ema_decay": 0.6}])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_scores_are_those_read_from_the_cache(family, summary, side):

@@ -13,7 +13,7 @@ from buddy.importance.forward import Windows
 from buddy.importance.indicators.cosine import BlockInfluence, SummaryCosine
 from buddy.importance.indicators.indicator import INDICATORS, build_indicator
 from buddy.importance.indicators.skipping import DeltaPerplexity, skip_losses
-from tests.tiny import NUM_BLOCKS, delete_blocks, every_family, random_ids, tiny_model
+from tests.tiny import NUM_BLOCKS, all_families, delete_blocks, every_family, random_ids, tiny_model
 
 IDS = random_ids(3, 12)
 
@@ -24,7 +24,7 @@ def nll(model):
     return -float(logprobs.gather(2, IDS[:, 1:, None]).double().sum())
 
 
-@every_family
+@all_families
 def test_loss_without_each_block_is_the_loss_of_the_model_without_it(family):
     model = tiny_model(family)
     whole, without = skip_losses(Backbone(model), IDS, range(NUM_BLOCKS))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.tiny import FAMILY_NAMES, every_family, padded, random_ids, tiny_buddy, tiny_model
+from tests.tiny import ALL_FAMILY_NAMES, all_families, padded, random_ids, tiny_buddy, tiny_model
 
 
-@every_family
+@all_families
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_full_budget_equals_transformers_in_prefill_and_32_decode_steps(family, attention):
     reference = tiny_model(family, attention=attention)
@@ -26,7 +26,7 @@ def test_full_budget_equals_transformers_in_prefill_and_32_decode_steps(family, 
             assert ours.executed_blocks.tolist() == [6, 6]
 
 
-@every_family
+@all_families
 def test_full_budget_generates_the_same_greedy_text(family):
     ids = random_ids(1, 7)
     theirs = tiny_model(family).generate(ids, max_new_tokens=24, do_sample=False)
@@ -34,7 +34,7 @@ def test_full_budget_generates_the_same_greedy_text(family):
     assert ours.tolist() == theirs.tolist()
 
 
-@every_family
+@all_families
 def test_full_budget_without_a_cache_gives_the_same_gradients(family):
     reference, buddy = tiny_model(family), tiny_buddy(family)
     ids = random_ids(2, 9)
@@ -45,7 +45,7 @@ def test_full_budget_without_a_cache_gives_the_same_gradients(family):
         assert_close(parameter.grad, theirs[name].grad, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", ALL_FAMILY_NAMES)
 def test_left_padded_batch_equals_transformers(family):
     ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (4, 9, 7)], "left")
     if family == "mistral" or family == "qwen2":

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from tests.tiny import (
     NUM_BLOCKS,
+    all_families,
     delete_blocks,
-    every_family,
     every_kv_policy,
     padded,
     random_ids,
@@ -23,7 +23,7 @@ def static(family, skipped, **options):
     return BuddyForCausalLM(tiny_model(family), policy=f"static:{order}", **options)
 
 
-@every_family
+@all_families
 @every_kv_policy
 @pytest.mark.parametrize("skipped", SETS)
 def test_skipping_equals_deleting_in_prefill_and_decode(family, kv_policy, skipped):
@@ -44,7 +44,7 @@ def test_skipping_equals_deleting_in_prefill_and_decode(family, kv_policy, skipp
         assert not torch.allclose(theirs, dense(ids).logits, atol=1e-2)
 
 
-@every_family
+@all_families
 def test_skipping_equals_deleting_in_gradients(family):
     buddy = static(family, {1, 4})
     reference = delete_blocks(tiny_model(family), {1, 4})

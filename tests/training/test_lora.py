@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
+from buddy.errors import ModelError
 from buddy.training.joint.lora import add_lora, context_layers
 from buddy.training.joint.recipe import LoraSettings
 from buddy.training.predictor.reward_model import RewardModel
@@ -29,7 +30,7 @@ def adapted(name, context_layer, *, keep):
 
 
 @pytest.mark.parametrize("context_layer", [1, 2])
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, "olmo2", "phi3"])
 def test_without_adapters_on_the_context_prompts_look_as_before(name, context_layer):
     model = tiny_model(name)
     router = random_router(model, context="key+value", context_layer=context_layer)
@@ -40,6 +41,14 @@ def test_without_adapters_on_the_context_prompts_look_as_before(name, context_la
     )
     assert torch.equal(kept, before)
     assert not torch.allclose(changed, before, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_a_mixture_of_experts_has_none(name):
+    model = tiny_model(name)
+    with pytest.raises(ModelError, match=r"lora\.rank = 0"):
+        add_lora(model, LoraSettings(), 0)
+    assert add_lora(model, LoraSettings(rank=0), 0) is model
 
 
 def test_all_other_linear_layers_have_one():

@@ -7,17 +7,45 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from buddy.backbone.families import block_windows, find_family
+from buddy.backbone.families import block_windows, find_family, longest_of_rope
 from buddy.depth.cost import ModelShape
-from buddy.errors import ModelError
+from buddy.errors import ModelError, PromptError
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines, [batch, tokens, head] each."""
+"""Cosines and sines, [batch, tokens, angles] each; rows may be chosen of both.
+
+The angles are as many as are rotated of a head. A family whose kinds of blocks rotate differently
+has one kind's angles after another's in that axis; `run_block` takes what is its block's.
+"""
 
 
 def _rotate_half(x: Float[Tensor, "*shape head"]) -> Float[Tensor, "*shape head"]:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
+
+
+def _rotate(
+    keys: Float[Tensor, "tokens heads head"],
+    cos: Float[Tensor, "tokens 1 angles"],
+    sin: Float[Tensor, "tokens 1 angles"],
+) -> Float[Tensor, "tokens heads head"]:
+    """Rotate as much of each head as there are angles."""
+    turned, rest = keys.tensor_split([cos.shape[-1]], dim=-1)
+    # Some families keep their angles in float32 whatever the keys are.
+    turned = (turned * cos + _rotate_half(turned) * sin).to(keys.dtype)
+    return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], dim=-1)
+
+
+def _some_outputs(
+    linear: nn.Module,
+    x: Float[Tensor, "*shape columns"],
+    rows: slice | Int[Tensor, " chosen"],
+) -> Float[Tensor, "*shape chosen"]:
+    """What a linear layer makes of `x`, these outputs alone."""
+    if type(linear) is not nn.Linear:  # an adapter's weight is not all it computes
+        return cast(Tensor, linear(x))[..., rows]
+    bias = None if linear.bias is None else linear.bias[rows]
+    return nn.functional.linear(x, linear.weight[rows], bias)
 
 
 class Backbone:
@@ -28,7 +56,8 @@ class Backbone:
 
     Raises:
         FamilyError: The family is not in the table.
-        ModelError: The attention implementation takes no explicit mask.
+        ModelError: The attention implementation takes no explicit mask, or is none that
+            computes this family.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,10 +80,19 @@ class Backbone:
                 f"attention {self.attention!r} takes no mask of its own for each block: "
                 'expected "sdpa" or "eager"; load the model with attn_implementation="sdpa"'
             )
+        if self.attention not in family.implementations:
+            wanted = family.implementations[0]
+            raise ModelError(
+                f"attention {self.attention!r} does not compute {family.title}: load the model "
+                f'with attn_implementation="{wanted}"'
+            )
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // config.num_attention_heads
         self.kv_width: int = config.num_key_value_heads * self.head_dim
         self._grouped = config.num_attention_heads > config.num_key_value_heads
+        self._longest = longest_of_rope(config)
+        self._block_kinds: list[str] | None = config.layer_types if family.rotary_by_kind else None
+        self._kinds = sorted(set(self._block_kinds or ()))
 
     def set_head(self, head: nn.Module) -> None:
         """Put another output projection in the place of the model's."""
@@ -73,13 +111,41 @@ class Backbone:
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens hidden"]:
         """The residual that enters the first block."""
-        return cast(Tensor, self.embedding(token_ids))
+        embedded = cast(Tensor, self.embedding(token_ids))
+        scale = self._setting(self.family.embedding_scale)
+        return embedded if scale is None else embedded * scale
+
+    def _setting(self, field: str | None) -> float | None:
+        """What the config says under a name of the family table; None where it says nothing."""
+        return None if field is None else getattr(self.config, field, None)
 
     def rotary(
         self, hidden: Float[Tensor, "*shape hidden"], positions: Int[Tensor, "batch tokens"]
     ) -> Rotary:
-        """Cosines and sines of the positions, in the dtype of `hidden`."""
-        return cast(Rotary, self._rotary(hidden, positions))
+        """Cosines and sines of the positions, as the model's own rotary embedding makes them.
+
+        Raises:
+            PromptError: The angles would change here, and cached keys would be of other angles.
+        """
+        if self._longest is not None and int(positions.max()) >= self._longest:
+            raise PromptError(
+                f"a sequence would have {int(positions.max()) + 1} tokens, but beyond "
+                f"{self._longest} this model's rotary embedding (longrope) has other angles, which "
+                f"keys in the cache would not have: stay within {self._longest} tokens"
+            )
+        if not self._kinds:
+            return cast(Rotary, self._rotary(hidden, positions))
+        made = [self._rotary(hidden, positions, kind) for kind in self._kinds]
+        cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*made, strict=True))
+        return cos, sin
+
+    def _rotary_of(self, block: int, rotary: Rotary) -> Rotary:
+        """The block's own angles."""
+        if self._block_kinds is None:
+            return rotary
+        place = self._kinds.index(self._block_kinds[block])
+        cos, sin = (part.chunk(len(self._kinds), dim=-1)[place] for part in rotary)
+        return cos, sin
 
     def open_mask(self, batch: int, slots: int) -> Bool[Tensor, "batch 1 1 slots"] | None:
         """The mask for a decode step that sees every slot.
@@ -107,7 +173,7 @@ class Backbone:
             hidden: The residual that enters it.
             mask: True = may attend; None = plain causal over the new tokens.
             positions: Of the new tokens.
-            rotary: Of the new tokens.
+            rotary: Of the new tokens, as `rotary` made it.
             kv: Takes the new keys and values and returns those to attend to, through
                 `update(keys, values, layer_idx)`; None to keep nothing.
         """
@@ -117,7 +183,7 @@ class Backbone:
             hidden,
             attention_mask=mask,
             position_ids=positions,
-            position_embeddings=rotary,
+            position_embeddings=self._rotary_of(block, rotary),
             past_key_values=kv,
             use_cache=kv is not None,
         )
@@ -141,55 +207,107 @@ class Backbone:
         positions: Int[Tensor, " tokens"],
     ) -> tuple[Float[Tensor, "tokens heads head"], Float[Tensor, "tokens heads head"]]:
         """Keys and values that a block would have cached for the residuals that passed it by."""
-        attention = self._attention(block)
-        normed = getattr(self.blocks[block], self.family.attention_norm)(hidden)
-        shape = (len(hidden), self.kv_width // self.head_dim, self.head_dim)
-        keys = getattr(attention, self.family.key)(normed).view(shape)
-        values = getattr(attention, self.family.value)(normed).view(shape)
-        if self.family.key_norm is not None:
-            keys = getattr(attention, self.family.key_norm)(keys)
-        cos, sin = (part[0][:, None] for part in self.rotary(hidden, positions[None]))
-        return keys * cos + _rotate_half(keys) * sin, values
+        attention, family = self._attention(block), self.family
+        normed = self._attention_input(block, hidden)
+        keys, values = self._keys(block, normed), self._values(block, normed)
+        heads = (len(hidden), self.kv_width // self.head_dim, self.head_dim)
+        if family.key_norm is not None and family.key_norm_spans_heads:
+            keys = getattr(attention, family.key_norm)(keys).view(heads)
+        elif family.key_norm is not None:
+            keys = getattr(attention, family.key_norm)(keys.view(heads))
+        keys, values = keys.view(heads), values.view(heads)
+        if family.rotates is None or getattr(attention, family.rotates):
+            kind = () if self._block_kinds is None else (self._block_kinds[block],)
+            cos, sin = self._rotary(hidden, positions[None], *kind)
+            keys = _rotate(keys, cos[0, :, None], sin[0, :, None])
+        return keys, values
+
+    def _attention_input(
+        self, block: int, hidden: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        norm = self._attention_norm(block)
+        return hidden if norm is None else cast(Tensor, norm(hidden))
+
+    def _attention_norm(self, block: int) -> nn.Module | None:
+        name = self.family.attention_norm
+        return None if name is None else cast(nn.Module, getattr(self.blocks[block], name))
+
+    def _keys(
+        self, block: int, normed: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens width"]:
+        """The block's keys before norm and rotation, heads flattened."""
+        return self._projected(self.key_projection(block), normed, -2 * self.kv_width)
+
+    def _values(
+        self, block: int, normed: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens width"]:
+        """The block's values, heads flattened."""
+        return self._projected(self.value_projection(block), normed, -self.kv_width)
+
+    def _projected(
+        self, linear: nn.Module, normed: Float[Tensor, "tokens hidden"], start: int
+    ) -> Float[Tensor, "tokens width"]:
+        """What a projection makes; of a fused one, `kv_width` outputs from `start` on."""
+        if self.family.fused is None:
+            made = cast(Tensor, linear(normed))
+        else:
+            made = _some_outputs(linear, normed, slice(start, start + self.kv_width or None))
+        size = self._setting(self.family.clip)
+        return made if size is None else made.clamp(-size, size)
 
     def key_projection(self, block: int) -> nn.Module:
-        """The linear layer that makes a block's keys."""
-        return cast(nn.Module, getattr(self._attention(block), self.family.key))
+        """The linear layer that makes a block's keys, and perhaps queries and values with them."""
+        name = self.family.fused or self.family.key
+        return cast(nn.Module, getattr(self._attention(block), name))
 
     def value_projection(self, block: int) -> nn.Module:
-        """The linear layer that makes a block's values."""
-        return cast(nn.Module, getattr(self._attention(block), self.family.value))
+        """The linear layer that makes a block's values, and perhaps queries and keys with them."""
+        name = self.family.fused or self.family.value
+        return cast(nn.Module, getattr(self._attention(block), name))
 
     def values(
         self, block: int, hidden: Float[Tensor, "tokens hidden"]
     ) -> Float[Tensor, "tokens width"]:
         """Values that a block would cache for these residuals, KV heads flattened."""
-        normed = cast(Any, getattr(self.blocks[block], self.family.attention_norm))(hidden)
-        return cast(Tensor, self.value_projection(block)(normed))
+        return self._values(block, self._attention_input(block, hidden))
 
     def first_values_depend_on(self) -> list[Tensor]:
         """The weights that `values(0, embed(ids))` is made of."""
-        norm = getattr(self.blocks[0], self.family.attention_norm)
-        parts = (self.embedding, norm, self.value_projection(0))
+        norm = self._attention_norm(0)
+        parts = (self.embedding, *(() if norm is None else (norm,)), self.value_projection(0))
         return [t for part in parts for t in (*part.parameters(), *part.buffers())]
 
     def _attention(self, block: int) -> Any:
         return getattr(self.blocks[block], self.family.attention)
 
     def logits(self, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape vocab"]:
-        """Final norm and output projection."""
-        return cast(Tensor, self.head(self.final_norm(hidden)))
+        """Final norm and output projection, scaled and capped as the family does."""
+        return self._settled(cast(Tensor, self.head(self.final_norm(hidden))))
 
     def logits_of(
         self, hidden: Float[Tensor, "*shape hidden"], tokens: Int[Tensor, " chosen"]
     ) -> Float[Tensor, "*shape chosen"]:
         """`logits` of these tokens alone: their rows of the output projection."""
-        if type(self.head) is not nn.Linear:  # an adapter's weight is not all it computes
-            return self.logits(hidden)[..., tokens]
-        bias = None if self.head.bias is None else self.head.bias[tokens]
-        return nn.functional.linear(self.final_norm(hidden), self.head.weight[tokens], bias)
+        return self._settled(_some_outputs(self.head, self.final_norm(hidden), tokens))
+
+    def _settled(self, logits: Float[Tensor, "*shape vocab"]) -> Float[Tensor, "*shape vocab"]:
+        divisor = self._setting(self.family.logits_divisor)
+        if divisor is not None:
+            logits = logits / divisor
+        cap = self._setting(self.family.logits_cap)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def own_logits(
+        self, token_ids: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens vocab"]:
+        """What the model's own forward makes of them, with nothing of Buddy's in between."""
+        return cast(Tensor, self._model(input_ids=token_ids, use_cache=False).logits)
 
     def shape(self) -> ModelShape:
-        """The counts that costs are made of; weights may be on the meta device."""
+        """The counts that costs are made of; weights may be on the meta device.
+
+        All experts of a mixture count, as if every token ran each of them.
+        """
         in_blocks = sum(p.numel() for p in self.blocks.parameters())
         outer = (self.embedding, self.final_norm, self.head)
         outside = {id(p): p.numel() for part in outer for p in part.parameters()}

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
 from buddy.checkpoint.manifest import (
     MANIFEST,
-    base_fingerprint,
     check_base,
     identity,
     read_manifest,
@@ -45,7 +45,7 @@ def load(
     device: str | torch.device | None = None,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
     merge_adapter: bool = False,
     engine: EngineName = "auto",
     quant: Quantisation | None = None,
@@ -59,7 +59,7 @@ def load(
         device: By default the first CUDA device, else the CPU.
         policy: In place of the model's own.
         kv_policy: In place of the model's own.
-        attention: "sdpa" or "eager".
+        attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         merge_adapter: Fold the LoRA weights into the backbone: faster, and no longer trainable.
         engine: "native", "general" or "auto".
         quant: "int8" or "int4", weights alone; an adapter must be merged.
@@ -67,6 +67,7 @@ def load(
 
     Raises:
         ModelError: It cannot be found, fetched or understood.
+        FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated, foreign or unsafe.
     """
     options: dict[str, Any] = {

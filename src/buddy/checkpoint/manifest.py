@@ -5,17 +5,12 @@ import json
 from pathlib import Path
 from typing import Any, Final, cast
 
-import torch
-from torch import nn
-
 from buddy.backbone.backbone import Backbone
 from buddy.engine.state.cache import KV_POLICIES
 from buddy.errors import CheckpointError
 
 MANIFEST: Final = "buddy.json"
 FORMAT: Final = 1
-_SAMPLES: Final = 64
-"""Weights of each parameter that the fingerprint looks at."""
 
 
 def write_manifest(folder: Path, contents: dict[str, Any]) -> None:
@@ -98,23 +93,6 @@ def check_base(folder: Path, expected: dict[str, Any], found: dict[str, Any]) ->
                 f"{folder} was made for another base model: {key} is {expected.get(key)!r} there "
                 f"and {value!r} in the model found; load the base model it names"
             )
-
-
-def base_fingerprint(model: nn.Module) -> str:
-    """SHA-256 of evenly spaced weights of every parameter, those of an adapter left out.
-
-    The same in bfloat16 and float32, and whether PEFT has wrapped the linear layers or not.
-    """
-    digest = hashlib.sha256()
-    base = getattr(model, "get_base_model", lambda: model)()
-    for name, parameter in base.named_parameters():
-        if "lora_" in name:
-            continue
-        flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // _SAMPLES)].to(torch.bfloat16).cpu()
-        digest.update(name.replace(".base_layer", "").encode())
-        digest.update(sample.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _digest(path: Path) -> str:

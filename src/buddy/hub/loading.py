@@ -19,6 +19,7 @@ from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.store import ensure_default, resolve_gguf
+from buddy.hub.verified import verify_once
 from buddy.routing.prior import normalise_prior
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, StrictDataclassError)
@@ -123,26 +124,28 @@ def load_model(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
     on_progress: Progress | None = None,
 ) -> Any:
-    """Load a Hugging Face causal LM, ready for inference.
+    """Load a Hugging Face causal LM, ready for inference, and verify it if it is new.
 
     Args:
         name: Preset, hub id, folder or GGUF file.
         dtype: Of the weights; by default as they were saved.
         device: By default the first CUDA device, else the CPU.
-        attention: "sdpa" or "eager".
+        attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
 
     Raises:
         ModelError: It cannot be found, fetched or understood.
+        FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated or unsafe.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     config = load_config(name, on_progress=on_progress)
+    attention = _attention(config, attention)
     where = local_folder(name, on_progress=on_progress)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -163,7 +166,20 @@ def load_model(
     except _LOADING_ERRORS as error:
         raise _explained(where, error) from error
     _check_whole(where, model, report)
-    return model.eval().to(torch.device(device))
+    model = model.eval().to(torch.device(device))
+    verify_once(model)
+    return model
+
+
+def _attention(config: Any, asked: str | None) -> str:
+    """The attention function to load a model with."""
+    family = find_family(config)
+    if asked is not None and asked not in family.implementations:
+        raise ModelError(
+            f"attention must be {' or '.join(family.implementations)} for {family.title}, got "
+            f"{asked!r}"
+        )
+    return asked or family.implementations[0]
 
 
 def _check_whole(where: str, model: Any, report: Any) -> None:

@@ -59,7 +59,8 @@ class GraphDecoder:
         capture: Makes a replay of a piece of work.
 
     Raises:
-        ModelError: The angles of the rotary embedding depend on the length: no fixed work.
+        ModelError: The angles of the rotary embedding depend on the length, or the experts on
+            the token: no fixed work.
     """
 
     def __init__(self, backbone: Backbone, capture: Capture = capture_cuda) -> None:
@@ -68,6 +69,11 @@ class GraphDecoder:
             raise ModelError(
                 f"no graph can be captured: the rotary embedding is {rope!r}, which changes with "
                 'the length; use engine="general"'
+            )
+        if backbone.family.mixture:
+            raise ModelError(
+                "no graph can be captured: each token chooses its experts, so the work is never "
+                'the same; use engine="general"'
             )
         self._backbone, self._capture = backbone, capture
         self._arenas: list[Arena] = []

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.families import find_family
 from buddy.errors import ModelError
 from buddy.hub.quiet import quiet_peft
 from buddy.training.joint.recipe import LoraSettings
@@ -24,7 +25,7 @@ def add_lora(
         without: Names of linear layers that get none.
 
     Raises:
-        ModelError: The model has adapters already.
+        ModelError: The model has adapters already, or is a mixture of experts.
     """
     if hasattr(model, "peft_config"):
         raise ModelError(
@@ -34,6 +35,11 @@ def add_lora(
     model.requires_grad_(False)
     if settings.rank == 0:
         return model
+    if find_family(model.config).mixture:
+        raise ModelError(
+            "LoRA on a mixture of experts is not supported: PEFT would adapt its experts too, also "
+            "where they are to stay; set lora.rank = 0 to train the router alone"
+        )
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from buddy.checkpoint.manifest import base_fingerprint
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.data.examples import Example, read_all
 from buddy.errors import TrainingError
 from buddy.hub.loading import load_tokenizer

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.checkpoint.manifest import base_fingerprint
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.generation.budgets import read_summary

@@ -1,0 +1,77 @@
+"""Verifies each model once: `<home>/verified/<key>.json` says which ones are known to be right.
+
+The key is of all that the answer depends on. A file that is damaged, or that cannot be written,
+costs another verification and nothing else.
+"""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from buddy import __version__
+from buddy.backbone.backbone import Backbone
+from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.verify import verify_backbone
+from buddy.hub.folder import cache_home
+
+_FORMAT: Final = 1
+"""Raised when Backbone or the comparison changes, so that everything is verified again."""
+
+
+def verify_once(model: Any) -> None:
+    """Verify a model that was just loaded, unless this one was verified before.
+
+    Args:
+        model: A Hugging Face causal LM of a supported family, in evaluation mode.
+
+    Raises:
+        FamilyError: Buddy would not compute it as transformers does.
+    """
+    backbone = Backbone(model)
+    key = _key(model, backbone)
+    path = cache_home() / "verified" / f"{key}.json"
+    if _says(path, key):
+        return
+    verify_backbone(backbone)
+    _note(path, {"key": key, "model_type": backbone.config.model_type})
+
+
+def _key(model: Any, backbone: Backbone) -> str:
+    """Weights, config, family row, number format, device, attention, and who computes."""
+    parts = (
+        _FORMAT,
+        __version__,
+        version("transformers"),
+        base_fingerprint(model),
+        backbone.config.to_json_string(),
+        backbone.family,
+        backbone.dtype,
+        backbone.device.type,
+        backbone.attention,
+    )
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def _says(path: Path, key: str) -> bool:
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(noted, dict) and noted.get("key") == key
+
+
+def _note(path: Path, contents: dict[str, str]) -> None:
+    """Write under another name, then rename, so that no reader sees half of it."""
+    staging = path.with_name(f"{path.name}.{uuid4().hex}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.write_text(json.dumps(contents) + "\n", encoding="utf-8")
+            os.replace(staging, path)
+        finally:
+            staging.unlink(missing_ok=True)
