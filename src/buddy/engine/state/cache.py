@@ -79,10 +79,11 @@ class BlockKVCache:
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for as many rows and slots; buffers follow when they are next used."""
         if rows > self.rows or slots > self.capacity:
-            grown = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
-            self.capacity, self.rows = grown, max(rows, self.rows)
+            capacity = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
+            rows = max(rows, self.rows)
             if self.skipped is not None:
-                self.skipped.fit(self.rows, self.capacity)
+                self.skipped.fit(rows, capacity)
+            self.capacity, self.rows = capacity, rows  # last: a call that is cut short is made again
 
     def view(self, block: int, frame: Frame) -> "BlockView":
         """What attention writes to and reads from, when the lanes of a frame run `block`."""
@@ -148,8 +149,7 @@ class BlockKVCache:
         for held in (self._keys[block], self._values[block]):
             if held is not None:  # what is made or grown later is made of zeros
                 inside = (rows < held.shape[0]) & (slots < held.shape[2])
-                where = (_index(part[inside], self.device) for part in (rows, slots))
-                held[next(where), :, next(where)] = 0
+                held[_index(rows[inside], self.device), :, _index(slots[inside], self.device)] = 0
 
     def fill(self, block: int, frame: Frame) -> None:
         """Close the holes that the sequences of a frame, which now run `block`, have in it."""

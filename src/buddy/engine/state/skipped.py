@@ -37,6 +37,7 @@ class _Arena:
 
     stored: Tensor | None
     waiting: NDArray[np.int32]
+    filled: NDArray[np.int32]
     count: int
 
 
@@ -47,15 +48,11 @@ class SkippedResiduals:
         num_blocks: Blocks of the model.
         rows: Rows of the cache.
         capacity: Slots of each row.
-
-    Attributes:
-        filled: [blocks, rows]: no slot before this one waits.
     """
 
     def __init__(self, num_blocks: int, rows: int, capacity: int) -> None:
-        self.filled = np.zeros((num_blocks, rows), dtype=np.int32)
         waiting = np.full((num_blocks, rows, capacity), NOBODY, np.int32)
-        self._arena = _Arena(None, waiting, 0)
+        self._arena = _Arena(None, waiting, np.zeros((num_blocks, rows), np.int32), 0)
 
     @property
     def stored(self) -> Float[Tensor, "places hidden"] | None:
@@ -66,6 +63,11 @@ class SkippedResiduals:
     def waiting(self) -> NDArray[np.int32]:
         """[blocks, rows, slots], a place, or -1 where nothing is waited for; on the host."""
         return self._arena.waiting
+
+    @property
+    def filled(self) -> NDArray[np.int32]:
+        """[blocks, rows]: no slot before this one waits."""
+        return self._arena.filled
 
     @property
     def count(self) -> int:
@@ -82,9 +84,8 @@ class SkippedResiduals:
         if had_rows >= rows and had_slots >= capacity:
             return
         more = ((0, 0), (0, max(0, rows - had_rows)), (0, max(0, capacity - had_slots)))
-        self.filled = np.pad(self.filled, more[:2])
         waiting = np.pad(arena.waiting, more, constant_values=NOBODY)
-        self._arena = _Arena(arena.stored, waiting, arena.count)
+        self._arena = _Arena(arena.stored, waiting, np.pad(arena.filled, more[:2]), arena.count)
 
     def room(self, places: int, like: Float[Tensor, "*lanes hidden"]) -> bool:
         """Make room for more residuals: drop those that nobody waits for, or else grow.
@@ -96,7 +97,7 @@ class SkippedResiduals:
         if arena.stored is None:
             size = max(_FIRST_PLACES, places)
             stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
-            self._arena = _Arena(stored, arena.waiting, 0)
+            self._arena = _Arena(stored, arena.waiting, arena.filled, 0)
             return False
         if arena.count + places <= len(arena.stored):
             return False
@@ -123,7 +124,7 @@ class SkippedResiduals:
             size = max(_FIRST_PLACES, 2 * needed)
         stored = arena.stored.new_empty(size, arena.stored.shape[1])
         stored[: len(kept)] = arena.stored[torch.from_numpy(kept).to(stored.device)]
-        self._arena = _Arena(stored, waiting, len(kept))
+        self._arena = _Arena(stored, waiting, arena.filled, len(kept))
 
     def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
         """Keep residuals for which `room` was made; their places."""
@@ -172,10 +173,10 @@ class SkippedResiduals:
     def select_rows(self, rows: NDArray[np.int64]) -> "SkippedResiduals":
         """Those of the rows named, in that order; the residuals are shared."""
         made = SkippedResiduals(len(self.filled), 0, 0)
-        made.filled = np.ascontiguousarray(self.filled[:, rows])
         arena = self._arena
         waiting = np.ascontiguousarray(arena.waiting[:, rows])
-        made._arena = _Arena(arena.stored, waiting, arena.count)
+        filled = np.ascontiguousarray(arena.filled[:, rows])
+        made._arena = _Arena(arena.stored, waiting, filled, arena.count)
         return made
 
     def cut(self, row: int, length: int) -> None:
