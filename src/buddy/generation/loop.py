@@ -149,6 +149,7 @@ def prefill_step(
         input_ids[:, inputs["past_key_values"].get_seq_length() :],
         inputs["attention_mask"],
         budget=inputs["budget"],
+        budget_rows=inputs["budget_rows"],
         past_key_values=inputs["past_key_values"],
         reroute=inputs["reroute"],
         batch_route=inputs["batch_route"],

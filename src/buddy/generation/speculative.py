@@ -71,9 +71,9 @@ def speculative_loop(
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications; called by transformers' `generate`."""
     stop = Stop(stopping_criteria)
-    writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
+    writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = logits_processor(ids, logits)
     pending = next_token(scores, generation_config.do_sample)
     while True:
@@ -103,7 +103,7 @@ def speculative_loop(
 
 
 class _Writer:
-    """Drafts and verifies on one session."""
+    """Drafts and verifies on one session, whose one sequence has had its prompt."""
 
     def __init__(
         self, model: Any, inputs: dict[str, Any], processor: Any, do_sample: bool, blocks: int
