@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.engine.executors.blocks import observation
-from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
 from buddy.errors import PolicyError
@@ -208,5 +208,4 @@ class _Writer:
             executor=self._executor,
             columns=tokens,
         )
-        logits = self._model.backbone.logits(out.hidden) if out.logits is None else out.logits
-        return logits, out
+        return logits_of(self._model.backbone, out), out
