@@ -239,6 +239,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         wanted = self.read_sources(budget, prefill_budget, batch)
         feed = Feed.of_batch(input_ids, valid, sees)
         rows = valid.any(1).nonzero()[:, 0].tolist()
+        if not rows:
+            raise PromptError("there are no new tokens: attention_mask calls every one a pad")
         policy, ways = self.inference_policy(), check_batch_route(batch_route)
         check_reroute(reroute)
         if session is None:
