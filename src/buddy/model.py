@@ -13,6 +13,7 @@ from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
 from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
+from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import Feed, StepOutput, check_reroute, run_once, run_step
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.engine.state.sequence import Reroute, SequenceState
@@ -238,6 +239,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         wanted = self.read_sources(budget, prefill_budget, batch)
         feed = Feed.of_batch(input_ids, valid, sees)
         rows = valid.any(1).nonzero()[:, 0].tolist()
+        if not rows:
+            raise PromptError("there are no new tokens: attention_mask calls every one a pad")
         policy, ways = self.inference_policy(), check_batch_route(batch_route)
         check_reroute(reroute)
         if session is None:
@@ -270,9 +273,9 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             except BaseException:
                 session.rewind(begun)
                 raise
+        logits = self._logits(out, valid, logits_to_keep)
         if trace is not None:
             trace.record(out, started_s, tokens=tokens, rows=rows, batch=batch)
-        logits = self._logits(out, valid, logits_to_keep)
         loss = None
         if labels is not None:
             loss = cast(Any, self.model).loss_function(
@@ -343,4 +346,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             placed = made.new_zeros(*valid.shape, made.shape[1])
             placed = placed.index_put((valid,), made)
         placed = placed[:, -keep:]
-        return self.backbone.logits(placed) if out.logits is None else placed
+        if out.logits is not None:
+            return placed
+        with piece(HEAD):
+            return self.backbone.logits(placed)

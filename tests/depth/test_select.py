@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buddy.depth.plan import ALL_ROWS, DepthPlan
+from buddy.depth.plan import NO_LANES, DepthPlan
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
 
@@ -25,7 +25,7 @@ def test_the_best_are_kept_with_the_pinned():
 
 
 def test_ties_go_to_the_shallower_block():
-    assert select([[0.0] * NUM_BLOCKS], 5).keys == ((0, 1, 2, 3, 6),)
+    assert select([[0.0] * NUM_BLOCKS], 5).executed_sets == ((0, 1, 2, 3, 6),)
 
 
 def test_an_infinite_score_does_not_push_out_a_pinned_block():
@@ -42,7 +42,7 @@ def test_depth_is_the_budget_for_any_scores_ties_and_mix_of_rows(rows):
 
 @given(scores_with_ties, st.integers(2, NUM_BLOCKS - 1))
 def test_a_larger_budget_keeps_a_superset(scores, blocks):
-    small, large = select([scores, scores], blocks, blocks + 1).keys
+    small, large = select([scores, scores], blocks, blocks + 1).executed_sets
     assert set(small) < set(large)
 
 
@@ -51,8 +51,8 @@ def test_permuting_the_batch_permutes_the_plans(rows, random):
     order = list(range(len(rows)))
     random.shuffle(order)
     budgets = [2 + i % 5 for i in range(len(rows))]
-    plain = select(rows, *budgets).keys
-    moved = select([rows[i] for i in order], *[budgets[i] for i in order]).keys
+    plain = select(rows, *budgets).executed_sets
+    moved = select([rows[i] for i in order], *[budgets[i] for i in order]).executed_sets
     assert moved == tuple(plain[i] for i in order)
 
 
@@ -67,9 +67,9 @@ def test_nan_and_unspendable_budgets_are_refused():
         select([[0.0] * NUM_BLOCKS], 2, pinned=(0, 1, -1))
 
 
-def test_a_plan_divides_rows_without_a_gather_where_all_agree():
+def test_a_plan_divides_lanes_without_a_gather_where_all_agree():
     plan = DepthPlan(torch.tensor([[True, False, True], [True, False, False]]))
-    assert plan.blocks[0] == (ALL_ROWS, None)
-    assert plan.blocks[1] == (None, ALL_ROWS)
-    assert plan.blocks[2].run.tolist() == [0]
-    assert plan.blocks[2].skip.tolist() == [1]
+    assert plan.by_block[0] == (None, NO_LANES)
+    assert plan.by_block[1] == (NO_LANES, None)
+    assert plan.by_block[2].run.tolist() == [0]
+    assert plan.by_block[2].skip.tolist() == [1]

@@ -67,7 +67,7 @@ def test_a_row_alone_is_ranked_as_it_ranks_itself(row):
     found = share_ranking(scores, PINNED, everyone(scores))
     for blocks in (2, 3, 4, 5, 6):
         budget = torch.tensor([blocks])
-        assert select_blocks(found, budget).keys == select_blocks(scores, budget).keys
+        assert select_blocks(found, budget) == select_blocks(scores, budget)
 
 
 def test_infinite_scores_by_hand():
@@ -110,7 +110,7 @@ def test_equal_scores_but_for_an_infinity():
 def test_one_free_block(score):
     found = shared([[9.0, score, -INF], [INF, 2.0, 9.0]])
     assert bool(found.isfinite().all())
-    assert select_blocks(found, torch.tensor([2, 3])).keys == ((0, 2), (0, 1, 2))
+    assert select_blocks(found, torch.tensor([2, 3])).executed_sets == ((0, 2), (0, 1, 2))
 
 
 def test_pinned_scores_have_no_influence():

@@ -125,6 +125,8 @@ def test_bad_requests_are_refused():
         buddy(ids[:1], past_key_values=session)
     with pytest.raises(PromptError, match="at least one column"):
         buddy(ids[:, :0], past_key_values=session)
+    with pytest.raises(PromptError, match="calls every one a pad"):
+        buddy(ids[:, :1], torch.tensor([[1] * 6 + [0]] * 2), past_key_values=session)
     with torch.no_grad(), pytest.raises(PromptError, match="would have 66 tokens"):
         buddy(random_ids(2, 60), past_key_values=session)
     with pytest.raises(PromptError, match="no tokens"):

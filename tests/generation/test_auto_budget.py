@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
-from buddy.engine.run import Step, run_once
+from buddy.engine.run import Feed, run_once
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_summary
 from tests.tiny import (
@@ -44,9 +44,8 @@ def test_the_summary_is_what_the_router_sees(family, planner):
         seen.update(summary=buddy.router.summary(state)),
         torch.zeros(len(blocks), buddy.num_blocks),
     )[1]
-    step = Step(token_ids=ids, valid=valid, counted=valid, budgets=(4,) * 6, reroute="step")
     with torch.no_grad():
-        run_once(buddy.backbone, buddy.policy, step)
+        run_once(buddy.backbone, buddy.policy, Feed.of_batch(ids, valid), [(4,)] * 6)
     summary = read_summary(buddy.backbone, buddy.router, ids, valid, valid)
     # atol: the projection of a flat batch may sum in another order.
     torch.testing.assert_close(summary, seen["summary"], atol=1e-5, rtol=1e-5)

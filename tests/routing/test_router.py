@@ -73,7 +73,7 @@ def test_the_table_weighs_a_long_text_as_the_cache_does(decay, steps):
         assert_close(read.total, total, **exact)
         assert_close(tabled.total, total @ router.decision.down.weight.double().T, **exact)
         plans = [
-            select_blocks(pad(scores, (1, 1)), torch.full((3,), 4)).keys
+            select_blocks(pad(scores, (1, 1)), torch.full((3,), 4)).executed_sets
             for scores in (router.scores(read), table.scores(tabled))
         ]
     assert plans[0] == plans[1]

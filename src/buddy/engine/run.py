@@ -15,6 +15,7 @@ from buddy.depth.policy import DepthPolicy, OnlinePolicy
 from buddy.depth.select import check_spendable
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Executor
+from buddy.engine.probe import HEAD, piece
 from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import Reroute, SequenceState
@@ -82,6 +83,14 @@ class StepOutput:
     plan: DepthPlan
     executed: Int[Tensor, " lanes"]
     logits: Float[Tensor, "lanes vocab"] | None = None
+
+
+def logits_of(backbone: Backbone, out: StepOutput) -> Float[Tensor, "lanes vocab"]:
+    """Logits of every lane; made now where the pass made none."""
+    if out.logits is not None:
+        return out.logits
+    with piece(HEAD):
+        return backbone.logits(out.hidden)
 
 
 def check_reroute(reroute: Reroute) -> Reroute:

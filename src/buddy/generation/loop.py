@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteria,
 )
 
-from buddy.engine.run import Feed, run_step
+from buddy.engine.run import Feed, logits_of, run_step
 
 _OTHER_MODES: Final = (
     "assistant_model",
@@ -129,7 +129,7 @@ def decode_loop(
             executor=executor,
             columns=1,
         )
-        last = made.logits if made.logits is not None else model.backbone.logits(made.hidden)
+        last = logits_of(model.backbone, made)
         if is_whole:
             logits = last.float()
         else:  # a row that has ended is fed no more, and keeps its last logits
@@ -149,6 +149,7 @@ def prefill_step(
         input_ids[:, inputs["past_key_values"].get_seq_length() :],
         inputs["attention_mask"],
         budget=inputs["budget"],
+        budget_rows=inputs["budget_rows"],
         past_key_values=inputs["past_key_values"],
         reroute=inputs["reroute"],
         batch_route=inputs["batch_route"],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.engine.executors.blocks import observation
-from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
 from buddy.errors import PolicyError
@@ -71,9 +71,9 @@ def speculative_loop(
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications; called by transformers' `generate`."""
     stop = Stop(stopping_criteria)
-    writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
+    writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = logits_processor(ids, logits)
     pending = next_token(scores, generation_config.do_sample)
     while True:
@@ -103,7 +103,7 @@ def speculative_loop(
 
 
 class _Writer:
-    """Drafts and verifies on one session."""
+    """Drafts and verifies on one session, whose one sequence has had its prompt."""
 
     def __init__(
         self, model: Any, inputs: dict[str, Any], processor: Any, do_sample: bool, blocks: int
@@ -208,5 +208,4 @@ class _Writer:
             executor=self._executor,
             columns=tokens,
         )
-        logits = self._model.backbone.logits(out.hidden) if out.logits is None else out.logits
-        return logits, out
+        return logits_of(self._model.backbone, out), out
