@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
-from buddy.depth.policy import DepthPolicy, PolicyResources, build_policy
+from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, PolicyResources, build_policy
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import Feed, StepOutput, check_reroute, run_once, run_step
@@ -58,12 +58,12 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         prior: Float[Tensor, " middle"] | None = None,
         router: Router | None = None,
         predictor: BudgetPredictor | None = None,
-        policy: str | DepthPolicy | None = None,
+        policy: str | Policy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
         engine: EngineName = "auto",
     ) -> None:
         super().__init__()
-        self._policy: DepthPolicy
+        self._policy: Policy
         self.policy_spec: str | None
         self.model = model
         check_predictor(predictor, router)
@@ -105,15 +105,29 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
 
     @property
-    def policy(self) -> DepthPolicy:
+    def policy(self) -> Policy:
         """Who chooses the blocks; `set_policy` changes it."""
         return self._policy
 
-    def inference_policy(self) -> DepthPolicy:
+    @property
+    def scoring_policy(self) -> DepthPolicy:
+        """The policy, where budgets are to be spent on scores.
+
+        Raises:
+            PolicyError: It decides while it runs, and scores no blocks.
+        """
+        if isinstance(self._policy, OnlinePolicy):
+            raise PolicyError(
+                f"policy {self._policy.name!r} decides while it runs and keeps no budget: name one "
+                "that scores blocks, such as static or routed"
+            )
+        return self._policy
+
+    def inference_policy(self) -> Policy:
         """The policy; without gradients, from a token table where it gives the same plans."""
         return self._tabulate(self._policy)
 
-    def set_policy(self, policy: str | DepthPolicy) -> None:
+    def set_policy(self, policy: str | Policy) -> None:
         """Choose blocks by another policy from now on.
 
         Args:

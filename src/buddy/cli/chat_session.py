@@ -100,8 +100,9 @@ class Speaker:
         untrained = "" if self.model.router is not None else " (no trained router)"
         return self.model.policy.describe() + untrained
 
-    def check_budget(self, budget: str | None) -> int | None:
+    def check_budget(self, budget: str | None, prefill_budget: str | None = None) -> int | None:
         """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
+        self.model.read_sources(budget, prefill_budget, 1)
         return self.model.read_budgets(budget, 1)[0]
 
     def check_chat(self) -> None:
@@ -131,6 +132,7 @@ class Speaker:
         *,
         budget: str | None,
         sampling: Sampling,
+        prefill_budget: str | None = None,
         raw: bool = False,
         stream: bool = True,
     ) -> Answer:
@@ -161,6 +163,7 @@ class Speaker:
             self.model.generate(
                 ids,
                 budget=budget,
+                prefill_budget=prefill_budget,
                 reroute=self.reroute,
                 streamer=collector,
                 trace=trace,

@@ -84,7 +84,7 @@ class EvalRun:
 
     def show(self, condition: "Condition") -> None:
         """Say which condition is running."""
-        depth = "" if condition.is_auto else f" {condition.blocks} blocks"
+        depth = "" if condition.is_auto else f" {condition.depth} blocks"
         self.bar.update(self.task, description=f"{condition.label}{depth}")
 
     def advance(self, samples: int = 1) -> None:

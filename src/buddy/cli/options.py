@@ -16,6 +16,10 @@ Budget = Annotated[
         help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto. Full depth if not given.',
     ),
 ]
+PrefillBudget = Annotated[
+    str | None,
+    typer.Option(help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding."),
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, max=2**31, help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much probability.")]

@@ -124,6 +124,32 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
     return Budget.from_ratio(float(value), num_blocks)
 
 
+_PHASES = re.compile(r"prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)")
+
+
+def split_phases(text: str) -> tuple[str | None, str]:
+    """The budget of the prompt's tokens and that of the answer's, as they are typed together.
+
+    Args:
+        text: `prefill:1.0,decode:0.5`, or one budget for both.
+
+    Returns:
+        The prompt's, None where it is that of the answer; and the answer's.
+
+    Raises:
+        BudgetError: A phase is named, and the other is not.
+    """
+    found = _PHASES.fullmatch(text.strip())
+    if found is not None:
+        return found[1], found[2]
+    if ":" in text:
+        raise BudgetError(
+            f"budget {text!r} cannot be read: to give prompt and answer budgets of their own write "
+            "prefill:1.0,decode:0.5"
+        )
+    return None, text
+
+
 def parse_budgets(
     value: BudgetLike | Sequence[BudgetLike], num_blocks: int, batch: int
 ) -> list[Budget | Literal["auto"]]:

@@ -147,6 +147,10 @@ class OnlinePolicy(Protocol):
         ...
 
 
+Policy = DepthPolicy | OnlinePolicy
+"""Whoever chooses blocks, before they run or while they do."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """The state of a policy that remembers nothing: how many rows there are, and where."""

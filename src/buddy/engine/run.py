@@ -11,7 +11,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget_source import Progress, blocks_of_lanes
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import DepthPolicy, OnlinePolicy
+from buddy.depth.policy import OnlinePolicy, Policy
 from buddy.depth.select import check_spendable
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Executor
@@ -110,7 +110,7 @@ def check_reroute(reroute: Reroute) -> Reroute:
 
 def run_step(
     backbone: Backbone,
-    policy: DepthPolicy | OnlinePolicy,
+    policy: Policy,
     session: Session,
     numbers: Sequence[int],
     feed: Feed,
@@ -174,7 +174,7 @@ def _run(
 
 def run_once(
     backbone: Backbone,
-    policy: DepthPolicy | OnlinePolicy,
+    policy: Policy,
     feed: Feed,
     budgets: Sequence[tuple[int, ...]],
     *,
@@ -200,7 +200,7 @@ def run_once(
 
 
 def make_steering(
-    policy: DepthPolicy | OnlinePolicy,
+    policy: Policy,
     held: Sequence[SequenceState | None],
     budgets: Sequence[tuple[int, ...]],
     batch_route: BatchRoute,

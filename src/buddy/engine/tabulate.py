@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.quantised import QuantisedLinear
-from buddy.depth.policy import DepthPolicy
+from buddy.depth.policy import DepthPolicy, Policy
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.routing.token_table import TokenTable, is_tabulable
@@ -24,9 +24,9 @@ class Tabulator:
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._made_of: tuple[Any, ...] = ()
-        self._policy: TabledPolicy | None = None
+        self._policy: DepthPolicy | None = None
 
-    def __call__(self, policy: DepthPolicy) -> DepthPolicy:
+    def __call__(self, policy: Policy) -> Policy:
         """The policy for a pass without gradients: tabled where that gives the same plans."""
         if not isinstance(policy, RoutedPolicy) or torch.is_grad_enabled():
             return policy

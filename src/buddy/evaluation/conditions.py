@@ -1,16 +1,18 @@
 """What is compared in one run: every policy at every budget, checked before anything runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 import torch
 
-from buddy.depth.budget import AUTO
+from buddy.depth.budget import AUTO, split_phases
+from buddy.depth.budget_source import BudgetSource, ConstantBudget, PhasedBudget
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy
 from buddy.depth.select import check_spendable, select_blocks
-from buddy.errors import PolicyError
+from buddy.errors import BudgetError, PolicyError
+from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM
 
 
@@ -28,18 +30,20 @@ class Condition:
     """How many run; under `auto` the most that may."""
     is_auto: bool = False
     """The Budget Predictor chooses how many, for each prompt."""
+    prefill_blocks: int | None = None
+    """How many the prompt's tokens run, where it is another number than the answer's."""
 
     @property
     def key(self) -> str:
         """Tells samples apart in a log; those of one fixed set of blocks are shared."""
         fixed = self.fixed_blocks()
         if fixed is None:
-            return f"{self.spec}@{'auto' if self.is_auto else self.blocks}"
+            return f"{self.spec}@{self.depth}"
         return "blocks:" + ",".join(str(block) for block in fixed)
 
     def fixed_blocks(self) -> tuple[int, ...] | None:
         """The blocks that run whatever the input; None where the input decides."""
-        if self.policy.context_layer > 0 or self.is_auto:
+        if self.policy.context_layer > 0 or self.is_auto or self.prefill_blocks is not None:
             return None
         nothing = torch.zeros(1, 1, dtype=torch.long)
         state = self.policy.observe(None, Observation(nothing, nothing.bool()))
@@ -50,9 +54,29 @@ class Condition:
         return plan.executed_sets[0]
 
     @property
-    def budget(self) -> int | None:
-        """Blocks of every prompt; None where the predictor chooses."""
-        return None if self.is_auto else self.blocks
+    def depth(self) -> str:
+        """The budget in a few characters."""
+        if self.is_auto:
+            return AUTO
+        return (
+            str(self.blocks)
+            if self.prefill_blocks is None
+            else f"{self.prefill_blocks}+{self.blocks}"
+        )
+
+    @property
+    def source(self) -> BudgetSource | None:
+        """Who says how many blocks a token runs; None where the predictor chooses."""
+        if self.is_auto:
+            return None
+        own = ConstantBudget(self.blocks)
+        return own if self.prefill_blocks is None else PhasedBudget(self.prefill_blocks, own)
+
+    def budgets(self, prompt_tokens: int, other_tokens: int) -> tuple[int, ...]:
+        """Blocks of the tokens of a sequence: one number for all, or one for each."""
+        if self.prefill_blocks is None:
+            return (self.blocks,)
+        return (self.prefill_blocks,) * prompt_tokens + (self.blocks,) * other_tokens
 
     def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:
         """One figure of a RunRecord, as plots read it."""
@@ -66,6 +90,8 @@ class Condition:
             "blocks": self.blocks,
             "num_blocks": self.policy.num_blocks,
         }
+        if self.prefill_blocks is not None:
+            fields["prefill_blocks"] = self.prefill_blocks
         return {**fields, "budget": AUTO} if self.is_auto else fields
 
     def spent(self, mean: float) -> dict[str, Any]:
@@ -85,7 +111,7 @@ def plan_conditions(
     Args:
         model: Whose blocks they choose.
         policies: `SPEC` or `LABEL=SPEC`, as in `sleb=static:12,11`; the model's own if none.
-        budgets: As a caller writes them.
+        budgets: As a caller writes them; `prefill:1.0,decode:0.5` gives prompts one of their own.
         auto: Whether `auto` may be among them: the measurement must be one of prompts.
 
     Raises:
@@ -102,22 +128,46 @@ def plan_conditions(
     made = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
     if not made:
         own = model.policy_spec or model.policy.name
-        made = [(own, own, model.policy)]
+        made = [(own, own, model.scoring_policy)]
     read = model.read_budgets if auto else model.resolve_budgets
-    depths = list(dict.fromkeys(read(one, 1)[0] for one in budgets))
+    depths = dict.fromkeys(_read_depth(one, model, read) for one in budgets)
     conditions = []
-    for blocks in depths:
+    for prefill, blocks in depths:
         if blocks is None:
             conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
             continue
-        if blocks == model.num_blocks:
+        if blocks == model.num_blocks and prefill is None:
             full = build_policy("full", model.resources)
             conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
             continue
         for label, spec, policy in made:
-            check_spendable((blocks,), policy.num_blocks, policy.pinned)
-            conditions.append(Condition(spec=spec, label=label, policy=policy, blocks=blocks))
+            check_spendable({blocks, prefill or blocks}, policy.num_blocks, policy.pinned)
+            conditions.append(
+                Condition(
+                    spec=spec,
+                    label=label if prefill is None else f"{label}, prompt at {prefill}",
+                    policy=policy,
+                    blocks=blocks,
+                    prefill_blocks=prefill,
+                )
+            )
     return conditions
+
+
+def _read_depth(
+    text: str, model: BuddyForCausalLM, read: Callable[[str, int], tuple[int | None, ...]]
+) -> tuple[int | None, int | None]:
+    """Blocks of the prompt's tokens, None where they are the answer's; and of the answer's."""
+    prompt, answer = split_phases(text)
+    blocks = read(answer, 1)[0]
+    if prompt is None:
+        return None, blocks
+    if blocks is None:
+        raise BudgetError(
+            f"budget {text!r}: auto is chosen for prompt and answer together; name both as numbers"
+        )
+    prefill = read_prefill_budget(prompt, model.num_blocks)
+    return (None if prefill == blocks else prefill), blocks
 
 
 def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: DepthPolicy) -> Condition:

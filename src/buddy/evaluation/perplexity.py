@@ -68,7 +68,12 @@ def window_losses(
     if not leaks:
         router_sees[:, width - stride :] = False
     feed = Feed.of_batch(ids, router_sees=router_sees)
-    out = run_once(model.backbone, condition.policy, feed, ((condition.blocks,),) * windows)
+    out = run_once(
+        model.backbone,
+        condition.policy,
+        feed,
+        (condition.budgets(width - stride, stride),) * windows,
+    )
     hidden = out.hidden.view(windows, width, -1)
     before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
     logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())

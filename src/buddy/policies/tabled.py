@@ -1,5 +1,7 @@
 """The trained router, asked before the first block: its token table stands for the cache."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
@@ -23,7 +25,8 @@ class TabledPolicy:
 
     def __init__(self, routed: RoutedPolicy, table: TokenTable) -> None:
         self.routed, self.table = routed, table
-        self.num_blocks, self.pinned = routed.num_blocks, routed.pinned
+        self.num_blocks = routed.num_blocks
+        self.pinned: Sequence[int] = routed.pinned
 
     def observe(self, state: ContextState | TableState | None, seen: Observation) -> TableState:
         """Add new tokens to the running sum."""

@@ -11,6 +11,7 @@ _HELP = "/budget 0.5 changes the budget · /reset forgets the conversation · /e
 def chat(
     model: options.Model = ROUTED_MODEL,
     budget: options.Budget = None,
+    prefill_budget: options.PrefillBudget = None,
     max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -41,7 +42,7 @@ def chat(
         console=console,
     )
     speaker.check_chat()
-    speaker.check_budget(budget)
+    speaker.check_budget(budget, prefill_budget)
     sampling = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
@@ -66,7 +67,9 @@ def chat(
                 console.print(_HELP, style="dim")
                 continue
             asked = [*messages, {"role": "user", "content": line}]
-            answer = speaker.answer(asked, budget=budget, sampling=sampling)
+            answer = speaker.answer(
+                asked, budget=budget, prefill_budget=prefill_budget, sampling=sampling
+            )
         except (BudgetError, PromptError) as error:
             console.print(str(error), style="red", markup=False)
             continue
@@ -76,6 +79,7 @@ def chat(
                 console,
                 answer.trace,
                 budget=budget,
+                prefill_budget=prefill_budget,
                 policy=speaker.policy,
                 kv_policy=speaker.model.kv_policy,
             )

@@ -18,6 +18,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
     model: options.Model = ROUTED_MODEL,
     budget: options.Budget = None,
+    prefill_budget: options.PrefillBudget = None,
     max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -67,6 +68,7 @@ def generate(
     answer = speaker.answer(
         [*messages, {"role": "user", "content": content}],
         budget=budget,
+        prefill_budget=prefill_budget,
         sampling=Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
         ),
@@ -74,6 +76,8 @@ def generate(
         stream=not as_json,
     )
     record = _record(answer, speaker, model=model, budget=budget)
+    if prefill_budget is not None:
+        record["prefill_budget"] = prefill_budget
     if as_json:
         sys.stdout.write(json.dumps(record) + "\n")
     if trace is not None:
@@ -85,6 +89,7 @@ def generate(
             console,
             answer.trace,
             budget=budget,
+            prefill_budget=prefill_budget,
             policy=speaker.policy,
             kv_policy=speaker.model.kv_policy,
         )

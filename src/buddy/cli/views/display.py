@@ -92,12 +92,21 @@ def show_depth(console: Console, tokens: list[str], trace: "DepthTrace") -> None
 
 
 def show_summary(
-    console: Console, trace: "DepthTrace", *, budget: str | None, policy: str, kv_policy: str
+    console: Console,
+    trace: "DepthTrace",
+    *,
+    budget: str | None,
+    prefill_budget: str | None = None,
+    policy: str,
+    kv_policy: str,
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
     asked = "full depth" if budget is None else f"budget {budget}"
     if budget is not None and budget.strip().lower() == AUTO:
         asked = f"auto: {trace.steps[0].executed[0]} of {trace.num_blocks} blocks"
+    if prefill_budget is not None:
+        prompt = f"{trace.steps[0].executed[0]} blocks in the prompt"
+        asked += f" · prefill {prefill_budget}: {prompt}, {trace.decode_blocks_per_token:.4g} after"
     plans = f"{trace.distinct_plans} distinct plan{'s' if trace.distinct_plans != 1 else ''}"
     run = f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks per token"
     decode = trace.decode_tokens_per_s

@@ -83,7 +83,10 @@ class BlockKVCache:
             rows = max(rows, self.rows)
             if self.skipped is not None:
                 self.skipped.fit(rows, capacity)
-            self.capacity, self.rows = capacity, rows  # last: a call that is cut short is made again
+            self.capacity, self.rows = (
+                capacity,
+                rows,
+            )  # last: a call that is cut short is made again
 
     def view(self, block: int, frame: Frame) -> "BlockView":
         """What attention writes to and reads from, when the lanes of a frame run `block`."""

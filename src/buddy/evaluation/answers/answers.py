@@ -62,14 +62,17 @@ class GivenPlans:
 
 @torch.inference_mode()
 def answer_losses(
-    model: BuddyForCausalLM, policy: DepthPolicy, blocks: int, examples: Sequence[Example]
+    model: BuddyForCausalLM,
+    policy: DepthPolicy,
+    budgets: Callable[[int, int], tuple[int, ...]],
+    examples: Sequence[Example],
 ) -> list[tuple[float, Plan]]:
     """Of each example, the answer's summed negative log-likelihood given the prompt, and the plan.
 
     Args:
         model: Runs the blocks.
         policy: Chooses them; it sees the prompts alone.
-        blocks: How many, for every example.
+        budgets: From the number of tokens of a prompt and of what is fed after it to their budgets.
         examples: A batch; those of like length waste least.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
@@ -80,7 +83,8 @@ def answer_losses(
         counts=tuple(map(len, fed)),
         router_sees=torch.tensor(is_prompt, device=device),
     )
-    out = run_once(model.backbone, policy, feed, ((blocks,),) * len(examples))
+    asked = [budgets(len(one.prompt), len(one.answer) - 1) for one in examples]
+    out = run_once(model.backbone, policy, feed, asked)
     # The residual at a token predicts the one after it.
     ends = [int(last) + 1 for last in out.lanes.last]
     before = [
@@ -223,7 +227,7 @@ class _Bench:
         for start in range(0, len(pending), self.batch):
             rows = pending[start : start + self.batch]
             examples = [self.examples[i] for i in rows]
-            found = answer_losses(self.model, policy_of(rows), condition.blocks, examples)
+            found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
             for i, (nll, blocks) in zip(rows, found, strict=True):
                 self._keep(i, keys[i], nll, blocks)
                 if self.log is not None:

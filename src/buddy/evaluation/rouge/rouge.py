@@ -172,7 +172,7 @@ class _Answerer:
         out = self.model.generate(
             ids.to(self.model.device),
             attention_mask=mask.to(self.model.device),
-            budget=f"{self.condition.blocks} blocks",
+            budget=self.condition.source,
             reroute=way or "prefill",
             trace=trace,
             max_new_tokens=self.config.max_new_tokens,

@@ -177,7 +177,7 @@ def subjects_of(
             engine=model.executor.engine,
         )
         options = {
-            "budget": f"{condition.blocks} blocks",
+            "budget": condition.source,
             "reroute": config.reroute,
             "batch_route": config.batch_route,
         }
@@ -199,7 +199,9 @@ def time_once(
         subject.generate(ids, new_tokens, trace=trace)
         ends = [step.ended_s for step in trace.steps]
         num_plans = trace.distinct_plans
-        assert all(set(step.executed) == {condition.blocks} for step in trace.steps)
+        first, *others = trace.steps
+        assert set(first.executed) == {condition.prefill_blocks or condition.blocks}
+        assert all(set(step.executed) == {condition.blocks} for step in others)
     # A record says how many blocks and tokens it timed, so they are counted.
     assert len(ends) == new_tokens
     steps_s = [clock.seconds(start, stop) for start, stop in itertools.pairwise(ends)]

@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from buddy.depth.budget import AUTO
 from buddy.engine.run import check_reroute
 from buddy.errors import DataError, PolicyError
 from buddy.evaluation.conditions import Condition, plan_conditions
@@ -151,7 +152,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             batch = pending[start : start + self.batch_size]
             questions = [question for document in batch for question in document.questions]
             scored = iter(
-                score(self.model, self.condition.policy, self.condition.budget, questions)
+                score(self.model, self.condition.policy, self.condition.source, questions)
             )
             for document in batch:
                 mine = [next(scored) for _ in document.questions]
@@ -237,7 +238,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             context,
             max_length,
             stop,
-            budget="auto" if self.condition.is_auto else f"{self.condition.blocks} blocks",
+            budget=self.condition.source or AUTO,
             reroute=self._reroute,
             kv_policy=self._kv_policy,
             trace=trace,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.depth.budget_source import ConstantBudget
+from buddy.depth.budget_source import BudgetSource
 from buddy.depth.policy import DepthPolicy
 from buddy.engine.run import Feed, StepOutput, run_step
 from buddy.engine.state.session import Session
@@ -119,7 +119,7 @@ def _common(contexts: Sequence[Tokens]) -> int:
 def score(
     model: BuddyForCausalLM,
     policy: DepthPolicy,
-    blocks: int | None,
+    source: BudgetSource | None,
     questions: Sequence[Question],
 ) -> list[Scored]:
     """Run a batch of questions: each context once, then every candidate from its cache.
@@ -127,14 +127,14 @@ def score(
     Args:
         model: Runs the blocks.
         policy: Chooses them.
-        blocks: How many, for every question; None lets the predictor choose for each, from what
-            its route sees.
+        source: Says how many, for every question: of its context, which is the prompt, and of what
+            follows. None lets the predictor choose for each, from what its route sees.
         questions: Any number; those of like length waste least.
     """
     session = model.new_session(len(questions), 1)
     contexts = [question.routed for question in questions]
-    budgets = _budgets(model, blocks, contexts)
-    numbers = [session.join(ConstantBudget(each), reroute="prefill") for each in budgets]
+    sources = _sources(model, source, contexts)
+    numbers = [session.join(each, reroute="prefill") for each in sources]
     out = _feed(model, policy, session, numbers, contexts)
     plans = out.plan.select(out.lanes.last).executed_sets
     hidden = [out.hidden]
@@ -161,14 +161,14 @@ def score(
     return made
 
 
-def _budgets(
-    model: BuddyForCausalLM, blocks: int | None, contexts: Sequence[Tokens]
-) -> tuple[int, ...]:
+def _sources(
+    model: BuddyForCausalLM, source: BudgetSource | None, contexts: Sequence[Tokens]
+) -> tuple[BudgetSource, ...]:
     """The same for every context, or what the predictor chooses for each."""
-    if blocks is not None:
-        return (blocks,) * len(contexts)
+    if source is not None:
+        return (source,) * len(contexts)
     ids, valid = side_by_side(contexts, model.device)
-    return model.choose_budgets((None,) * len(contexts), ids, valid, valid)
+    return model.choose_sources((None,) * len(contexts), ids, valid, valid)
 
 
 def side_by_side(

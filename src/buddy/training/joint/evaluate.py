@@ -50,6 +50,7 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
+    policy = model.scoring_policy
     ordered = sorted(examples, key=lambda example: example.num_tokens)
     everything, results = RouteCounts(), []
     for blocks in budgets:
@@ -59,7 +60,7 @@ def evaluate(
             depths = torch.full_like(batch.token_ids, blocks)
             with fast_attention(model.backbone):
                 out = straight_through_pass(
-                    model.backbone, model.policy, batch, depths, plain_choice(model.policy)
+                    model.backbone, policy, batch, depths, plain_choice(policy)
                 )
             hidden = out.hidden[batch.rows, batch.columns]
             total += float(answer_losses(model.backbone, hidden, batch.targets).double().sum())

@@ -185,7 +185,7 @@ class JointTrainer:
             [budgets[place] for place in mine for _ in range(samples)], device=self.model.device
         )
         second = self._second_from(repeated, [uniform[place] for place in mine], samples, batch)
-        policy = self.model.policy
+        policy = self.model.scoring_policy
         depths = token_depths(
             self.recipe.budget, batch, blocks, self.budgets, self.model.num_blocks, places, seed
         )

@@ -63,7 +63,7 @@ class RewardModel:
         batch = collate(examples, self.model.device)
         with fast_attention(self.model.backbone):
             return depth_losses(
-                self.model.backbone, self.model.policy, batch, blocks.to(self.model.device)
+                self.model.backbone, self.model.scoring_policy, batch, blocks.to(self.model.device)
             )
 
 
