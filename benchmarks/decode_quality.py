@@ -14,6 +14,7 @@ import random
 import shlex
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ CONDITIONS = {
     "base": {},
     **{f"kv {policy}": {"kv_policy": policy} for policy in KV_POLICIES if policy != "lazy"},
     "reroute prefill": {"reroute": "prefill"},
+    "prompt at full depth": {"prefill_budget": 1.0},
     "batch 8": {"batch": 8},
     "batch 8 shared": {"batch": 8, "batch_route": "shared"},
     "int8": {"quant": "int8"},
@@ -41,15 +43,18 @@ CONDITIONS = {
 
 
 @torch.no_grad()
-def losses_of(model, batch, blocks, kv_policy, reroute, batch_route):
-    """Mean cross-entropy of each row's answer, and its distinct plans, the prompt's included."""
+def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_budget=None):
+    """Mean cross-entropy of each row's answer, its distinct plans, and seconds of the prefill."""
     prompts = [torch.tensor(one.prompt) for one in batch]
     ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)
     ids, mask = left_padded(ids, mask)
     budget = [f"{blocks} blocks"] * len(batch)
     options = {"budget": budget, "reroute": reroute, "batch_route": batch_route}
-    out = model(ids, mask, kv_policy=kv_policy, use_cache=True, logits_to_keep=1, **options)
+    first = {"kv_policy": kv_policy, "use_cache": True, "logits_to_keep": 1}
+    started_s = time.perf_counter()
+    out = model(ids, mask, prefill_budget=prefill_budget, **first, **options)
+    prefill_s = time.perf_counter() - started_s
     losses, plans = [[] for _ in batch], [set() for _ in batch]
     for step in range(max(len(one.answer) for one in batch)):
         logprobs = out.logits[:, -1].float().log_softmax(-1)
@@ -62,17 +67,18 @@ def losses_of(model, batch, blocks, kv_policy, reroute, batch_route):
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         new = torch.tensor(tokens)[:, None]
         out = model(new, mask, past_key_values=out.past_key_values, **options)
-    return [statistics.mean(row) for row in losses], [len(row) for row in plans]
+    took = [prefill_s / len(batch)] * len(batch), [(time.perf_counter() - started_s) / len(batch)]
+    return [statistics.mean(row) for row in losses], [len(row) for row in plans], *took
 
 
 def measured(model, examples, blocks, batch=1, **options):
     """Over all rows; batches hold answers of similar length."""
-    losses, plans = [], []
+    found = [], [], [], []
     for start in track(range(0, len(examples), batch), transient=True):
         made = losses_of(model, examples[start : start + batch], blocks, **{**BASE, **options})
-        losses += made[0]
-        plans += made[1]
-    return losses, plans
+        for own, more in zip(found, made, strict=True):
+            own += more
+    return found
 
 
 def drawn(args):
@@ -102,22 +108,26 @@ def main():
     parser.add_argument("--rows", type=int, default=32, help="of each source, at most")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--blocks", type=int, nargs="+", default=[22, 15])
+    parser.add_argument("--conditions", nargs="*", choices=list(CONDITIONS), help="all if none")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     examples = drawn(args)
+    conditions = {"base": {}, **{name: CONDITIONS[name] for name in args.conditions or CONDITIONS}}
     models = {
         quant: BuddyForCausalLM.from_pretrained(
             args.model, dtype=torch.bfloat16, quant=quant, merge_adapter=True
         )
-        for quant in (None, "int8", "int4")
+        for quant in {one.get("quant") for one in conditions.values()}
     }
     cells = []
     for blocks in args.blocks:
         base = None
-        for name, changes in CONDITIONS.items():
+        for name, changes in conditions.items():
             options = dict(changes)
             model = models[options.pop("quant", None)]
-            losses, plans = measured(model, examples, blocks, **options)
+            losses, plans, prefill_s, whole_s = measured(model, examples, blocks, **options)
             base = base or losses
             over = [a - b for a, b in zip(losses, base, strict=True)]
             cells.append(
@@ -129,6 +139,8 @@ def main():
                     "over_base": statistics.mean(over),
                     "over_base_stderr": statistics.stdev(over) / math.sqrt(len(over)),
                     "plans_per_answer": statistics.mean(plans),
+                    "prefill_s": statistics.mean(prefill_s),
+                    "whole_s": statistics.mean(whole_s),
                 }
             )
     table = Table(title=f"cross-entropy of {len(examples)} answers, fed token by token")

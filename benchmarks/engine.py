@@ -1,8 +1,9 @@
 """What does depth cost in time? Decode and prefill of one model by budget, batch and context.
 
 Every subject runs in every round, in a new order each time, beside transformers' own `generate` on
-the same weights; a ratio is taken within a round and its median reported. The ideal is made of the
-measured time of a block and the time outside blocks.
+the same weights; a ratio is taken within a round and its median reported. The ideal of a round is its
+dense step less the time that this step spent in the blocks that are skipped. "changed" is the share of
+decode steps at which a row's plan was another one than before.
 
     python benchmarks/engine.py --out results/engine.json
     python benchmarks/engine.py --random llama-3-8b --device cuda --out results/llama-3-8b.json
@@ -27,31 +28,22 @@ from shapes import SHAPES, random_model
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.engine.executors.native.decoder import NativeDecoder
-from buddy.hub.presets import DEFAULT_MODEL
+from buddy.hub.presets import ROUTED_MODEL
 from buddy.records import RunRecord
-from buddy.routing.planner import PlannerConfig
-from buddy.routing.router import Router, RouterConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5)
 
 
-def changing_router(model):
-    """A random router with a short memory: its plans change at nearly every step."""
-    torch.manual_seed(0)
-    planner = PlannerConfig(summary="ema", ema_decay=0.5)
-    router = Router(
-        RouterConfig(
-            num_blocks=model.num_blocks, token_width=model.backbone.kv_width, planner=planner
-        )
-    )
-    for parameter in router.parameters():
-        torch.nn.init.normal_(parameter)
-    return router.to(model.device)
-
-
 def decode_s(model, ids, new_tokens, **options):
-    """Seconds of a decode step and of the prefill, and the number of distinct plans."""
-    trace = DepthTrace()
+    """Seconds of a decode step and of the prefill; plans, and how often a plan was another one.
+
+    Where decode steps are the kernel's, also its seconds in blocks, in filling holes and in the
+    output projection, of the same steps.
+    """
+    trace, executor = DepthTrace(), model.executor.fast_path()
+    is_kernel = isinstance(executor, NativeDecoder)
+    if is_kernel:
+        executor.seconds = torch.zeros(3, dtype=torch.float64)
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -62,11 +54,19 @@ def decode_s(model, ids, new_tokens, **options):
         **options,
     )
     ends = [step.ended_s for step in trace.steps]
-    return {
+    steps = len(ends) - 1
+    found = {
         "decode_s": statistics.median(b - a for a, b in itertools.pairwise(ends)),
         "prefill_s": ends[0] - trace.steps[0].started_s,
         "plans": trace.distinct_plans,
+        "changed": trace.changes / (steps * len(ids)),
     }
+    if is_kernel:
+        blocks, fill, head = (executor.seconds / steps).tolist()
+        executor.seconds = None
+        mean = (ends[-1] - ends[0]) / steps
+        found |= {"mean_s": mean, "blocks_s": blocks, "fill_s": fill, "head_s": head}
+    return found
 
 
 def theirs_s(model, ids, new_tokens):
@@ -97,97 +97,87 @@ def theirs_s(model, ids, new_tokens):
         "decode_s": statistics.median(b - a for a, b in itertools.pairwise(ends)),
         "prefill_s": times[1] - times[0],
         "plans": 1,
+        "changed": 0.0,
     }
-
-
-def kernel_shares(model, ids, new_tokens, **options):
-    """Seconds of a step, and of these in blocks, in filling holes, in the output projection.
-
-    None where decode steps are not the kernel's.
-    """
-    decoder = model.executor.fast_path()
-    if not isinstance(decoder, NativeDecoder):
-        return None
-    model.generate(ids, max_new_tokens=2, do_sample=False, eos_token_id=None, **options)
-    decoder.seconds = torch.zeros(3, dtype=torch.float64)
-    trace = DepthTrace()
-    model.generate(
-        ids, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, trace=trace, **options
-    )
-    ends = [step.ended_s for step in trace.steps]
-    blocks, fill, head = (decoder.seconds / (len(ends) - 1)).tolist()
-    decoder.seconds = None
-    step = (ends[-1] - ends[0]) / (len(ends) - 1)
-    return {"step_s": step, "blocks_s": blocks, "fill_s": fill, "head_s": head}
 
 
 def subjects(base, context, new_tokens, batch):
     """Name -> a run of one generation."""
     ids = torch.randint(100, base.config.vocab_size, (batch, context)).to(base.device)
     order = ",".join(map(str, range(1, base.num_blocks - 1)))
-    policy = f"static:{order}" if base.prior is None else None
-    static = BuddyForCausalLM(base.model, prior=base.prior, policy=policy)
-    changing = BuddyForCausalLM(base.model, router=changing_router(base))
+    policies = {"static": f"static:{order}" if base.prior is None else "static", "random": "random"}
+    if base.router is not None:
+        policies["routed"] = "routed"
+    models = {
+        name: BuddyForCausalLM(base.model, prior=base.prior, router=base.router, policy=policy)
+        for name, policy in policies.items()
+    }
     runs = {
         "transformers": lambda: theirs_s(base.model, ids, new_tokens),
-        "dense": lambda: decode_s(static, ids, new_tokens),
+        "dense": lambda: decode_s(models["static"], ids, new_tokens),
     }
-    for share in SHARES:
+    for share, (name, model) in itertools.product(SHARES, models.items()):
         blocks = round(share * base.num_blocks)
-        budget = f"{blocks} blocks"
-        runs[f"stable {blocks}"] = lambda b=budget: decode_s(static, ids, new_tokens, budget=b)
-        runs[f"changing {blocks}"] = lambda b=budget: decode_s(changing, ids, new_tokens, budget=b)
+        runs[f"{name} {blocks}"] = lambda m=model, b=blocks: decode_s(
+            m, ids, new_tokens, budget=f"{b} blocks"
+        )
     if batch > 1:
         half = round(SHARES[-1] * base.num_blocks)
         mixed = [0.5 + 0.5 * row / (batch - 1) for row in range(batch)]
         for way in ("shared", "independent"):
             runs[f"{way} {half}"] = lambda w=way: decode_s(
-                changing, ids, new_tokens, budget=f"{half} blocks", batch_route=w
+                models["random"], ids, new_tokens, budget=f"{half} blocks", batch_route=w
             )
             runs[f"{way} mixed"] = lambda w=way: decode_s(
-                changing, ids, new_tokens, budget=mixed, batch_route=w
+                models["random"], ids, new_tokens, budget=mixed, batch_route=w
             )
-    return runs, static, changing, ids
+    return runs
+
+
+def of_ideal(dense, made, blocks, num_blocks):
+    """The share of the ideal: a dense step of the same round, less the blocks that are skipped."""
+    ideal_s = dense["mean_s"] - dense["blocks_s"] * (1 - blocks / num_blocks)
+    return ideal_s / made["mean_s"]
 
 
 def measure(base, context, new_tokens, batch, rounds):
-    """Medians, ratios within rounds, and the ideal."""
-    runs, static, changing, ids = subjects(base, context, new_tokens, batch)
+    """Medians, and ratios and shares of the ideal within rounds."""
+    runs = subjects(base, context, new_tokens, batch)
     order, seen = random.Random(0), {name: [] for name in runs}
     for number in track(range(rounds + 1), f"batch {batch}, context {context}", transient=True):
         for name in order.sample(list(runs), len(runs)):
             made = runs[name]()
             if number:  # the first round warms up
                 seen[name].append(made)
-    half = round(SHARES[-1] * base.num_blocks)
-    shares = {
-        f"{name} {half}": kernel_shares(model, ids, new_tokens, budget=f"{half} blocks")
-        for name, model in (("stable", static), ("changing", changing))
-    }
-    dense_s = statistics.median(one["decode_s"] for one in seen["dense"])
-    dense = kernel_shares(static, ids, new_tokens)
     cells = {}
     for name, made in seen.items():
-        cell = {"plans": max(one["plans"] for one in made)}
+        cell = {
+            "plans": max(one["plans"] for one in made),
+            "changed": statistics.mean(one["changed"] for one in made),
+        }
         for phase in ("decode_s", "prefill_s"):
             own = [one[phase] for one in made]
             cell[phase] = statistics.median(own)
             for other in ("dense", "transformers"):
                 ratios = [a[phase] / b for a, b in zip(seen[other], own, strict=True)]
                 cell[f"{phase[:-2]}_over_{other}"] = statistics.median(ratios)
+        for part in ("blocks_s", "fill_s", "head_s", "mean_s"):
+            if part in made[0]:
+                cell[part] = statistics.median(one[part] for one in made)
         word = name.split()[-1]
-        if word.isdecimal() and dense is not None:
-            in_blocks = dense["blocks_s"] / dense["step_s"]
-            ideal = 1 / (1 - in_blocks + in_blocks * int(word) / base.num_blocks)
-            cell["decode_ideal"] = ideal
-            cell["decode_of_ideal"] = cell["decode_over_dense"] / ideal
+        if word.isdecimal() and "mean_s" in made[0]:
+            shares = [
+                of_ideal(dense, one, int(word), base.num_blocks)
+                for dense, one in zip(seen["dense"], made, strict=True)
+            ]
+            cell["decode_of_ideal"] = statistics.median(shares)
+            cell["decode_of_ideal_by_round"] = shares
         cells[name] = cell
     return {
         "batch": batch,
         "context": context,
         "cells": cells,
-        "kernel": shares,
-        "weight_bytes_per_s": weight_bytes(base) / dense_s,
+        "weight_bytes_per_s": weight_bytes(base) / cells["dense"]["decode_s"],
     }
 
 
@@ -214,29 +204,22 @@ def show(console, result):
     """One table of a batch and a context."""
     table = Table(title=f"batch {result['batch']}, context {result['context']}")
     table.add_column("", no_wrap=True)
-    for name in ("tokens/s", "x dense", "x hf", "of ideal", "prefill", "x hf", "plans"):
+    for name in ("tokens/s", "x dense", "x hf", "of ideal", "prefill", "x hf", "plans", "changed"):
         table.add_column(name, justify="right")
     for name, cell in result["cells"].items():
-        of_ideal = cell.get("decode_of_ideal")
+        ideal = cell.get("decode_of_ideal")
         table.add_row(
             name,
             f"{result['batch'] / cell['decode_s']:.1f}",
             f"{cell['decode_over_dense']:.2f}",
             f"{cell['decode_over_transformers']:.2f}",
-            "" if of_ideal is None else f"{of_ideal:.0%}",
+            "" if ideal is None else f"{ideal:.0%}",
             f"{cell['prefill_over_dense']:.2f}",
             f"{cell['prefill_over_transformers']:.2f}",
             str(cell["plans"]),
+            f"{cell['changed']:.0%}",
         )
     console.print(table)
-    for name, parts in result["kernel"].items():
-        if parts is None:
-            continue
-        step = parts["step_s"]
-        console.print(
-            f"{name}: blocks {parts['blocks_s'] / step:.1%}, holes {parts['fill_s'] / step:.2%}, "
-            f"head {parts['head_s'] / step:.1%} of a step of {1e3 * step:.2f} ms"
-        )
 
 
 def main():
@@ -244,7 +227,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--model", default=ROUTED_MODEL)
     parser.add_argument("--random", choices=sorted(SHAPES), help="random weights in this shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quant", choices=("int8", "int4"))
