@@ -1,9 +1,9 @@
 """What does depth cost in time? Decode and prefill of one model by budget, batch and context.
 
 Every subject runs in every round, in a new order each time, beside transformers' own `generate` on
-the same weights; a ratio is taken within a round and its median reported. The ideal of a round is its
-dense step less the time that this step spent in the blocks that are skipped. "changed" is the share of
-decode steps at which a row's plan was another one than before.
+the same weights; a ratio is taken within a round and its median reported. The ideal of a round is
+its dense step less the time that this step spent in the blocks that are skipped. "changed" is the
+share of decode steps at which a row's plan was another one than before.
 
     python benchmarks/engine.py --out results/engine.json
     python benchmarks/engine.py --random llama-3-8b --device cuda --out results/llama-3-8b.json
