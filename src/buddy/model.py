@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
-from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, PolicyResources, build_policy
+from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import Feed, StepOutput, check_reroute, run_once, run_step
@@ -116,12 +116,12 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         Raises:
             PolicyError: It decides while it runs, and scores no blocks.
         """
-        if isinstance(self._policy, OnlinePolicy):
+        if is_online(self._policy):
             raise PolicyError(
                 f"policy {self._policy.name!r} decides while it runs and keeps no budget: name one "
                 "that scores blocks, such as static or routed"
             )
-        return self._policy
+        return cast(DepthPolicy, self._policy)
 
     def inference_policy(self) -> Policy:
         """The policy; without gradients, from a token table where it gives the same plans."""

@@ -151,6 +151,11 @@ Policy = DepthPolicy | OnlinePolicy
 """Whoever chooses blocks, before they run or while they do."""
 
 
+def is_online(policy: Policy) -> bool:
+    """Whether it decides while a pass runs; asked at every step, where `isinstance` is slow."""
+    return hasattr(policy, "keep")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """The state of a policy that remembers nothing: how many rows there are, and where."""

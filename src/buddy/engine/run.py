@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget_source import Progress, blocks_of_lanes
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import OnlinePolicy, Policy
+from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online
 from buddy.depth.select import check_spendable
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Executor
@@ -216,17 +217,18 @@ def make_steering(
     Raises:
         BudgetError: A budget cannot be spent.
     """
-    if isinstance(policy, OnlinePolicy):
+    if is_online(policy):
         below = next((b for each in budgets for b in each if b != policy.num_blocks), None)
         if below is not None:
             raise BudgetError(
                 f"policy {policy.name!r} decides while it runs and keeps no budget, and the budget "
                 f"is {below} of {policy.num_blocks} blocks: leave the budget out"
             )
-        return Online(policy)
+        return Online(cast(OnlinePolicy, policy))
+    scoring = cast(DepthPolicy, policy)
     for each in budgets:
-        check_spendable(set(each), policy.num_blocks, policy.pinned)
-    return Budgeted(policy, held, budgets, batch_route)
+        check_spendable(set(each), scoring.num_blocks, scoring.pinned)
+    return Budgeted(scoring, held, budgets, batch_route)
 
 
 def _ask_budgets(

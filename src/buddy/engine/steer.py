@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -181,7 +181,7 @@ class Budgeted:
         kept = [runs for runs in old if runs is not None]
         if len(kept) == len(old):
             return DepthPlan.of_lanes(np.stack(kept), run.lanes.device).repeat(run.lanes.counts)
-        new = self._make(run.lanes, seen.counted.any(1))
+        new = self._make(run.lanes, seen)
         if not kept:
             return new
         host = new.host.copy()
@@ -213,7 +213,7 @@ class Budgeted:
         is_due = one.reroute != "prefill" and one.steps % one.reroute == 0
         return one.runs if not is_due and set(self._budgets[place]) == {one.blocks} else None
 
-    def _make(self, lanes: Lanes, asked: Bool[Tensor, " sequences"]) -> DepthPlan:
+    def _make(self, lanes: Lanes, seen: Observation) -> DepthPlan:
         """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
         policy, budgets = self._policy, self._budgets
         depths = [set(each) for each in budgets]
@@ -223,7 +223,7 @@ class Budgeted:
         blocks = torch.tensor([max(each) for each in depths], device=lanes.device)
         scores = policy.scores(state, blocks)
         if self._batch_route == "shared" and len(blocks) > 1:
-            scores = share_ranking(scores, policy.pinned, asked)
+            scores = share_ranking(scores, policy.pinned, seen.counted.any(1))
         if all(len(each) == 1 for each in depths):
             return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)
         # Tokens of one sequence have budgets of their own: each pair of the two is planned once.

@@ -6,6 +6,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buddy.depth.plan import DepthPlan
 from buddy.engine.run import StepOutput
 
 
@@ -31,6 +38,38 @@ class TracedStep:
     ended_s: Any
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Recorded:
+    """A pass as it was noted; what is read off it waits until somebody asks."""
+
+    tokens: int
+    plan: DepthPlan
+    executed: Int[Tensor, " lanes"]
+    last: NDArray[np.int64]
+    lanes: int
+    rows: tuple[int, ...]
+    batch: int
+    started_s: Any
+    ended_s: Any
+
+    def traced(self) -> TracedStep:
+        plans: list[tuple[int, ...]] = [()] * self.batch
+        executed = [0] * self.batch
+        counts = self.executed[torch.from_numpy(self.last)].tolist()
+        sets = self.plan.select(self.last).executed_sets
+        for row, plan, count in zip(self.rows, sets, counts, strict=True):
+            plans[row], executed[row] = plan, count
+        return TracedStep(
+            tokens=self.tokens,
+            plans=tuple(plans),
+            executed=tuple(executed),
+            spent=int(self.executed[: self.lanes].sum()),
+            fed=self.lanes,
+            started_s=self.started_s,
+            ended_s=self.ended_s,
+        )
+
+
 @dataclass(slots=True)
 class DepthTrace:
     """Collects steps; pass one to `generate(..., trace=trace)`. Step 0 is the prefill.
@@ -39,13 +78,19 @@ class DepthTrace:
 
     Attributes:
         num_blocks: Of the model.
-        steps: In the order of time.
         clock: Tells when a step begins and ends.
     """
 
     num_blocks: int = 0
-    steps: list[TracedStep] = field(default_factory=list)
     clock: Callable[[], Any] = time.perf_counter
+    _recorded: list[_Recorded] = field(default_factory=list)
+    _steps: list[TracedStep] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[TracedStep]:
+        """All of them, in the order of time."""
+        self._steps += [one.traced() for one in self._recorded[len(self._steps) :]]
+        return self._steps
 
     def record(
         self,
@@ -67,16 +112,21 @@ class DepthTrace:
             batch: Rows in all.
             of_lanes: Lanes that count, where the others were taken back.
         """
+        ended_s = self.clock()
         self.num_blocks = out.plan.host.shape[1]
-        plans: list[tuple[int, ...]] = [()] * batch
-        executed = [0] * batch
-        last = out.plan.select(out.lanes.last).executed_sets
-        for row, plan, count in zip(rows, last, out.executed[out.lanes.last].tolist(), strict=True):
-            plans[row], executed[row] = plan, count
-        fed = out.lanes.num if of_lanes is None else of_lanes
-        spent, ended_s = int(out.executed[:fed].sum()), self.clock()
-        self.steps.append(
-            TracedStep(tokens, tuple(plans), tuple(executed), spent, fed, started_s, ended_s)
+        lanes = out.lanes.num if of_lanes is None else of_lanes
+        self._recorded.append(
+            _Recorded(
+                tokens=tokens,
+                plan=out.plan,
+                executed=out.executed,
+                last=out.lanes.last,
+                lanes=lanes,
+                rows=tuple(rows),
+                batch=batch,
+                started_s=started_s,
+                ended_s=ended_s,
+            )
         )
 
     @property

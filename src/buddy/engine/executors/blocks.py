@@ -36,6 +36,12 @@ def observation(
         kv: Where the context layer has left its keys and values.
         context_layer: 1-based; 0 = no layer.
     """
+    if lanes.is_one_each and context_layer == 0:  # a decode step: no more work than need be
+        ids = token_ids[:, None]
+        return Observation(
+            ids,
+            torch.ones_like(ids, dtype=torch.bool) if router_sees is None else router_sees[:, None],
+        )
     frame = lanes.whole
     ids = frame.spread(token_ids)
     counted = torch.ones_like(ids, dtype=torch.bool)

@@ -60,11 +60,15 @@ class Lanes:
     @cached_property
     def row(self) -> NDArray[np.int32]:
         """By lane, its row of the cache."""
+        if self.is_one_each:
+            return np.array(self.rows, np.int32)
         return np.repeat(np.array(self.rows, np.int32), self.counts)
 
     @cached_property
     def slot(self) -> NDArray[np.int32]:
         """By lane, its slot, which is its position."""
+        if self.is_one_each:
+            return np.array(self.starts, np.int32)
         first = np.repeat(np.array(self.starts), self.counts)
         return (first + np.arange(self.num) - self.first[self.sequence]).astype(np.int32)
 
@@ -76,6 +80,8 @@ class Lanes:
     @cached_property
     def last(self) -> NDArray[np.int64]:
         """By sequence, its last lane."""
+        if self.is_one_each:
+            return np.arange(self.num)
         return np.cumsum(self.counts) - 1
 
     @cached_property

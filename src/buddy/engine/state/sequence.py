@@ -49,17 +49,19 @@ class SequenceState:
 
 def gather_routes(routes: Sequence[RouteRow]) -> RouteState:
     """The route state of these sequences, side by side; as it is, where they shared a state."""
+    first_state = routes[0].state
+    if len(first_state) == len(routes) and all(
+        route.state is first_state and route.row == at for at, route in enumerate(routes)
+    ):
+        return first_state
     states: dict[int, RouteState] = {}
     rows: dict[int, list[int]] = {}
     for route in routes:
         states.setdefault(id(route.state), route.state)
         rows.setdefault(id(route.state), []).append(route.row)
     order = [(id(route.state), route.row) for route in routes]
-    (first, state), *others = states.items()
-    if not others:
-        if len(state) == len(routes) and rows[first] == list(range(len(routes))):
-            return state
-        return state.select_rows(torch.tensor(rows[first]))
+    if len(states) == 1:
+        return first_state.select_rows(torch.tensor(rows[id(first_state)]))
     parts = [one.select_rows(torch.tensor(rows[key])) for key, one in states.items()]
     place = {
         (key, row): at

@@ -1,6 +1,7 @@
 """Which models the native decoder can run, and where their weights lie."""
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import torch
@@ -66,7 +67,8 @@ class BoundWeights:
         self._backbone = backbone
         self._dtype = backbone.dtype
         self._held: list[Any] = []
-        self._read: list[tuple[Tensor, int]] = []  # each weight, and where it was
+        self._address_of: list[Callable[[], int]] = []  # asks a weight where it is
+        self._addresses: list[int] = []
         self._positions = 0
         self.model = layout.Model()
         self._bind()
@@ -80,7 +82,7 @@ class BoundWeights:
             ModelError: The kernel cannot run the weights as they are now, or they have another
                 number format than the keys and values that sessions already hold.
         """
-        if any(weight.data_ptr() != address for weight, address in self._read):
+        if [address() for address in self._address_of] != self._addresses:
             self._follow()
         if positions > self._positions:
             hidden = torch.empty(1, 1)  # float32: of the angles' dtype, nothing else
@@ -102,7 +104,8 @@ class BoundWeights:
 
     def _hold(self, tensor: Tensor) -> Tensor:
         """The memory that a weight is in now, for as long as the kernel may read it."""
-        self._read.append((tensor, tensor.data_ptr()))
+        self._address_of.append(tensor.data_ptr)
+        self._addresses.append(tensor.data_ptr())
         held = tensor.detach()
         self._held.append(held)
         return held
@@ -131,7 +134,8 @@ class BoundWeights:
 
     def _bind(self) -> None:
         backbone, config = self._backbone, self._backbone.config
-        self._held, self._read, self._positions = [], [], 0
+        self._held, self._positions = [], 0
+        self._address_of, self._addresses = [], []
         blocks = (layout.Block * backbone.num_blocks)()
         for index, (block, window) in enumerate(
             zip(backbone.blocks, backbone.windows, strict=True)
