@@ -97,7 +97,7 @@ def test_prompts_come_from_a_text(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        (["--policy", "random", "-b", "0.2"], BudgetError, "at least 3 blocks"),
+        (["--policy", "random", "-b", "0.2"], BudgetError, "expected 3 to 6 blocks"),
         (["--policy", "random", "-b", "auto"], BudgetError, "Budget Predictor"),
         (["--policy", "static:1", "-b", "0.5"], BudgetError, "cannot be spent"),
         (["--policy", "nonsense"], PolicyError, "no policy 'nonsense'"),

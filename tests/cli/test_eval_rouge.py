@@ -87,7 +87,7 @@ def test_interrupted_it_goes_on(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        (["--policy", "random", "-b", "0.2"], BudgetError, "at least 3 blocks"),
+        (["--policy", "random", "-b", "0.2"], BudgetError, "expected 3 to 6 blocks"),
         (["--split", "test"], DataError, "test.jsonl cannot be read"),
         (["--max-new-tokens", "60"], PromptError, "ask for fewer new tokens"),
         (["--out", "nowhere/rouge.json"], ResultError, "there is no folder"),

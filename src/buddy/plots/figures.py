@@ -76,7 +76,7 @@ def draw(
             has = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ResultError(f"the {figure} figure has no {name} to choose: {has}; leave it out")
     try:
-        module = importlib.import_module(f"buddy.plots.{figure}")
+        module = importlib.import_module(f"buddy.plots.draw.{figure}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
