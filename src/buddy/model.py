@@ -245,7 +245,6 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         sees = None if prompt_mask is None else valid & prompt_mask.bool()
         if session is None or session.steps == 0:
             check_prompts(valid, self.config.max_position_embeddings)
-            self.executor.refresh()
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
             session = self.new_session(batch, max(INITIAL_SLOTS, 2 * tokens), kv_policy)
         if budget_rows is not None:
@@ -270,6 +269,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             out = run_once(self.backbone, policy, feed, budgets, batch_route=ways)
         else:
             begun = session.state
+            if session.steps == 0 and not torch.is_grad_enabled():
+                self.executor.refresh()
             try:
                 held = self._held(session, wanted, rows, reroute, input_ids, valid, sees)
                 numbers = list(session.sequences)
@@ -281,7 +282,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
                     feed,
                     held=held,
                     batch_route=ways,
-                    executor=self.executor.fast_path(),
+                    executor=None if torch.is_grad_enabled() else self.executor.fast_path(),
                     columns=tokens,
                 )
             except BaseException:

@@ -256,6 +256,19 @@ def test_weights_that_change_their_format_between_two_steps_are_refused():
         native(new, past_key_values=session)
 
 
+def test_passes_without_a_session_ask_nothing_of_the_kernel(monkeypatch):
+    native, _ = twins()
+    asked = []
+    monkeypatch.setattr(native.executor, "refresh", lambda: asked.append(1))
+    ids = random_ids(1, 4)
+    native(ids, budget="4 blocks")
+    with torch.no_grad():
+        native(ids, budget="4 blocks", use_cache=False)
+        assert asked == []
+        native(ids, budget="4 blocks")
+    assert asked
+
+
 def test_gradients_take_the_general_path():
     native, _ = twins(policy="full")
     ids = random_ids(1, 4)

@@ -23,8 +23,8 @@ def naive_score(model, routed, whole, answer, blocks):
     backbone, policy = model.backbone, model.policy
     seen = torch.tensor(routed)
     keys, values = naive_context(backbone, seen, policy.context_layer)
-    counted = torch.ones(1, len(seen), dtype=torch.bool)
-    state = policy.observe(None, Observation(seen[None], counted, keys, values))
+    router_sees = torch.ones(1, len(seen), dtype=torch.bool)
+    state = policy.observe(None, Observation(seen[None], router_sees, keys, values))
     budget = torch.tensor([blocks])
     mask = select_blocks(policy.scores(state, budget), budget, pinned=policy.pinned).mask
     fed = torch.tensor(whole[:-1])

@@ -72,7 +72,7 @@ def test_a_policy_scores_every_row_the_same_alone_and_in_a_batch(name, resources
 
 def _row(seen, row):
     at = slice(row, row + 1)
-    return Observation(seen.token_ids[at], seen.counted[at], seen.keys[at], seen.values[at])
+    return Observation(seen.token_ids[at], seen.router_sees[at], seen.keys[at], seen.values[at])
 
 
 def test_static_follows_the_prior(resources):
@@ -157,20 +157,20 @@ def test_a_record_without_searched_sets_is_refused(resources, tmp_path, results)
 
 def test_random_depends_on_seed_tokens_and_step_but_not_on_pads(resources):
     seen = observation(1, 6)
-    ids, counted = seen.token_ids, seen.counted
+    ids, router_sees = seen.token_ids, seen.router_sees
 
-    def scores(seed, ids, counted):
+    def scores(seed, ids, router_sees):
         policy = build_policy(f"random:{seed}", resources)
-        state = policy.observe(None, Observation(ids, counted))
+        state = policy.observe(None, Observation(ids, router_sees))
         return policy.scores(state, torch.tensor([4]))
 
-    base = scores(1, ids, counted)
-    assert torch.equal(base, scores(1, ids, counted))
-    assert not torch.equal(base, scores(2, ids, counted))
-    assert not torch.equal(base, scores(1, ids.flip(1), counted))
-    assert not torch.equal(base, scores(1, ids[:, :-1], counted[:, :-1]))
+    base = scores(1, ids, router_sees)
+    assert torch.equal(base, scores(1, ids, router_sees))
+    assert not torch.equal(base, scores(2, ids, router_sees))
+    assert not torch.equal(base, scores(1, ids.flip(1), router_sees))
+    assert not torch.equal(base, scores(1, ids[:, :-1], router_sees[:, :-1]))
     padded = torch.nn.functional.pad(ids, (3, 2), value=9)
-    assert torch.equal(base, scores(1, padded, torch.nn.functional.pad(counted, (3, 2))))
+    assert torch.equal(base, scores(1, padded, torch.nn.functional.pad(router_sees, (3, 2))))
 
 
 def test_random_scores_are_uniform_over_blocks(resources):

@@ -15,8 +15,8 @@ TOKENS = torch.tensor([[[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]]])
 ALL = torch.ones(1, 3, dtype=torch.bool)
 
 
-def state_after(tokens, counted, decay=1.0):
-    return ContextState.empty(tokens).add(tokens, counted, decay)
+def state_after(tokens, router_sees, decay=1.0):
+    return ContextState.empty(tokens).add(tokens, router_sees, decay)
 
 
 def test_mean_by_hand_and_pads_do_not_count():
@@ -35,11 +35,11 @@ def test_ema_by_hand():
 @pytest.mark.parametrize("decay", [1.0, 0.7])
 def test_token_by_token_equals_all_at_once(decay):
     torch.manual_seed(0)
-    tokens, counted = torch.randn(3, 9, 4), torch.rand(3, 9) > 0.3
-    whole = state_after(tokens, counted, decay)
+    tokens, router_sees = torch.randn(3, 9, 4), torch.rand(3, 9) > 0.3
+    whole = state_after(tokens, router_sees, decay)
     state = ContextState.empty(tokens)
     for t in range(9):
-        state = state.add(tokens[:, t : t + 1], counted[:, t : t + 1], decay)
+        state = state.add(tokens[:, t : t + 1], router_sees[:, t : t + 1], decay)
     assert_close(state.total, whole.total)
     assert_close(state.weight, whole.weight)
     assert_close(state.last, whole.last)
@@ -58,14 +58,14 @@ def test_the_table_weighs_a_long_text_as_the_cache_does(decay, steps):
             weight.copy_(torch.randint(-3, 4, weight.shape, generator=generator))
     table = TokenTable(router, values)
     ids = torch.randint(0, 50, (3, 400), generator=generator)
-    counted = torch.rand(3, 400, generator=generator) > 0.2
+    router_sees = torch.rand(3, 400, generator=generator) > 0.2
     read, tabled = None, None
     with torch.no_grad():
-        for new, real in zip(ids.split(steps, 1), counted.split(steps, 1), strict=True):
+        for new, real in zip(ids.split(steps, 1), router_sees.split(steps, 1), strict=True):
             read = router.observe(read, Observation(new, real, values[new], values[new]))
             tabled = table.observe(tabled, new, real)
-        newer = counted.flip(1).cumsum(1).flip(1).double() - counted.double()
-        by_hand = torch.tensor(decay, dtype=torch.float64) ** newer * counted  # [B, T]
+        newer = router_sees.flip(1).cumsum(1).flip(1).double() - router_sees.double()
+        by_hand = torch.tensor(decay, dtype=torch.float64) ** newer * router_sees  # [B, T]
         total = (values[ids].double() * by_hand[..., None]).sum(1)
         exact = {"atol": 1e-12, "rtol": 1e-12}
         assert_close(read.weight, by_hand.sum(1), **exact)

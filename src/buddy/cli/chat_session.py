@@ -1,4 +1,4 @@
-"""Speaker: a loaded model that answers messages, streaming, and says what it ran."""
+"""ChatSession: a loaded model that answers messages, streaming, and says what it ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Answer:
     interrupted: bool
 
 
-class Speaker:
+class ChatSession:
     """A model, its tokenizer, and the routing options of one command.
 
     Args:

@@ -19,13 +19,13 @@ class Observation:
 
     Attributes:
         token_ids: New tokens, by sequence.
-        counted: False for pads, and for an answer that the route may not see.
+        router_sees: False for pads, and for an answer that the route may not see.
         keys: New tokens' keys in the context layer, as cached, KV heads flattened.
         values: The same for values. Both are None for a policy with `context_layer` 0.
     """
 
     token_ids: Int[Tensor, "batch tokens"]
-    counted: Bool[Tensor, "batch tokens"]
+    router_sees: Bool[Tensor, "batch tokens"]
     keys: Float[Tensor, "batch tokens width"] | None = None
     values: Float[Tensor, "batch tokens width"] | None = None
 
@@ -33,12 +33,12 @@ class Observation:
         """What is new of the sequences named, in that order."""
         chosen = list(rows)
         context = (None if held is None else held[chosen] for held in (self.keys, self.values))
-        return Observation(self.token_ids[chosen], self.counted[chosen], *context)
+        return Observation(self.token_ids[chosen], self.router_sees[chosen], *context)
 
     def first(self, tokens: int) -> "Observation":
         """The first new tokens of each sequence."""
         context = (None if held is None else held[:, :tokens] for held in (self.keys, self.values))
-        return Observation(self.token_ids[:, :tokens], self.counted[:, :tokens], *context)
+        return Observation(self.token_ids[:, :tokens], self.router_sees[:, :tokens], *context)
 
 
 @runtime_checkable

@@ -120,8 +120,8 @@ def naive_decode(
         if step == 0 or due or is_other:
             seen = token_ids[:stop]
             keys, values = naive_context(backbone, seen, policy.context_layer)
-            counted = torch.ones_like(seen, dtype=torch.bool)[None]
-            route = policy.observe(None, Observation(seen[None], counted, keys, values))
+            router_sees = torch.ones_like(seen, dtype=torch.bool)[None]
+            route = policy.observe(None, Observation(seen[None], router_sees, keys, values))
             depth = blocks if prompt_blocks is None or step > 0 else prompt_blocks
             budget = torch.tensor([depth], device=seen.device)
             scores = policy.scores(route, budget)

@@ -223,7 +223,7 @@ class Budgeted:
         blocks = torch.tensor([max(each) for each in depths], device=lanes.device)
         scores = policy.scores(state, blocks)
         if self._batch_route == "shared" and len(blocks) > 1:
-            scores = share_ranking(scores, policy.pinned, seen.counted.any(1))
+            scores = share_ranking(scores, policy.pinned, seen.router_sees.any(1))
         if all(len(each) == 1 for each in depths):
             return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)
         # Tokens of one sequence have budgets of their own: each pair of the two is planned once.

@@ -176,7 +176,7 @@ class BudgetReader:
         wanted: Sequence[int | None],
         token_ids: Int[Tensor, "batch tokens"],
         valid: Bool[Tensor, "batch tokens"],
-        counted: Bool[Tensor, "batch tokens"],
+        router_sees: Bool[Tensor, "batch tokens"],
     ) -> tuple[int, ...]:
         """Let the predictor choose for the rows that name no budget, each from its own prompt.
 
@@ -184,7 +184,7 @@ class BudgetReader:
             wanted: As `read_budgets` gives it.
             token_ids: Prompts, and whatever follows them.
             valid: False for pads.
-            counted: Tokens that the choice may depend on.
+            router_sees: Tokens that the choice may depend on.
         """
         rows = [row for row, blocks in enumerate(wanted) if blocks is None]
         chosen: list[int] = []
@@ -192,7 +192,7 @@ class BudgetReader:
             assert self.router is not None
             assert self.predictor is not None
             summary = read_summary(
-                self.backbone, self.router, token_ids[rows], valid[rows], counted[rows]
+                self.backbone, self.router, token_ids[rows], valid[rows], router_sees[rows]
             )
             chosen = self.predictor.choose(summary).tolist()
         by_row = dict(zip(rows, chosen, strict=True))
@@ -205,7 +205,7 @@ def read_summary(
     router: Router,
     token_ids: Int[Tensor, "batch tokens"],
     valid: Bool[Tensor, "batch tokens"],
-    counted: Bool[Tensor, "batch tokens"],
+    router_sees: Bool[Tensor, "batch tokens"],
 ) -> Float[Tensor, "batch summary"]:
     """The router's summary of these tokens, before any of them is fed.
 
@@ -216,9 +216,9 @@ def read_summary(
         router: Says what is read.
         token_ids: Prompts, and whatever follows them.
         valid: False for pads.
-        counted: Tokens that the summary may see; a subset of `valid`.
+        router_sees: Tokens that the summary may see; a subset of `valid`.
     """
-    feed = Feed.of_batch(token_ids, valid, counted)
+    feed = Feed.of_batch(token_ids, valid, router_sees)
     lanes = Lanes.prompts(feed.counts, token_ids.device)
     kv = PassingKV(backbone.project, lanes)
     run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)

@@ -54,13 +54,13 @@ class RandomPolicy:
 
     def observe(self, state: Any, seen: Observation) -> Fingerprint:
         """Fold new tokens into the fingerprint, each with its place among the counted ones."""
-        place = seen.counted.long().cumsum(1)  # [B, T]
+        place = seen.router_sees.long().cumsum(1)  # [B, T]
         if state is None:
             zeros = place.new_zeros(len(place))
             state = Fingerprint(zeros, zeros)
         place = place + state.count[:, None]
-        hashed = _mix(seen.token_ids.long() * _MULTIPLIERS[0] + place) * seen.counted
-        return Fingerprint(state.value + hashed.sum(1), state.count + seen.counted.sum(1))
+        hashed = _mix(seen.token_ids.long() * _MULTIPLIERS[0] + place) * seen.router_sees
+        return Fingerprint(state.value + hashed.sum(1), state.count + seen.router_sees.sum(1))
 
     def scores(
         self, state: Fingerprint, blocks: Int[Tensor, " batch"]

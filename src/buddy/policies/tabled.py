@@ -30,7 +30,7 @@ class TabledPolicy:
 
     def observe(self, state: ContextState | TableState | None, seen: Observation) -> TableState:
         """Add new tokens to the running sum."""
-        return self.table.observe(state, seen.token_ids, seen.counted)
+        return self.table.observe(state, seen.token_ids, seen.router_sees)
 
     def scores(
         self, state: TableState, blocks: Int[Tensor, " batch"]

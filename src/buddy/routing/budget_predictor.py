@@ -11,7 +11,7 @@ from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.routing.router import RouterConfig
 
-ALWAYS: Final = 2
+NUM_PINNED: Final = 2
 """Blocks that run besides the `k` that are chosen: the first and the last."""
 
 
@@ -51,14 +51,14 @@ class BudgetPredictor(Float32Module):
         self.router_config = router
         self.num_blocks = router.num_blocks
         # Blocks up to the context layer, and the last one, run whatever is chosen.
-        self.lowest = max(router.planner.context_layer + 1, ALWAYS + 1)
+        self.lowest = max(router.planner.context_layer + 1, NUM_PINNED + 1)
         if self.lowest > self.num_blocks:
             raise PolicyError(
                 f"all {self.num_blocks} blocks are pinned by context_layer "
                 f"{router.planner.context_layer}: there is no budget to predict"
             )
         self.down = nn.Linear(router.summary_width, self.config.rank, dtype=torch.float32)
-        self.up = nn.Linear(self.config.rank, self.num_blocks - ALWAYS, dtype=torch.float32)
+        self.up = nn.Linear(self.config.rank, self.num_blocks - NUM_PINNED, dtype=torch.float32)
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
 
@@ -66,7 +66,7 @@ class BudgetPredictor(Float32Module):
         """Logits over `k`, the first for k = 1."""
         with torch.autocast(summary.device.type, enabled=False):
             logits: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
-        impossible = self.lowest - ALWAYS - 1
+        impossible = self.lowest - NUM_PINNED - 1
         return torch.cat(
             [torch.full_like(logits[:, :impossible], -torch.inf), logits[:, impossible:]], 1
         )
@@ -85,4 +85,4 @@ class BudgetPredictor(Float32Module):
                 "input are broken; name a budget, or load another checkpoint"
             )
         k = logits.argmax(1) + 1  # the first of equals
-        return cast(Tensor, k + ALWAYS)
+        return cast(Tensor, k + NUM_PINNED)

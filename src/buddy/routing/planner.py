@@ -68,13 +68,13 @@ class PlannerConfig:
 
 
 def token_weights(
-    counted: Bool[Tensor, "batch tokens"], decay: float
+    router_sees: Bool[Tensor, "batch tokens"], decay: float
 ) -> tuple[Float[Tensor, "batch tokens"], Float[Tensor, " batch"]]:
     """What each new token weighs in a running sum, and what the sum before them keeps.
 
     Both are float64, and so are the exponents: torch gives a power of whole numbers in float32.
     """
-    real = counted.double()
+    real = router_sees.double()
     if decay == 1.0:
         return real, torch.ones_like(real[:, 0])
     if real.shape[1] == 1:  # a decode step: none is newer
@@ -104,18 +104,20 @@ class ContextState(TensorState):
     def add(
         self,
         tokens: Float[Tensor, "batch tokens width"],
-        counted: Bool[Tensor, "batch tokens"],
+        router_sees: Bool[Tensor, "batch tokens"],
         decay: float,
     ) -> "ContextState":
-        """The state after `tokens`; those not `counted` leave no trace."""
+        """The state after `tokens`; those not `router_sees` leave no trace."""
         tokens = tokens.double()
-        share, kept = token_weights(counted, decay)
+        share, kept = token_weights(router_sees, decay)
         total = self.total * kept[:, None] + (tokens * share[..., None]).sum(1)
         weight = self.weight * kept + share.sum(1)
-        place = torch.arange(1, counted.shape[1] + 1, device=counted.device)
-        newest = (counted * place).argmax(1)  # [B], 0 where none is counted
+        place = torch.arange(1, router_sees.shape[1] + 1, device=router_sees.device)
+        newest = (router_sees * place).argmax(1)  # [B], 0 where none is counted
         last = tokens[torch.arange(len(tokens), device=tokens.device), newest]
-        return ContextState(total, weight, torch.where(counted.any(1)[:, None], last, self.last))
+        return ContextState(
+            total, weight, torch.where(router_sees.any(1)[:, None], last, self.last)
+        )
 
     def pooled(self) -> Float[Tensor, "batch width"]:
         """The weighted mean, float32."""

@@ -82,7 +82,7 @@ class Router(nn.Module):
         if planner.pool == "scores":
             tokens = self.decision(tokens)  # [B, T, L - 2]
         state = ContextState.empty(tokens) if state is None else state
-        return state.add(tokens, seen.counted, planner.decay)
+        return state.add(tokens, seen.router_sees, planner.decay)
 
     def summary(self, state: ContextState) -> Float[Tensor, "batch summary"]:
         """What decisions are made from: the pooled context, float32."""

@@ -54,7 +54,7 @@ class TokenTable:
         self,
         state: ContextState | TableState | None,
         token_ids: Int[Tensor, "batch tokens"],
-        counted: Bool[Tensor, "batch tokens"],
+        router_sees: Bool[Tensor, "batch tokens"],
     ) -> TableState:
         """Take in new tokens; a state that was read from the cache is carried over."""
         if state is None:
@@ -63,7 +63,7 @@ class TokenTable:
         elif isinstance(state, ContextState):
             weight = self.router.decision.down.weight.double()
             state = TableState(state.total @ weight.T, state.weight)
-        share, kept = token_weights(counted, self.router.config.planner.decay)
+        share, kept = token_weights(router_sees, self.router.config.planner.decay)
         rows = self.rows[token_ids].double()  # [B, T, r]
         total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
         return TableState(total, state.weight * kept + share.sum(1))

@@ -27,12 +27,12 @@ def chat(
 
     Each turn is routed anew from the whole conversation.
     """
-    from buddy.cli.chat_session import Sampling, Speaker
+    from buddy.cli.chat_session import ChatSession, Sampling
     from buddy.cli.views.display import show_summary, stderr
     from buddy.errors import BudgetError, PromptError
 
     console = stderr()
-    speaker = Speaker(
+    chat_session = ChatSession(
         model,
         policy=policy,
         kv_policy=kv_policy,
@@ -41,8 +41,8 @@ def chat(
         quant=quant,
         console=console,
     )
-    speaker.check_chat()
-    speaker.check_budget(budget, prefill_budget)
+    chat_session.check_chat()
+    chat_session.check_budget(budget, prefill_budget)
     sampling = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
@@ -58,16 +58,16 @@ def chat(
         try:
             if line.startswith("/budget"):
                 wanted = line.removeprefix("/budget").strip() or None
-                blocks = speaker.check_budget(wanted)
+                blocks = chat_session.check_budget(wanted)
                 budget = wanted
                 allowed = "auto: chosen for each turn, up to" if blocks is None else f"{blocks} of"
-                console.print(f"{allowed} {speaker.model.num_blocks} blocks", style="dim")
+                console.print(f"{allowed} {chat_session.model.num_blocks} blocks", style="dim")
                 continue
             if line.startswith("/"):
                 console.print(_HELP, style="dim")
                 continue
             asked = [*messages, {"role": "user", "content": line}]
-            answer = speaker.answer(
+            answer = chat_session.answer(
                 asked, budget=budget, prefill_budget=prefill_budget, sampling=sampling
             )
         except (BudgetError, PromptError) as error:
@@ -80,8 +80,8 @@ def chat(
                 answer.trace,
                 budget=budget,
                 prefill_budget=prefill_budget,
-                policy=speaker.policy,
-                kv_policy=speaker.model.kv_policy,
+                policy=chat_session.policy,
+                kv_policy=chat_session.model.kv_policy,
             )
 
 

@@ -11,7 +11,7 @@ from buddy.cli import options
 from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
-    from buddy.cli.chat_session import Answer, Speaker
+    from buddy.cli.chat_session import Answer
 
 
 def generate(
@@ -44,7 +44,7 @@ def generate(
 
     The text goes to stdout, everything else to stderr.
     """
-    from buddy.cli.chat_session import Sampling, Speaker
+    from buddy.cli.chat_session import ChatSession, Sampling
     from buddy.cli.views.display import read_prompt, show_depth, show_summary, stderr
     from buddy.errors import PromptError
     from buddy.records import check_writable, write_text
@@ -55,7 +55,7 @@ def generate(
     content = read_prompt() if prompt == "-" else prompt
     if raw and system is not None:
         raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
-    speaker = Speaker(
+    chat_session = ChatSession(
         model,
         policy=policy,
         kv_policy=kv_policy,
@@ -65,7 +65,7 @@ def generate(
         console=console,
     )
     messages = [] if system is None else [{"role": "system", "content": system}]
-    answer = speaker.answer(
+    answer = chat_session.answer(
         [*messages, {"role": "user", "content": content}],
         budget=budget,
         prefill_budget=prefill_budget,
@@ -75,7 +75,7 @@ def generate(
         raw=raw,
         stream=not as_json,
     )
-    record = _record(answer, speaker, model=model, budget=budget)
+    record = _record(answer, chat_session, model=model, budget=budget)
     if prefill_budget is not None:
         record["prefill_budget"] = prefill_budget
     if as_json:
@@ -90,31 +90,31 @@ def generate(
             answer.trace,
             budget=budget,
             prefill_budget=prefill_budget,
-            policy=speaker.policy,
-            kv_policy=speaker.model.kv_policy,
+            policy=chat_session.policy,
+            kv_policy=chat_session.model.kv_policy,
         )
     if answer.interrupted:
         raise KeyboardInterrupt
 
 
 def _record(
-    answer: "Answer", speaker: "Speaker", *, model: str, budget: str | None
+    answer: "Answer", chat_session: "ChatSession", *, model: str, budget: str | None
 ) -> dict[str, Any]:
     """The answer for machines: text, what was asked, and the blocks of every token."""
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
-    blocks = speaker.check_budget(budget)
+    blocks = chat_session.check_budget(budget)
     if blocks is None and steps:
         blocks = steps[0]["executed"][0]
     return {
         "model": model,
         "budget": budget,
         "budget_blocks": blocks,
-        "policy": speaker.policy,
-        "kv_policy": speaker.model.kv_policy,
-        "reroute": speaker.reroute,
-        "engine": speaker.model.executor.describe(),
-        "quant": speaker.model.quant,
+        "policy": chat_session.policy,
+        "kv_policy": chat_session.model.kv_policy,
+        "reroute": chat_session.reroute,
+        "engine": chat_session.model.executor.describe(),
+        "quant": chat_session.model.quant,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": len(answer.token_texts),

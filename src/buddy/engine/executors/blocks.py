@@ -44,14 +44,14 @@ def observation(
         )
     frame = lanes.whole
     ids = frame.spread(token_ids)
-    counted = torch.ones_like(ids, dtype=torch.bool)
+    router_sees = torch.ones_like(ids, dtype=torch.bool)
     if router_sees is not None:
-        counted = frame.spread(router_sees)
+        router_sees = frame.spread(router_sees)
     if frame.pads is not None:
-        counted = counted & ~frame.pads
+        router_sees = router_sees & ~frame.pads
     if context_layer == 0:
-        return Observation(ids, counted)
-    return Observation(ids, counted, *kv.context(context_layer - 1, lanes))
+        return Observation(ids, router_sees)
+    return Observation(ids, router_sees, *kv.context(context_layer - 1, lanes))
 
 
 class BlockRun:

@@ -147,7 +147,7 @@ def straight_through_pass(
         later = columns >= second_from[:, None]
         # Rows without a second route see the same tokens again, and so choose the same.
         sees = torch.where(later.any(1, keepdim=True), ~later, batch.is_prompt)
-        states.append(policy.observe(None, replace(seen, counted=sees)))
+        states.append(policy.observe(None, replace(seen, router_sees=sees)))
         route = later.long()
     depths = _pads_follow(batch, depths)
     kinds, place = _distinct(run.lanes.sequence, route, depths)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.routing.budget_predictor import ALWAYS, BudgetPredictor
+from buddy.routing.budget_predictor import NUM_PINNED, BudgetPredictor
 from buddy.training.predictor.grpo import GRPOSettings, rewards
 from buddy.training.predictor.loss_table import LossTable
 
@@ -88,7 +88,7 @@ def evaluate_predictor(
         blocks=float(chosen.double().mean()),
         choices={str(blocks): n for blocks, n in sorted(Counter(chosen.tolist()).items())},
         entropy=float(-(log_pi.exp() * finite).sum(1).mean()),
-        cross_entropy=float(table.by_depth.gather(1, chosen[:, None] - ALWAYS - 1).mean()),
+        cross_entropy=float(table.by_depth.gather(1, chosen[:, None] - NUM_PINNED - 1).mean()),
         reward=float(reward.mean()),
         constant_blocks=int(depths[constant.argmax()]),
         constant_reward=float(constant.max()),

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.errors import RecipeError
-from buddy.routing.budget_predictor import ALWAYS
+from buddy.routing.budget_predictor import NUM_PINNED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def sample_budgets(
     generator = torch.Generator().manual_seed(seed)
     chances = logits.detach().softmax(1).cpu()
     k = torch.multinomial(chances, samples, replacement=True, generator=generator) + 1
-    return (k + ALWAYS).to(logits.device)
+    return (k + NUM_PINNED).to(logits.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def grpo_loss(
     Source: paper (Budget Predictor).
     """
     log_pi = logits.log_softmax(1)
-    chosen = log_pi.gather(1, blocks - ALWAYS - 1)
+    chosen = log_pi.gather(1, blocks - NUM_PINNED - 1)
     # What is impossible adds nothing: not 0 * -inf, which is NaN.
     finite = log_pi.masked_fill(log_pi.isinf(), 0.0)
     entropy = -(log_pi.exp() * finite).sum(1).mean()

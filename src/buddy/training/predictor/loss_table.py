@@ -19,7 +19,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.errors import ResultError, TrainingError
 from buddy.records import write_bytes
-from buddy.routing.budget_predictor import ALWAYS
+from buddy.routing.budget_predictor import NUM_PINNED
 from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 
 _SAVE_EVERY_S: Final = 20.0
@@ -57,7 +57,7 @@ class LossTable:
         self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
     ) -> Float[Tensor, "batch depths"]:
         """Cross-entropy of each answer at each of its depths, in nats per token."""
-        k = blocks.cpu() - ALWAYS
+        k = blocks.cpu() - NUM_PINNED
         return self.by_depth[self._rows(examples)].gather(1, k - 1)
 
 
@@ -89,7 +89,7 @@ def measure_table(
     identity |= {"batch_size": str(batch_size)}
     num_blocks = prompts.model.num_blocks
     summaries = torch.zeros(len(rows), prompts.router.config.summary_width)
-    by_depth = torch.full((len(rows), num_blocks - ALWAYS), torch.nan)
+    by_depth = torch.full((len(rows), num_blocks - NUM_PINNED), torch.nan)
     done = 0
     if path.exists():
         done, summaries, by_depth = _read(path, identity)
@@ -101,7 +101,7 @@ def measure_table(
         here = slice(done, done + len(some))
         losses = prompts.losses(some, depths.expand(len(some), -1)).cpu()
         _check(losses, done)
-        by_depth[here, lowest - ALWAYS - 1 :] = losses
+        by_depth[here, lowest - NUM_PINNED - 1 :] = losses
         summaries[here] = prompts.summaries(some).cpu()
         done += len(some)
         on_rows(done, len(rows))
