@@ -156,7 +156,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         Args:
             name: As `buddy generate --model` takes it.
             **options: `dtype`, `device`, `policy`, `kv_policy`, `merge_adapter`, `on_progress`:
-                see `engine.checkpoint.load`.
+                see `checkpoint.folder.load`.
 
         Raises:
             ModelError: It cannot be found, fetched or understood.

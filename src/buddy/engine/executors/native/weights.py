@@ -57,7 +57,7 @@ class BoundWeights:
     what a parameter alone kept alive. So a weight that moves is read where it was, until the next
     `refresh` lets go of it; and no other takes its address, by which a move could go unseen. What
     changes without moving (the values of norms and biases, which are copies; another module in a
-    module's place) is for `DecoderChoice.refresh` to see, when a session begins.
+    module's place) is for `ExecutorChoice.refresh` to see, when a session begins.
 
     Attributes:
         model: The structure.
