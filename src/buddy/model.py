@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
+from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.probe import HEAD, piece
@@ -250,10 +252,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         if budget_rows is not None:
             budget = [cast(Any, budget)[place] for place in budget_rows.tolist()]
         wanted = self.read_sources(budget, prefill_budget, batch)
-        feed = Feed.of_batch(input_ids, valid, sees)
         rows = valid.any(1).nonzero()[:, 0].tolist()
         if not rows:
             raise PromptError("there are no new tokens: attention_mask calls every one a pad")
+        feed = Feed.of_batch(input_ids, valid, sees)
         policy, ways = self.inference_policy(), check_batch_route(batch_route)
         check_reroute(reroute)
         if session is None:
@@ -300,8 +302,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             loss=loss,
             logits=logits,
             past_key_values=session,
-            plan=out.plan.select(out.lanes.last),
-            executed_blocks=out.executed[out.lanes.last],
+            plan=_by_row(out, rows, batch),
+            executed_blocks=_executed_by_row(out, rows, batch),
             lanes=out,
         )
 
@@ -338,12 +340,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             for source in chosen:
                 session.join(source, reroute=reroute)
         now = list(session.sequences.values())
-        counts = valid.sum(1).tolist()
-        longest = max(now[row].length + counts[row] for row in rows)
-        if longest > self.config.max_position_embeddings:
+        if len(now) != len(valid):
             raise PromptError(
-                f"a sequence would have {longest} tokens, but the model's context holds "
-                f"{self.config.max_position_embeddings}"
+                f"the session holds {len(now)} sequences and {len(valid)} rows came: a session "
+                "that sequences have joined or left by themselves is fed by run_step"
             )
         return [
             replace(now[row], source=wanted[row] or now[row].source, reroute=reroute)
@@ -365,3 +365,19 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             return placed
         with piece(HEAD):
             return self.backbone.logits(placed)
+
+
+def _by_row(out: StepOutput, rows: list[int], batch: int) -> DepthPlan:
+    """What the last new token of each row ran; nothing, where a row was fed pads alone."""
+    last = out.plan.select(out.lanes.last)
+    if len(rows) == batch:
+        return last
+    host = np.zeros((batch, last.host.shape[1]), np.bool_)
+    host[rows] = last.host
+    return DepthPlan.of_lanes(host, out.plan.device)
+
+
+def _executed_by_row(out: StepOutput, rows: list[int], batch: int) -> Int[Tensor, " batch"]:
+    made = torch.zeros(batch, dtype=torch.long)
+    made[rows] = out.executed[torch.from_numpy(out.lanes.last)]
+    return made

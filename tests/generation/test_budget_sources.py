@@ -1,5 +1,6 @@
 """Budgets that are asked at every step: prompt and answer apart, and callables."""
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -123,6 +124,22 @@ class Short:
         return [3]
 
 
+class Says:
+    """Names whatever it was made with."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def ask(self, progress):
+        return self.said
+
+
+def test_a_source_may_answer_in_numbers_of_numpy_and_torch():
+    buddy = tiny_buddy()
+    for said in (np.int64(4), torch.tensor(4)):
+        assert buddy(random_ids(1, 5), budget=Says(said)).executed_blocks.tolist() == [4]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -132,6 +149,9 @@ class Short:
         ({"budget": lambda progress: "auto"}, "must return a number"),
         ({"budget": lambda progress: "much"}, "cannot be read"),
         ({"budget": Short()}, "names 1 budgets for 5 new tokens"),
+        ({"budget": Says(2.5)}, "whole numbers of blocks, got 2.5"),
+        ({"budget": Says(2)}, "2 blocks"),
+        ({"budget": Says([3, 3, 3, 3, 99])}, "99 blocks"),
         ({"budget": [0.5, 0.6]}, "got 2 budgets for a batch of 1"),
     ],
 )

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from operator import index
+from typing import Any, Protocol, runtime_checkable
 
-from buddy.depth.budget import AUTO, BudgetLike, parse_budget
+from buddy.depth.budget import AUTO, Budget, BudgetLike, parse_budget
 from buddy.errors import BudgetError
 
 
@@ -89,14 +90,24 @@ def blocks_of_lanes(source: BudgetSource, progress: Progress) -> tuple[int, ...]
     """Blocks of the new tokens: one number for all of them, or one for each.
 
     Raises:
-        BudgetError: The source names another number of budgets than there are new tokens.
+        BudgetError: The source names another number of budgets than there are new tokens, or what
+            is no number of blocks that the model can run.
     """
     said = source.ask(progress)
-    if isinstance(said, int):
-        return (said,)
+    if not isinstance(said, Sequence):
+        return (_checked(said, progress.num_blocks),)
     if len(said) != progress.new_tokens:
         raise BudgetError(
             f"the budget source names {len(said)} budgets for {progress.new_tokens} new tokens: "
             "it must return one number for all, or one for each"
         )
-    return tuple(said)
+    return tuple(_checked(blocks, progress.num_blocks) for blocks in said)
+
+
+def _checked(blocks: Any, num_blocks: int) -> int:
+    try:
+        return Budget(index(blocks), num_blocks).blocks
+    except TypeError as error:
+        raise BudgetError(
+            f"a budget source must return whole numbers of blocks, got {blocks!r}"
+        ) from error

@@ -22,7 +22,7 @@ from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session, SessionState
 from buddy.engine.steer import BatchRoute, Budgeted, Online, Steering, steer
-from buddy.errors import BudgetError, PolicyError
+from buddy.errors import BudgetError, PolicyError, PromptError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,13 @@ class Feed:
     counts: tuple[int, ...]
     router_sees: Bool[Tensor, " lanes"] | None = None
     prompts: tuple[bool, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.counts, default=0) < 1 or sum(self.counts) != len(self.token_ids):
+            raise PromptError(
+                f"a feed has {len(self.token_ids)} tokens for sequences of {list(self.counts)}: "
+                "expected at least one of each, and as many as the counts say in all"
+            )
 
     @classmethod
     def of_batch(
@@ -94,6 +101,22 @@ def logits_of(backbone: Backbone, out: StepOutput) -> Float[Tensor, "lanes vocab
         return backbone.logits(out.hidden)
 
 
+def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:
+    """Refuse new tokens that the model's context does not hold.
+
+    Raises:
+        PromptError: A sequence would be longer than the context, or the feed is of others.
+    """
+    if len(held) != len(feed.counts):
+        raise PromptError(f"{len(feed.counts)} sequences are fed, and {len(held)} are named")
+    longest = max(one.length + count for one, count in zip(held, feed.counts, strict=True))
+    context = backbone.config.max_position_embeddings
+    if longest > context:
+        raise PromptError(
+            f"a sequence would have {longest} tokens, but the model's context holds {context}"
+        )
+
+
 def check_reroute(reroute: Reroute) -> Reroute:
     """Refuse what is no re-routing rule.
 
@@ -143,6 +166,7 @@ def run_step(
         PromptError: The session does not hold a sequence, or a sequence is named twice.
     """
     held = session.find(numbers) if held is None else held
+    check_context(held, feed, backbone)
     budgets = _ask_budgets(held, feed, backbone.num_blocks)
     how = steering or make_steering(policy, held, budgets, batch_route)
     lanes = session.begin(numbers, feed.counts)

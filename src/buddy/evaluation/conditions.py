@@ -9,7 +9,7 @@ import torch
 
 from buddy.depth.budget import AUTO, split_phases
 from buddy.depth.budget_source import BudgetSource, ConstantBudget, PhasedBudget
-from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy
+from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy, is_online
 from buddy.depth.select import check_spendable, select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
@@ -135,6 +135,18 @@ def plan_conditions(
     for prefill, blocks in depths:
         if blocks is None:
             conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
+            continue
+        online = [one for one in made if is_online(one[2])]
+        if online:
+            if blocks != model.num_blocks or prefill is not None:
+                raise BudgetError(
+                    f"policy {online[0][1]!r} decides while it runs and keeps no budget: measure "
+                    "it at -b 1.0, in a run of its own"
+                )
+            conditions += [
+                Condition(spec=spec, label=label, policy=policy, blocks=blocks)
+                for label, spec, policy in made
+            ]
             continue
         if blocks == model.num_blocks and prefill is None:
             full = build_policy("full", model.resources)

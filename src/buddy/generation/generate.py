@@ -137,7 +137,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
                 row's prompt and holds to its end. A callable is asked at every step: it is given
                 the row's `Progress` and returns a budget.
-            prefill_budget: Of the prompt's tokens, where it is another than the answer's.
+            prefill_budget: Of the prompt's tokens, where it is another than the answer's. What a
+                session is fed later is no prompt of its own.
             reroute: "step", "prefill" or a number of decode steps.
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
@@ -238,5 +239,5 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         return False
 
     def get_experts_implementation(self) -> dict[str, str]:
-        """Called by transformers; the families here have no experts."""
+        """Called by transformers; blocks keep whatever their own model runs experts by."""
         return {}

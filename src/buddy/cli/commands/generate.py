@@ -11,7 +11,7 @@ from buddy.cli import options
 from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
-    from buddy.cli.chat_session import Answer
+    from buddy.cli.chat_session import Answer, ChatSession
 
 
 def generate(

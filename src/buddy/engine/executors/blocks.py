@@ -44,14 +44,14 @@ def observation(
         )
     frame = lanes.whole
     ids = frame.spread(token_ids)
-    router_sees = torch.ones_like(ids, dtype=torch.bool)
+    seen = torch.ones_like(ids, dtype=torch.bool)
     if router_sees is not None:
-        router_sees = frame.spread(router_sees)
+        seen = frame.spread(router_sees)
     if frame.pads is not None:
-        router_sees = router_sees & ~frame.pads
+        seen = seen & ~frame.pads
     if context_layer == 0:
-        return Observation(ids, router_sees)
-    return Observation(ids, router_sees, *kv.context(context_layer - 1, lanes))
+        return Observation(ids, seen)
+    return Observation(ids, seen, *kv.context(context_layer - 1, lanes))
 
 
 class BlockRun:

@@ -164,6 +164,6 @@ class Session:
         held = list(self.sequences.values())
         self.kv.select_rows(np.array([held[at].row for at in chosen], np.int64))
         self.batch = len(chosen)
-        made = {at: replace(held[old], row=at) for at, old in enumerate(chosen)}
-        self._next = len(chosen)
+        made = {self._next + at: replace(held[old], row=at) for at, old in enumerate(chosen)}
+        self._next += len(chosen)
         self._state = replace(self._state, sequences=made)

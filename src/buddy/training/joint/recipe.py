@@ -222,5 +222,10 @@ class Recipe:
     """Logs and states."""
 
     def __post_init__(self) -> None:
+        if self.budget.full_prompts > 0 and self.router.method == "policy-gradient":
+            raise RecipeError(
+                "policy-gradient samples one plan for prompt and answer: set budget.full_prompts "
+                "to 0, or router.method to straight-through"
+            )
         if self.lora.rank == 0 and self.router.policy != "routed":
             raise RecipeError("nothing to train: lora.rank is 0 and the policy is not routed")

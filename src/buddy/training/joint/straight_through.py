@@ -69,7 +69,7 @@ class StraightThroughPass:
     Attributes:
         hidden: The residual after the last block.
         lanes_plan: What ran, by token; pads run what the last token of their row does.
-        plan: Of each row, what its first token ran.
+        plan: Of each row, what the first token of its answer ran.
         log_prob: Of that plan, where plans were sampled.
     """
 
@@ -158,7 +158,9 @@ def straight_through_pass(
     run.plan_of_lane = torch.from_numpy(place).to(depths.device)
     plan = choice.plan.select(place)
     run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
-    first = place[run.lanes.first]
+    # By row, the first token after the prompt: the prompt may run at a depth of its own.
+    after = batch.is_prompt.sum(1).clamp(max=len(columns) - 1).cpu().numpy()
+    first = place[run.lanes.first + after]
     return StraightThroughPass(
         hidden=run.hidden.view(*batch.token_ids.shape, -1),
         lanes_plan=plan,
