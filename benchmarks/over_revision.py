@@ -1,7 +1,7 @@
 """Is this source tree faster than another one? Decode and prefill, in alternating processes.
 
-Each round runs every tree once, in a new order, each in a process of its own on the same weights; a
-ratio is taken within a round, and its median is reported.
+Each tree has a process of its own, which waits while the other one works. A round runs one generation
+in each, in a new order; a ratio is taken within a round, and its median is reported.
 
     git worktree add ../before REVISION
     python benchmarks/over_revision.py --other ../before --out results/over-revision.json
@@ -23,7 +23,7 @@ BUDGETS = (1.0, 0.5)
 
 
 def work(args):
-    """What a process of its own measures: seconds of a decode step and of the prefill."""
+    """Generate once for each budget that comes in: seconds of a decode step and of the prefill."""
     import torch
 
     from buddy import BuddyForCausalLM, DepthTrace
@@ -32,37 +32,49 @@ def work(args):
     torch.manual_seed(0)
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     ids = torch.randint(100, 40_000, (args.batch, args.context))
-    found = {}
-    for budget in BUDGETS:
-        for repeat in range(3):
-            trace = DepthTrace()
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                budget=budget,
-                max_new_tokens=args.new_tokens if repeat else 2,
-                do_sample=False,
-                eos_token_id=None,
-                trace=trace,
-            )
-            ends = [step.ended_s for step in trace.steps]
-            times = {
-                "decode_s": statistics.median(b - a for a, b in itertools.pairwise(ends)),
-                "prefill_s": ends[0] - trace.steps[0].started_s,
-            }
-            if repeat:
-                for name, seconds in times.items():
-                    key = f"{name} {budget}"
-                    found[key] = min(found.get(key, seconds), seconds)
-    print(json.dumps(found))
+    for line in sys.stdin:
+        trace = DepthTrace()
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            budget=float(line),
+            max_new_tokens=args.new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            trace=trace,
+        )
+        ends = [step.ended_s for step in trace.steps]
+        steps_s = [b - a for a, b in itertools.pairwise(ends)]
+        found = {
+            "decode_s": statistics.median(steps_s),
+            "prefill_s": ends[0] - trace.steps[0].started_s,
+        }
+        print(json.dumps(found), flush=True)
 
 
-def run(tree, args):
-    """One process on one source tree."""
-    command = [sys.executable, __file__, "--work", *sys.argv[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+class Tree:
+    """A process that works on one source tree."""
+
+    def __init__(self, path):
+        self.path = path
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--work", *sys.argv[1:]],
+            env={**os.environ, "PYTHONPATH": str(path / "src")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, budget):
+        """One generation."""
+        self._process.stdin.write(f"{budget}\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def end(self):
+        """Let the process go."""
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def main():
@@ -75,7 +87,7 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -83,25 +95,33 @@ def main():
     if args.work:
         work(args)
         return
-    trees = {"this": HERE, "other": args.other.resolve()}
-    order, seen = random.Random(0), []
-    for _ in range(args.rounds):
-        made = {name: run(trees[name], args) for name in order.sample(list(trees), len(trees))}
-        seen.append(made)
+    trees = {"this": Tree(HERE), "other": Tree(args.other.resolve())}
+    draw, seen = random.Random(0), {budget: [] for budget in BUDGETS}
+    for number in range(args.rounds + 1):
+        for budget in BUDGETS:
+            order = draw.sample(list(trees), len(trees))
+            made = {name: trees[name].run(budget) for name in order}
+            if number:  # the first round warms up
+                seen[budget].append(made)
+    for tree in trees.values():
+        tree.end()
     cells = {}
-    for key in seen[0]["this"]:
-        ratios = [made["other"][key] / made["this"][key] for made in seen]
-        cells[key] = {
-            "this_s": statistics.median(made["this"][key] for made in seen),
-            "other_s": statistics.median(made["other"][key] for made in seen),
-            "speed_over_other": statistics.median(ratios),
+    for budget, phase in itertools.product(BUDGETS, ("decode_s", "prefill_s")):
+        pairs = [(made["this"][phase], made["other"][phase]) for made in seen[budget]]
+        ratios = [other / this for this, other in pairs]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        cells[f"{phase} {budget}"] = {
+            "this_s": statistics.median(this for this, _ in pairs),
+            "other_s": statistics.median(other for _, other in pairs),
+            "speed_over_other": middle,
+            "quartiles": [low, high],
             "ratios": ratios,
         }
-        print(f"{key:16} x{cells[key]['speed_over_other']:.3f} {[round(r, 3) for r in ratios]}")
+        print(f"{phase} {budget:<4} x{middle:.3f}  half of the rounds in {low:.3f} to {high:.3f}")
     if args.out:
         from buddy.records import RunRecord
 
-        revision = ["git", "-C", str(trees["other"]), "rev-parse", "--short=12", "HEAD"]
+        revision = ["git", "-C", str(trees["other"].path), "rev-parse", "--short=12", "HEAD"]
         told = subprocess.run(revision, capture_output=True, text=True, check=False).stdout.strip()
         RunRecord(
             kind="over-revision",
