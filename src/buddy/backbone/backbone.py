@@ -88,6 +88,8 @@ class Backbone:
             )
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // config.num_attention_heads
+        self.context: int = config.max_position_embeddings
+        """Tokens that a sequence may have."""
         self.kv_width: int = config.num_key_value_heads * self.head_dim
         self._grouped = config.num_attention_heads > config.num_key_value_heads
         self._longest = longest_of_rope(config)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget_source import Progress, blocks_of_lanes
+from buddy.depth.budget_source import ConstantBudget, Progress, blocks_of_lanes
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online
 from buddy.depth.select import check_spendable
@@ -43,7 +43,7 @@ class Feed:
     prompts: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
-        if min(self.counts, default=0) < 1 or sum(self.counts) != len(self.token_ids):
+        if min(self.counts, default=0) < 1 or sum(self.counts) != self.token_ids.shape[0]:
             raise PromptError(
                 f"a feed has {len(self.token_ids)} tokens for sequences of {list(self.counts)}: "
                 "expected at least one of each, and as many as the counts say in all"
@@ -110,7 +110,7 @@ def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone)
     if len(held) != len(feed.counts):
         raise PromptError(f"{len(feed.counts)} sequences are fed, and {len(held)} are named")
     longest = max(one.length + count for one, count in zip(held, feed.counts, strict=True))
-    context = backbone.config.max_position_embeddings
+    context = backbone.context
     if longest > context:
         raise PromptError(
             f"a sequence would have {longest} tokens, but the model's context holds {context}"
@@ -169,7 +169,7 @@ def run_step(
     check_context(held, feed, backbone)
     budgets = _ask_budgets(held, feed, backbone.num_blocks)
     how = steering or make_steering(policy, held, budgets, batch_route)
-    lanes = session.begin(numbers, feed.counts)
+    lanes = session.begin(held, feed.counts)
     try:
         out = _run(backbone, session, lanes, feed, how, executor)
         after = _after(held, out, how, budgets)
@@ -260,7 +260,9 @@ def _ask_budgets(
 ) -> list[tuple[int, ...]]:
     prompts = feed.prompts or tuple(one.steps == 0 for one in held)
     return [
-        blocks_of_lanes(
+        (one.source.each,)
+        if type(one.source) is ConstantBudget
+        else blocks_of_lanes(
             one.source,
             Progress(
                 is_prompt=is_prompt,

@@ -202,7 +202,7 @@ class Budgeted:
             part = seen if len(places) == len(routes) else seen.select_rows(places)
             state = self._policy.observe(gather_routes(known) if known else None, part)
             for row, place in enumerate(places):
-                made[place] = RouteRow(state, row)
+                made[place] = RouteRow(state, row, len(places))
         return cast(list[RouteRow], made)
 
     def _old_plan(self, place: int) -> NDArray[np.bool_] | None:

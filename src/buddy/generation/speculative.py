@@ -189,7 +189,7 @@ class _Writer:
             new,
             length=old.length + tokens,
             executed=old.executed + int(out.executed[:tokens].sum()),
-            route=RouteRow(route, 0),
+            route=RouteRow(route, 0, 1),
         )
         session.rewind(SessionState({number: kept}, before.columns + tokens))
 

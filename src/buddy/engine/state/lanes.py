@@ -37,12 +37,22 @@ class Lanes:
         """Whole sequences from their first token on, each in a row of its own."""
         return cls(tuple(range(len(counts))), (0,) * len(counts), tuple(counts), device)
 
+    def __post_init__(self) -> None:
+        # At every decode step: what is asked of one is made at once, as `cached_property` locks.
+        num = sum(self.counts)
+        made = self.__dict__
+        made["num"], made["is_one_each"] = num, num == len(self.rows)
+        if num == len(self.rows):
+            made["row"] = np.array(self.rows, np.int32)
+            made["slot"] = np.array(self.starts, np.int32)
+            made["last"] = np.arange(num)
+
     @cached_property
     def num(self) -> int:
         """New tokens of all sequences."""
         return sum(self.counts)
 
-    @cached_property
+    @property
     def stops(self) -> tuple[int, ...]:
         """Length of each sequence after the pass."""
         return tuple(s + c for s, c in zip(self.starts, self.counts, strict=True))
@@ -60,15 +70,11 @@ class Lanes:
     @cached_property
     def row(self) -> NDArray[np.int32]:
         """By lane, its row of the cache."""
-        if self.is_one_each:
-            return np.array(self.rows, np.int32)
         return np.repeat(np.array(self.rows, np.int32), self.counts)
 
     @cached_property
     def slot(self) -> NDArray[np.int32]:
         """By lane, its slot, which is its position."""
-        if self.is_one_each:
-            return np.array(self.starts, np.int32)
         first = np.repeat(np.array(self.starts), self.counts)
         return (first + np.arange(self.num) - self.first[self.sequence]).astype(np.int32)
 
@@ -80,8 +86,6 @@ class Lanes:
     @cached_property
     def last(self) -> NDArray[np.int64]:
         """By sequence, its last lane."""
-        if self.is_one_each:
-            return np.arange(self.num)
         return np.cumsum(self.counts) - 1
 
     @cached_property

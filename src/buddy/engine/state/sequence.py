@@ -21,6 +21,8 @@ class RouteRow:
 
     state: RouteState
     row: int
+    rows: int
+    """Of the state, all together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +52,7 @@ class SequenceState:
 def gather_routes(routes: Sequence[RouteRow]) -> RouteState:
     """The route state of these sequences, side by side; as it is, where they shared a state."""
     first_state = routes[0].state
-    if len(first_state) == len(routes) and all(
+    if routes[0].rows == len(routes) and all(
         route.state is first_state and route.row == at for at, route in enumerate(routes)
     ):
         return first_state

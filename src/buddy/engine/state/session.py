@@ -123,10 +123,9 @@ class Session:
             )
         return [self.sequences[number] for number in numbers]
 
-    def begin(self, numbers: Sequence[int], counts: Sequence[int]) -> Lanes:
+    def begin(self, found: Sequence[SequenceState], counts: Sequence[int]) -> Lanes:
         """Lanes for a pass over new tokens of these sequences, with room for them in the cache."""
         self.settle()
-        found = self.find(numbers)
         rows, starts = tuple(one.row for one in found), tuple(one.length for one in found)
         lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
         self._unsettled = rows

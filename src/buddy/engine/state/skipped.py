@@ -39,6 +39,10 @@ class _Arena:
     waiting: NDArray[np.int32]
     filled: NDArray[np.int32]
     count: int
+    addresses: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.addresses = self.waiting.ctypes.data, self.filled.ctypes.data
 
 
 class SkippedResiduals:
@@ -63,6 +67,11 @@ class SkippedResiduals:
     def waiting(self) -> NDArray[np.int32]:
         """[blocks, rows, slots], a place, or -1 where nothing is waited for; on the host."""
         return self._arena.waiting
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Where `waiting` and `filled` lie, for compiled code."""
+        return self._arena.addresses
 
     @property
     def filled(self) -> NDArray[np.int32]:

@@ -156,7 +156,7 @@ class _BoundCache:
         # Of each lane, no two neighbouring blocks need a place of their own.
         skipped.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
         assert skipped.stored is not None
-        cache.waiting, cache.filled = skipped.waiting.ctypes.data, skipped.filled.ctypes.data
+        cache.waiting, cache.filled = skipped.addresses
         cache.skipped, cache.num_skipped = skipped.stored.data_ptr(), skipped.count
 
     def close_skipped(self) -> None:
