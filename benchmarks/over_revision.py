@@ -1,7 +1,7 @@
 """Is this source tree faster than another one? Decode and prefill, in alternating processes.
 
-Each tree has a process of its own, which waits while the other one works. A round runs one generation
-in each, in a new order; a ratio is taken within a round, and its median is reported.
+Each tree has a process of its own, which waits while the other one works. A round runs one
+generation in each, in a new order; a ratio is taken within a round, and its median is reported.
 
     git worktree add ../before REVISION
     python benchmarks/over_revision.py --other ../before --out results/over-revision.json

@@ -45,9 +45,9 @@ def twins(family="llama", **options):
 @pytest.mark.parametrize("family", PECULIAR_FAMILY_NAMES)
 def test_a_family_that_the_kernel_does_not_know_is_refused(family):
     with pytest.raises(ModelError, match="is none of llama, mistral, qwen2, qwen3"):
-        BuddyForCausalLM(tiny_model(family), engine="native").decoder.native()
+        BuddyForCausalLM(tiny_model(family), engine="native").executor.fast_path()
     buddy = BuddyForCausalLM(tiny_model(family))
-    assert buddy.executor.native() is None
+    assert buddy.executor.fast_path() is None
     assert "is none of" in buddy.executor.why_general
 
 

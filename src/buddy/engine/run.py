@@ -1,7 +1,7 @@
 """One pass: new tokens of some sequences, from the embedding through the last block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -287,9 +287,11 @@ def _after(
     spent = executed if lanes.is_one_each else np.add.reduceat(executed, lanes.first)
     routes = steering.routes if isinstance(steering, Budgeted) else [one.route for one in held]
     return [
-        replace(
-            one,
-            length=lanes.stops[place],
+        SequenceState(  # written out: `replace` takes ten times as long
+            row=one.row,
+            source=one.source,
+            reroute=one.reroute,
+            length=one.length + lanes.counts[place],
             steps=one.steps + 1,
             executed=one.executed + int(spent[place]),
             route=routes[place],

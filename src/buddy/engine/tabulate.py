@@ -36,7 +36,8 @@ class Tabulator:
         if type(projection) not in (nn.Linear, QuantisedLinear):  # an adapter that is not merged
             self._made_of = ()  # merging writes the weights without a trace
             return policy
-        weights = (*self._backbone.first_values_depend_on(), policy.router.decision.down.weight)
+        router = (*policy.router.parameters(), *policy.router.buffers())
+        weights = (*self._backbone.first_values_depend_on(), *router)
         made_of = (policy, *((id(w), w.data_ptr(), w._version) for w in weights))
         if made_of != self._made_of:
             table = TokenTable(policy.router, first_values(self._backbone))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from buddy.depth.policy import Observation
 from buddy.policies.routed import RoutedPolicy
@@ -36,7 +35,10 @@ class TabledPolicy:
         self, state: TableState, blocks: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch blocks"]:
         """The middle blocks' fused scores; pinned blocks need none."""
-        return pad(self.table.scores(state), (1, 1))
+        middle = self.table.scores(state)
+        scores = middle.new_zeros(middle.shape[0], self.num_blocks)
+        scores[:, 1:-1] = middle
+        return scores
 
     def describe(self) -> str:
         """As shown in a summary line."""

@@ -9,8 +9,10 @@ Source: method.md, section 2; ours.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.policy import TensorState
@@ -49,6 +51,13 @@ class TokenTable:
         self.router = router
         with torch.no_grad():
             self.rows = torch.nn.functional.linear(values.float(), router.decision.down.weight)
+        decision = router.decision
+        self._on_host: tuple[NDArray[np.float32], ...] | None = None
+        if self.rows.device.type == "cpu":
+            parts = (decision.down.bias, decision.up.weight.T, decision.up.bias)
+            first, second, offset = (part.detach().numpy() for part in parts)
+            prior = np.float32(decision.config.omega) * decision.prior.numpy()
+            self._on_host = self.rows.numpy(), first, second, offset + prior
 
     def observe(
         self,
@@ -63,14 +72,44 @@ class TokenTable:
         elif isinstance(state, ContextState):
             weight = self.router.decision.down.weight.double()
             state = TableState(state.total @ weight.T, state.weight)
+        if token_ids.shape[1] == 1 and self._on_host is not None:
+            return self._observe_one(self._on_host[0], state, token_ids, router_sees)
         share, kept = token_weights(router_sees, self.router.config.planner.decay)
         rows = self.rows[token_ids].double()  # [B, T, r]
         total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
         return TableState(total, state.weight * kept + share.sum(1))
 
+    def _observe_one(
+        self,
+        table: NDArray[np.float32],
+        state: TableState,
+        token_ids: Int[Tensor, "batch one"],
+        router_sees: Bool[Tensor, "batch one"],
+    ) -> TableState:
+        """Take in one token of each row.
+
+        The weights that a step reads drive all else out of the processor's caches, so what counts
+        between two steps is how much code is called: numpy calls less than torch.
+        """
+        total, weight = state.total.numpy(), state.weight.numpy()
+        seen = router_sees[:, 0].numpy()
+        rows = table[token_ids[:, 0].numpy()] * seen[:, None]
+        decay = self.router.config.planner.decay
+        if decay != 1.0:
+            kept = np.where(seen, decay, 1.0)
+            total, weight = total * kept[:, None], weight * kept
+        return TableState(torch.from_numpy(total + rows), torch.from_numpy(weight + seen))
+
     def scores(self, state: TableState) -> Float[Tensor, "batch middle"]:
         """Fused scores of the middle blocks."""
         decision = self.router.decision
+        if self._on_host is not None:
+            _, first, second, offset = self._on_host
+            weight = np.maximum(state.weight.numpy(), 1e-12)[:, None]
+            x = (state.total.numpy() / weight).astype(np.float32) + first
+            e = np.exp(-np.abs(x))
+            inner = x * np.where(x < 0, e, np.float32(1)) / (1 + e)  # SiLU
+            return torch.from_numpy(inner @ second + offset)
         pooled = (state.total / state.weight.clamp(min=1e-12)[:, None]).float()
         inner = torch.nn.functional.silu(pooled + decision.down.bias)
         return decision.fuse(decision.up(inner))

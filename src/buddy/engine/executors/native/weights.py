@@ -53,10 +53,10 @@ class BoundWeights:
     """A model's weights as the kernel is told of them; norms and biases widened to float32.
 
     The memory behind every address is held here, not the parameter: `parameter.data = other` frees
-    what a parameter alone kept alive. So a weight that moves is read where it was, and no other takes
-    its address, by which a move could go unseen. Asking every weight before every step would cost a
-    hundredth of the step; so between two steps a model that moves as a whole is followed, and whatever
-    else changes is for `ExecutorChoice.refresh` to see, when a session begins.
+    what a parameter alone kept alive. So a weight that moves is read where it was, and no other
+    takes its address, by which a move could go unseen. To ask every weight before every step would
+    cost a hundredth of the step; so between two steps a model that moves as a whole is followed,
+    and whatever else changes is for `ExecutorChoice.refresh` to see, when a session begins.
 
     Attributes:
         model: The structure.
