@@ -102,6 +102,14 @@ def test_round_trip_with_adapter(adapted, tmp_path, merge):
     assert not torch.allclose(logits(plain)[0], logits(adapted)[0], atol=1e-2)
 
 
+def test_an_adapter_names_its_base_and_no_folder_of_this_machine(adapted, tmp_path):
+    adapted.source = "smollm2-135m"
+    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model/adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "smollm2-135m"
+
+
 def test_a_merged_adapter_is_not_lost_when_saved_again(adapted, tmp_path):
     tiny_model().save_pretrained(tmp_path / "base")
     adapted.source = str(tmp_path / "base")

@@ -8,6 +8,7 @@
 Every file's size and SHA-256 stand in buddy.json and are checked before anything is used.
 """
 
+import json
 import os
 import shutil
 import uuid
@@ -179,7 +180,7 @@ def _write(
     save_file(tensors, folder / "routing.safetensors")
     hf_model = cast(Any, model.model)
     if hasattr(hf_model, "peft_config"):
-        _save_adapter(hf_model, folder / "adapter", model.dtype)
+        _save_adapter(hf_model, folder / "adapter", model.dtype, model.source)
     if include_backbone:
         _save_backbone(hf_model, folder / "backbone")
     if tokenizer is not None:
@@ -200,12 +201,16 @@ def _write(
         path.chmod((folder / MANIFEST).stat().st_mode)
 
 
-def _save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype) -> None:
+def _save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | None) -> None:
     """As PEFT writes it, in the backbone's number format: that is what it will be added to."""
     from safetensors.torch import load_file, save_file
 
     hf_model.save_pretrained(folder, safe_serialization=True)
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
+    config = folder / "adapter_config.json"
+    values = json.loads(config.read_text())
+    values["base_model_name_or_path"] = source  # not the folder that it lay in on this machine
+    config.write_text(json.dumps(values, indent=2) + "\n")
     path = folder / "adapter_model.safetensors"
     weights = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
