@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -54,3 +55,12 @@ DEFAULT_MAX_NEW_TOKENS: Final = 256
 def parse_reroute(text: str) -> str | int:
     """`step` and `prefill` as they are, a number as a number; the engine refuses the rest."""
     return int(text) if text.isascii() and text.isdecimal() else text
+
+
+Recipe = Annotated[Path, typer.Argument(help="TOML file; see recipes/.", show_default=False)]
+RunFolder = Annotated[Path, typer.Option(help="Folder for checkpoint, logs and training state.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in optim.steps=250."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the training state in --out.")]

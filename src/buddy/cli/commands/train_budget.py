@@ -3,23 +3,15 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from buddy.cli import options
 
 
 def train_budget(
-    recipe: Annotated[Path, typer.Argument(help="TOML file; see recipes/.", show_default=False)],
-    out: Annotated[
-        Path, typer.Option(help="Folder for checkpoint, logs, tables and training state.")
-    ] = Path("runs/train-budget"),
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in optim.steps=250."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the training state in --out.")
-    ] = False,
+    recipe: options.Recipe,
+    out: options.RunFolder = Path("runs/train-budget"),
+    changes: options.Changes = None,
+    resume: options.Resume = False,
 ) -> None:
     """Train the Budget Predictor, which chooses the budget of each prompt (stage 2)."""
     from buddy.cli.views.budget_bar import BudgetBar
