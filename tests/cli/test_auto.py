@@ -48,3 +48,19 @@ def test_chat_chooses_for_each_turn(checkpoint):
     assert "auto: chosen for each turn, up to 6 blocks" in done.stderr
     assert " of 6 blocks · " in done.stderr
     assert "budget 0.5 · 3 of 6" in done.stderr
+
+
+def test_the_prompt_may_have_a_budget_of_its_own(checkpoint):
+    done = run(
+        *("generate", "w3 w5 w9", "-m", checkpoint, "--raw", "-b", "0.5", "--json"),
+        *("--prefill-budget", "1.0", "--max-new-tokens", "4"),
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert [token["executed"] for token in record["tokens"]] == [6, 3, 3, 3]
+    assert record["prefill_budget"] == "1.0"
+    assert "prefill 1.0: 6 blocks in the prompt, 3 after" in done.stderr
+    chat = run("chat", "-m", checkpoint, "-b", "0.5", "--prefill-budget", "7", stdin="w3\n")
+    assert chat.returncode == 2
+    assert chat.stderr.count("\n") == 1
+    assert "budget 7 is not allowed" in chat.stderr

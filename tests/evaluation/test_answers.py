@@ -30,6 +30,11 @@ from tests.tiny import FAMILY_NAMES, NUM_BLOCKS, delete_blocks, random_ids, tiny
 BLOCKS = 4
 
 
+def each(prompt_tokens, other_tokens):
+    """The same budget for prompts and answers."""
+    return (BLOCKS,)
+
+
 def tokens(count, *, seed):
     return tuple(random_ids(1, count, seed=seed)[0].tolist())
 
@@ -59,7 +64,7 @@ def loss_of(logits, one):
 @torch.no_grad()
 def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     model = tiny_buddy(family)
-    found = answer_losses(model, model.policy, BLOCKS, EXAMPLES)
+    found = answer_losses(model, model.policy, each, EXAMPLES)
     for one, (nll, blocks) in zip(EXAMPLES, found, strict=True):
         prompt = torch.tensor(one.prompt)
         plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
@@ -77,7 +82,7 @@ def test_the_answer_does_not_reach_the_route():
     other = [
         dataclasses.replace(one, answer=tokens(11, seed=7 + i)) for i, one in enumerate(EXAMPLES)
     ]
-    found, changed = (answer_losses(model, model.policy, BLOCKS, e) for e in (EXAMPLES, other))
+    found, changed = (answer_losses(model, model.policy, each, e) for e in (EXAMPLES, other))
     assert [plan for _, plan in found] == [plan for _, plan in changed]
     assert all(a != b for (a, _), (b, _) in zip(found, changed, strict=True))
 
@@ -85,7 +90,7 @@ def test_the_answer_does_not_reach_the_route():
 def test_given_plans_are_run_as_given():
     model = tiny_buddy()
     plans = [(0, 1, 3, 5), (0, 2, 3, 5), (1, 2, 3, 4)]
-    found = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), BLOCKS, EXAMPLES[:3])
+    found = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES[:3])
     assert [plan for _, plan in found] == plans
     for one, plan, (nll, _) in zip(EXAMPLES, plans, found, strict=False):
         skipped = set(range(NUM_BLOCKS)) - set(plan)
@@ -112,12 +117,12 @@ def test_the_cost_of_another_inputs_plan_is_the_difference_of_the_losses():
     model = tiny_buddy()
     condition = condition_of(model)
     found = run_answers(model, [condition], EXAMPLES, batch=5, shuffle_seed=3)
-    own = answer_losses(model, model.policy, BLOCKS, EXAMPLES)
+    own = answer_losses(model, model.policy, each, EXAMPLES)
     sources = [one.source for one in EXAMPLES]
     for within in ("all", "source"):
         chosen = others(sources, within, 3)
         plans = [own[chosen[i]][1] for i in range(len(EXAMPLES))]
-        other = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), BLOCKS, EXAMPLES)
+        other = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES)
         rises = [b - a for (a, _), (b, _) in zip(own, other, strict=True)]
         points = {
             (one["task"], one["metric"]): one
@@ -199,8 +204,8 @@ def test_a_log_gives_back_what_it_holds(tmp_path):
 def test_no_input_is_run_twice_under_one_plan(monkeypatch):
     model, ran = tiny_buddy(), []
 
-    def counting(model, policy, blocks, examples):
-        found = answer_losses(model, policy, blocks, examples)
+    def counting(model, policy, budgets, examples):
+        found = answer_losses(model, policy, budgets, examples)
         ran.extend((one, plan) for one, (_, plan) in zip(examples, found, strict=True))
         return found
 
@@ -243,3 +248,26 @@ def test_points_are_worked_by_hand():
     assert points["all", "answer_nll"]["value"] == 0.25
     assert [points[task, "nll"]["changed"] for task in ("all", "a", "b")] == [0.5, 1.0, 0.0]
     assert exchange_points(condition, [], "source") == []
+
+
+def test_a_prompt_at_a_depth_of_its_own_is_that_of_decoding():
+    """Answers fed at once, and token by token as decoding feeds them."""
+    model, examples = tiny_buddy(), EXAMPLES[:2]
+
+    def budgets(prompt, rest):
+        return (6,) * prompt + (4,) * rest
+
+    found = answer_losses(model, model.policy, budgets, examples)
+    for (nll, plan), example in zip(found, examples, strict=True):
+        ids = torch.tensor([example.prompt])
+        options = {"budget": "4 blocks", "prefill_budget": "6 blocks", "reroute": "prefill"}
+        total, session = 0.0, None
+        for token in example.answer:
+            with torch.no_grad():
+                out = model(ids, past_key_values=session, kv_policy="project", **options)
+            session = out.past_key_values
+            total -= float(out.logits[0, -1].log_softmax(-1)[token])
+            ids = torch.tensor([[token]])
+        assert nll == pytest.approx(total, rel=1e-4)
+        if len(example.answer) > 1:
+            assert len(plan) == 4

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
+from buddy.depth.budget_source import ConstantBudget
 from buddy.errors import BudgetError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.tasks.scoring import ask, score
@@ -30,7 +31,7 @@ def test_each_question_is_scored_at_the_budget_chosen_from_its_context(model):
     depths = []
     for one, scored in zip(questions, found, strict=True):
         chosen = model(torch.tensor([one.routed]), budget="auto").executed_blocks.item()
-        [named] = score(model, model.policy, chosen, [one])
+        [named] = score(model, model.policy, ConstantBudget(chosen), [one])
         assert scored.blocks == named.blocks
         # atol: a batch of eight sums in another order.
         assert scored.loglikelihoods == pytest.approx(named.loglikelihoods, abs=1e-4)

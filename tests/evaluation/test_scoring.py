@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from buddy.depth.budget_source import ConstantBudget
 from buddy.depth.policy import Observation
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_context, naive_hidden
@@ -47,7 +48,7 @@ def test_a_batch_of_questions_equals_each_candidate_computed_alone(family):
         questions.append([(before, tokens(n, seed=50 + seed + n)) for n in answers])
     asked = [ask(candidates, context=LONG) for candidates in questions]
     assert [len(one) for one in asked] == [1] * len(shapes)
-    scored = score(model, model.policy, BLOCKS, [one for [one] in asked])
+    scored = score(model, model.policy, ConstantBudget(BLOCKS), [one for [one] in asked])
     for candidates, out in zip(questions, scored, strict=True):
         for place, (before, answer) in enumerate(candidates):
             expected, greedy, blocks = naive_score(
@@ -69,7 +70,10 @@ def test_greedy_is_claimed_for_the_greedy_continuation_alone():
     best = tuple(out[0, 7:].tolist())
     other = (*best[:2], best[2] % 90 + 3)
     [scored] = score(
-        model, model.policy, BLOCKS, ask([(before, best), (before, other)], context=LONG)
+        model,
+        model.policy,
+        ConstantBudget(BLOCKS),
+        ask([(before, best), (before, other)], context=LONG),
     )
     assert scored.greedy == (True, False)
 
@@ -80,9 +84,9 @@ def test_the_answer_reaches_the_route_only_where_leaking_is_asked_for():
     before = tokens(3, seed=1)
     answers = [tokens(9, seed=seed) for seed in range(2, 14)]
     candidates = [(before, answer) for answer in answers]
-    honest = score(model, model.policy, 3 + 1, ask(candidates, context=LONG))
+    honest = score(model, model.policy, ConstantBudget(4), ask(candidates, context=LONG))
     assert len(honest) == 1  # one plan for all twelve
-    leaking = score(model, model.policy, 3 + 1, ask_leaking(candidates, context=LONG))
+    leaking = score(model, model.policy, ConstantBudget(4), ask_leaking(candidates, context=LONG))
     assert len({one.blocks for one in leaking}) > 1
     for (context, answer), one in zip(candidates, leaking, strict=True):
         whole = (*context, *answer)

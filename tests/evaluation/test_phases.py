@@ -1,0 +1,52 @@
+"""Conditions in which prompt and answer have budgets of their own, and online policies."""
+
+import pytest
+
+from buddy import BuddyForCausalLM
+from buddy.depth.budget_source import ConstantBudget, PhasedBudget
+from buddy.errors import BudgetError, PolicyError
+from buddy.evaluation.conditions import plan_conditions
+from tests.engine.test_steering import ByNorm
+from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
+
+POLICY = ("static:1,2,3,4",)
+
+
+def test_phases_make_conditions_of_their_own():
+    model = tiny_buddy()
+    budgets = ("1.0", "0.5", "prefill:1.0,decode:0.5", "prefill:0.5,decode:1.0")
+    full, plain, phased, other = plan_conditions(model, POLICY, budgets)
+    assert plain.source == ConstantBudget(3)
+    assert phased.source == PhasedBudget(NUM_BLOCKS, ConstantBudget(3))
+    assert phased.budgets(2, 3) == (6, 6, 3, 3, 3)
+    assert plain.budgets(2, 3) == (3,)
+    assert phased.describe()["prefill_blocks"] == NUM_BLOCKS
+    assert "prefill_blocks" not in plain.describe()
+    assert phased.label != plain.label
+    assert len({one.key for one in (full, plain, phased, other)}) == 4
+    assert (other.blocks, other.prefill_blocks) == (NUM_BLOCKS, 3)
+
+
+def test_phases_that_are_equal_are_one_budget():
+    [condition] = plan_conditions(tiny_buddy(), POLICY, ("0.5", "prefill:3 blocks,decode:0.5"))
+    assert condition.prefill_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ("prefill:1.0", "write prefill:1.0,decode:0.5"),
+        ("prefill:auto,decode:0.5", "must be a number"),
+        ("prefill:2,decode:0.5", "budget 2 is not allowed"),
+        ("prefill:1.0,decode:auto", "name both as numbers"),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(budget, says):
+    with pytest.raises(BudgetError, match=says):
+        plan_conditions(tiny_buddy(predictor=True), POLICY, (budget,), auto=True)
+
+
+def test_an_online_policy_is_measured_as_it_is_and_at_no_budget():
+    model = BuddyForCausalLM(tiny_model(), policy=ByNorm((1, 2)))
+    with pytest.raises(PolicyError, match="decides while it runs"):
+        plan_conditions(model, (), ("1.0",))
