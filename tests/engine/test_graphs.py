@@ -13,6 +13,8 @@ from buddy import BuddyForCausalLM
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.graphs import GraphDecoder
 from buddy.errors import ModelError
+from buddy.evaluation.speed.breakdown import profiled
+from buddy.evaluation.speed.clock import HostClock
 from tests.engine.decoding import decode
 from tests.tiny import (
     PECULIAR_FAMILY_NAMES,
@@ -171,3 +173,16 @@ def test_on_a_gpu_graphs_equal_the_general_path(kv_policy):
         made.append(decode(buddy, ids.cuda(), mask.cuda(), continuation, budget=budgets))
     assert torch.equal(made[0][1], made[1][1])
     assert_close(made[0][0], made[1][0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_profiler_hears_what_graphs_replay(monkeypatch):
+    graphs, _, _ = twins(monkeypatch)
+    ids, continuation = random_ids(1, 6), random_ids(1, 3, seed=1)
+    with torch.no_grad():
+        out = graphs(ids, budget="4 blocks")
+        graphs(continuation[:, :1], budget="4 blocks", past_key_values=out.past_key_values)
+        with profiled(HostClock()) as profiler:
+            graphs(continuation[:, 1:2], budget="4 blocks", past_key_values=out.past_key_values)
+    seconds = profiler.breakdown(1.0)
+    assert seconds["blocks"] > seconds["kv_fill"] > 0
+    assert seconds["head"] > 0
