@@ -11,12 +11,19 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget import BudgetLike
-from buddy.depth.budget_source import BudgetSource, Progress, blocks_of_lanes
+from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.probe import HEAD, piece
-from buddy.engine.run import Feed, StepOutput, check_reroute, run_once, run_step
+from buddy.engine.run import (
+    Feed,
+    StepOutput,
+    ask_budgets,
+    check_reroute,
+    run_once,
+    run_step,
+)
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session
@@ -260,14 +267,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         check_reroute(reroute)
         if session is None:
             chosen = self.choose_sources(wanted, input_ids, valid, valid if sees is None else sees)
-            asked = [
-                Progress(is_prompt=True, new_tokens=count, num_blocks=self.num_blocks)
-                for count in feed.counts
-            ]
-            budgets = [
-                blocks_of_lanes(source, progress)
-                for source, progress in zip(chosen, asked, strict=True)
-            ]
+            new = [SequenceState(row=row, source=source) for row, source in enumerate(chosen)]
+            budgets = ask_budgets(new, feed, self.num_blocks)
             out = run_once(self.backbone, policy, feed, budgets, batch_route=ways)
         else:
             begun = session.state
@@ -369,7 +370,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
 def _by_row(out: StepOutput, rows: list[int], batch: int) -> DepthPlan:
     """What the last new token of each row ran; nothing, where a row was fed pads alone."""
-    last = out.plan.select(out.lanes.last)
+    last = out.last_plan
     if len(rows) == batch:
         return last
     host = np.zeros((batch, last.host.shape[1]), np.bool_)

@@ -92,6 +92,11 @@ class StepOutput:
     executed: Int[Tensor, " lanes"]
     logits: Float[Tensor, "lanes vocab"] | None = None
 
+    @property
+    def last_plan(self) -> DepthPlan:
+        """What the last new token of each sequence ran, in the order of the sequences."""
+        return self.plan.select(self.lanes.last)
+
 
 def logits_of(backbone: Backbone, out: StepOutput) -> Float[Tensor, "lanes vocab"]:
     """Logits of every lane; made now where the pass made none."""
@@ -167,7 +172,7 @@ def run_step(
     """
     held = session.find(numbers) if held is None else held
     check_context(held, feed, backbone)
-    budgets = _ask_budgets(held, feed, backbone.num_blocks)
+    budgets = ask_budgets(held, feed, backbone.num_blocks)
     how = steering or make_steering(policy, held, budgets, batch_route)
     lanes = session.begin(held, feed.counts)
     try:
@@ -255,9 +260,14 @@ def make_steering(
     return Budgeted(scoring, held, budgets, batch_route)
 
 
-def _ask_budgets(
+def ask_budgets(
     held: Sequence[SequenceState], feed: Feed, num_blocks: int
 ) -> list[tuple[int, ...]]:
+    """What each sequence's source allows its new tokens: one budget for all, or one for each.
+
+    Raises:
+        BudgetError: A source names no budget that the model can spend.
+    """
     prompts = feed.prompts or tuple(one.steps == 0 for one in held)
     return [
         (one.source.each,)

@@ -78,7 +78,7 @@ def window_losses(
     before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
     logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
     sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
-    return list(zip(sums, out.plan.select(out.lanes.last).executed_sets, strict=True))
+    return list(zip(sums, out.last_plan.executed_sets, strict=True))
 
 
 def run_perplexity(

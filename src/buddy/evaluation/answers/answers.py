@@ -95,7 +95,7 @@ def answer_losses(
     targets = torch.tensor([t for example in examples for t in example.answer], device=device)
     logprobs, _ = token_logprobs(model, out.hidden[before], targets)
     parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
-    plans = out.plan.select(out.lanes.last).executed_sets
+    plans = out.last_plan.executed_sets
     return [(float(part.sum()), plan) for part, plan in zip(parts, plans, strict=True)]
 
 

@@ -136,7 +136,7 @@ def score(
     sources = _sources(model, source, contexts)
     numbers = [session.join(each, reroute="prefill") for each in sources]
     out = _feed(model, policy, session, numbers, contexts)
-    plans = out.plan.select(out.lanes.last).executed_sets
+    plans = out.last_plan.executed_sets
     hidden = [out.hidden]
     owners = [place for place, question in enumerate(questions) for _ in question.rests]
     # Of each candidate, the lanes of what it was fed, in the order of its tokens.
