@@ -3,6 +3,7 @@
 It runs every family on every device, and is the reference of compiled code and of CUDA graphs.
 """
 
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,7 +55,77 @@ def observation(
     return Observation(ids, seen, *kv.context(context_layer - 1, lanes))
 
 
-class BlockRun:
+class LaneRun(ABC):
+    """A pass on its way through the blocks, one at a time; kinds differ in how a block is computed.
+
+    Args:
+        lanes: Of the pass.
+        kv: Where keys and values go, and what a skipped block leaves.
+        token_ids: By lane.
+        router_sees: Lanes that the route may see; None = all.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        kv: BlockKVCache | PassingKV,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
+    ) -> None:
+        self.lanes = lanes
+        self._kv, self._token_ids, self._router_sees = kv, token_ids, router_sees
+        self._places = np.full(lanes.num, NOBODY, np.int32)
+        self._frames: dict[bytes, Frame] = {}
+        self._executed = np.zeros(lanes.num, np.int64)
+
+    @abstractmethod
+    def residual(self) -> Float[Tensor, "lanes hidden"]:
+        """The residual as it is now."""
+
+    @abstractmethod
+    def compute(self, block: int, frame: Frame) -> None:
+        """Run a block for the lanes of a frame; their holes in it are closed."""
+
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
+
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run these blocks under the plan; without one every lane runs them."""
+        for block in blocks:
+            run, skip = (None, NO_LANES) if plan is None else plan.by_block[block]
+            self.one_block(block, run, skip)
+
+    def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
+        """Run one block for some lanes; the others skip it."""
+        if skip is None or len(skip):
+            with piece(KV_FILL):
+                self._kv.skip(block, self.lanes, skip, self.residual(), self._places)
+        if run is not None and len(run) == 0:
+            return
+        frame = self.frame(run)
+        with piece(KV_FILL):
+            self._kv.fill(block, frame)
+        self.compute(block, frame)
+        ran = slice(None) if run is None else run
+        self._executed[ran] += 1
+        self._places[ran] = NOBODY  # what they ran has changed their residual
+
+    def frame(self, chosen: LaneSet) -> Frame:
+        """The rectangle of these lanes, made once."""
+        if chosen is None:
+            return self.lanes.whole
+        key = chosen.tobytes()
+        if key not in self._frames:
+            self._frames[key] = Frame(self.lanes, chosen)
+        return self._frames[key]
+
+    def executed(self) -> Int[Tensor, " lanes"]:
+        """Blocks that each lane ran, counted as they ran."""
+        return torch.from_numpy(self._executed)
+
+
+class BlockRun(LaneRun):
     """The residual of one pass, on its way through the blocks.
 
     At each block the lanes that run it are laid out as a rectangle, run and put back; lanes that
@@ -77,59 +148,25 @@ class BlockRun:
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None = None,
     ) -> None:
-        self.lanes = lanes
+        super().__init__(lanes, kv, token_ids, router_sees)
         self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
-        self._backbone, self._kv = backbone, kv
-        self._token_ids, self._router_sees = token_ids, router_sees
-        self._places = np.full(lanes.num, NOBODY, np.int32)
-        self._frames: dict[bytes, Frame] = {}
+        self._backbone = backbone
         self._rotaries: dict[int, Rotary] = {}
-        self._by_all = 0
-        self._by_some = np.zeros(lanes.num, np.int64)
 
-    def observe(self, context_layer: int) -> Observation:
-        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
-        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
+    def residual(self) -> Float[Tensor, "lanes hidden"]:
+        """The residual as it is now."""
+        return self.hidden
 
-    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
-        """Run these blocks under the plan; without one every lane runs them."""
-        for block in blocks:
-            run, skip = (None, NO_LANES) if plan is None else plan.by_block[block]
-            self.one_block(block, run, skip)
-
-    def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
-        """Run one block for some lanes; the others skip it."""
-        if skip is None or len(skip):
-            with piece(KV_FILL):
-                self._kv.skip(block, self.lanes, skip, self.hidden, self._places)
-        if run is not None and len(run) == 0:
-            return
-        frame = self.frame(run)
-        with piece(KV_FILL):
-            self._kv.fill(block, frame)
+    def compute(self, block: int, frame: Frame) -> None:
+        """Run a block for the lanes of a frame, and put them back in their places."""
         with piece(BLOCKS):
             out = self.run_frame(block, frame, self._kv.view(block, frame))
         with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
             self.hidden = frame.merge(self.hidden, out)
-        if run is None:
-            self._by_all += 1
-            self._places.fill(NOBODY)
-        else:
-            self._by_some[run] += 1
-            self._places[run] = NOBODY
 
     def finish(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run the last blocks; logits are the caller's to make, where it wants them."""
         self.blocks(blocks, plan)
-
-    def frame(self, chosen: LaneSet) -> Frame:
-        """The rectangle of these lanes, made once."""
-        if chosen is None:
-            return self.lanes.whole
-        key = chosen.tobytes()
-        if key not in self._frames:
-            self._frames[key] = Frame(self.lanes, chosen)
-        return self._frames[key]
 
     def run_frame(self, block: int, frame: Frame, kv: Any) -> Float[Tensor, "rows tokens hidden"]:
         """What a block makes of the lanes of a frame."""
@@ -150,7 +187,3 @@ class BlockRun:
         if mask is None and frame.width == 1:
             return self._backbone.open_mask(frame.num_rows, frame.stop)
         return mask
-
-    def executed(self) -> Int[Tensor, " lanes"]:
-        """Blocks that each lane ran, counted as they ran."""
-        return torch.from_numpy(self._by_some + self._by_all)

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
-from buddy.depth.plan import NO_LANES, DepthPlan
-from buddy.depth.policy import Observation
-from buddy.engine.executors.blocks import observation
-from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, piece
+from buddy.depth.plan import DepthPlan
+from buddy.engine.executors.blocks import LaneRun
+from buddy.engine.probe import BLOCKS, HEAD, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
-from buddy.engine.state.skipped import NOBODY
 from buddy.errors import ModelError
 
 Replay = Callable[[], None]
@@ -237,8 +235,8 @@ class _ArenaView:
         return self._arena.write(self._block, keys, values)
 
 
-class GraphRun:
-    """One decode step on its way through the blocks; the counterpart of `BlockRun`."""
+class GraphRun(LaneRun):
+    """One decode step on its way through captured blocks; the counterpart of `BlockRun`."""
 
     def __init__(
         self,
@@ -248,12 +246,9 @@ class GraphRun:
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None,
     ) -> None:
-        self.lanes = lanes
-        self._arena, self._kv = arena, session.kv
-        self._token_ids, self._router_sees = token_ids, router_sees
+        super().__init__(lanes, session.kv, token_ids, router_sees)
+        self._arena = arena
         self._rows = torch.from_numpy(lanes.row.astype(np.int64)).to(lanes.device)
-        self._executed = np.zeros(lanes.num, np.int64)
-        self._places = np.full(lanes.num, NOBODY, np.int32)
         is_whole = lanes.rows == tuple(range(len(arena.tokens)))
         if not is_whole:  # a row that takes no part reads and keeps its last slot
             arena.tokens.zero_()
@@ -263,30 +258,19 @@ class GraphRun:
         arena.slot.index_copy_(0, self._rows, slot)
         arena.begin()
 
-    def observe(self, context_layer: int) -> Observation:
-        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
-        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
-
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
-        arena, lanes = self._arena, self.lanes
-        arena.runs.zero_()
-        arena.runs.index_copy_(
-            0, self._rows, torch.ones_like(arena.runs[: lanes.num]) if plan is None else plan.mask
+        runs = self._arena.runs
+        runs.zero_()
+        runs.index_copy_(
+            0, self._rows, torch.ones_like(runs[: self.lanes.num]) if plan is None else plan.mask
         )
-        for block in blocks:
-            run, skip = (None, NO_LANES) if plan is None else plan.by_block[block]
-            if skip is None or len(skip):
-                with piece(KV_FILL):
-                    self._kv.skip(block, lanes, skip, self.hidden, self._places)
-            if run is None or len(run):
-                with piece(KV_FILL):
-                    self._kv.fill(block, lanes.whole if run is None else Frame(lanes, run))
-                with piece(BLOCKS):
-                    arena.blocks[block]()
-                ran = slice(None) if run is None else run
-                self._executed[ran] += 1
-                self._places[ran] = NOBODY
+        super().blocks(blocks, plan)
+
+    def compute(self, block: int, frame: Frame) -> None:
+        """Replay a block; who runs it is in the arena's memory."""
+        with piece(BLOCKS):
+            self._arena.blocks[block]()
 
     def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"]:
         """Run the last blocks, and the output projection."""
@@ -300,6 +284,6 @@ class GraphRun:
         """The residual, as it is now."""
         return self._arena.hidden[self._rows, 0]
 
-    def executed(self) -> Int[Tensor, " lanes"]:
-        """Blocks that each lane ran, counted as they were replayed."""
-        return torch.from_numpy(self._executed)
+    def residual(self) -> Float[Tensor, "lanes hidden"]:
+        """The residual as it is now."""
+        return self.hidden
