@@ -21,6 +21,30 @@ from buddy.errors import TrainingError
 _KEY = "buddy"
 
 
+def check_unclaimed(state: Path, resume: bool) -> None:
+    """Refuse to begin a run where another one has left its state.
+
+    Raises:
+        TrainingError: There is a state, and it is not to be gone on from.
+    """
+    if state.exists() and not resume:
+        raise TrainingError(
+            f"{state.parent} holds a run already: go on with --resume, or name another --out"
+        )
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of a run.
+
+    Raises:
+        TrainingError: It cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"the folder {out} cannot be made: {error.strerror}") from error
+
+
 def save_state(
     path: Path,
     *,

@@ -13,7 +13,6 @@ from accelerate.utils import gather_object
 
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.data.examples import Example, read_all
-from buddy.errors import TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
@@ -24,7 +23,7 @@ from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog
 from buddy.training.router_init.kinds import fit_orders
 from buddy.training.router_init.whiten import start_router
-from buddy.training.state import load_state, save_state
+from buddy.training.state import check_unclaimed, load_state, make_folder, save_state
 
 CHECKPOINT = "checkpoint"
 STATE = "state.safetensors"
@@ -107,15 +106,8 @@ def train(
 
 
 def _prepare(out: Path, resume: bool, accelerator: Accelerator) -> None:
-    state = out / STATE
-    if state.exists() and not resume:
-        raise TrainingError(
-            f"{out} holds a run already: go on with --resume, or name another --out"
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"the folder {out} cannot be made: {error.strerror}") from error
+    check_unclaimed(out / STATE, resume)
+    make_folder(out)
     accelerator.wait_for_everyone()
 
 

@@ -12,7 +12,6 @@ import torch
 
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, read_all
-from buddy.errors import TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
@@ -29,7 +28,7 @@ from buddy.training.predictor.standardise import (
     folded,
 )
 from buddy.training.predictor.trainer import PredictorStep, PredictorTrainer
-from buddy.training.state import load_state, save_state
+from buddy.training.state import check_unclaimed, load_state, make_folder, save_state
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"
@@ -88,19 +87,13 @@ def train_budget(
         TrainingError: The run cannot begin, or not go on.
     """
     listener = listener or BudgetListener()
-    if (out / STATE).exists() and not resume:
-        raise TrainingError(
-            f"{out} holds a run already: go on with --resume, or name another --out"
-        )
+    check_unclaimed(out / STATE, resume)
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
     live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
     examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
     held_out = _validation(recipe, tokenizer)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"the folder {out} cannot be made: {error.strerror}") from error
+    make_folder(out)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.optim.seed)
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
