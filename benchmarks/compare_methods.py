@@ -25,8 +25,8 @@ from pathlib import Path
 from reuse import is_measured, is_trained
 
 from buddy.records import RunRecord, read_record
+from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
-from buddy.training.settings import read_recipe
 
 SHARED = {
     "buddy": ["lora.keep_context=true"],

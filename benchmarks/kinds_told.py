@@ -18,10 +18,10 @@ import torch
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
 from buddy.records import RunRecord
+from buddy.settings import read_recipe
 from buddy.training.joint.model import read_prior
 from buddy.training.joint.recipe import Recipe
 from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.settings import read_recipe
 
 BATCH = 32
 

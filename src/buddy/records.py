@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import subprocess
-import uuid
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from buddy.errors import ResultError
+from buddy.files import read_json, write_text
 
 _PACKAGES = ("buddy-llm", "torch", "transformers", "peft")
 
@@ -56,49 +56,10 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         ResultError: It is missing, damaged, or no record.
     """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ResultError(f"{path} is no JSON: {error}") from error
+    record = read_json(path, ResultError)
     if not isinstance(record, dict) or not {"kind", "config", "results"} <= record.keys():
         raise ResultError(f"{path} is no RunRecord: expected kind, config and results in it")
     return record
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place where no file can be written, before the work that it is for.
-
-    Raises:
-        ResultError: There is no such folder, or something there that is no file.
-    """
-    if not path.parent.is_dir():
-        raise ResultError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is no regular file: name another")
-
-
-def write_text(path: Path, text: str) -> None:
-    """As `write_bytes`, in UTF-8."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name in its own folder, then rename it.
-
-    Raises:
-        ResultError: It cannot be written; what was there before is intact.
-    """
-    check_writable(path)
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        staging.write_bytes(content)
-        os.replace(staging, path)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 def _versions() -> dict[str, str]:

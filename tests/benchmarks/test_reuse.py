@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from buddy.records import RunRecord
+from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
-from buddy.training.settings import read_recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "ablations.toml"

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.errors import CheckpointError, DataError, RecipeError, TrainingError
+from buddy.settings import read_recipe
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import BudgetListener, train_budget
-from buddy.training.settings import read_recipe
 from tests.tiny import random_ids
 from tests.training.made import save_stage_1, write_recipe
 

@@ -4,9 +4,18 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
-from buddy.errors import ModelError
+from buddy.data.examples import Source
+from buddy.errors import CheckpointError, ModelError, RecipeError
 from buddy.training.joint.lora import add_lora, context_layers
-from buddy.training.joint.recipe import LoraSettings
+from buddy.training.joint.model import build_model
+from buddy.training.joint.recipe import (
+    DataSettings,
+    LoraSettings,
+    ModelSettings,
+    Recipe,
+    RouterSettings,
+)
+from buddy.training.joint.trainer import trained_parameters
 from buddy.training.predictor.reward_model import RewardModel
 from tests.tiny import FAMILY_NAMES, random_router, tiny_model
 from tests.training.examples import random_examples
@@ -60,3 +69,48 @@ def test_all_other_linear_layers_have_one():
     gone = {name.rsplit("layers.", 1)[1] for name in names - fewer}
     assert gone == {"0.self_attn.k_proj", "0.self_attn.v_proj"}
     assert fewer < names
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A checkpoint with adapters as large as if they had been trained, and its base model."""
+    tiny_model().save_pretrained(tmp_path / "base")
+    model = BuddyForCausalLM.from_pretrained(tmp_path / "base")
+    made = BuddyForCausalLM(add_lora(model.model, LoraSettings(rank=4), 0))
+    made.source, made.source_fingerprint = model.source, model.source_fingerprint
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    made.save_pretrained(tmp_path / "trained")
+    return tmp_path
+
+
+def from_trained(folder, **lora):
+    return build_model(
+        Recipe(
+            data=DataSettings(train=(Source(path="unused"),)),
+            model=ModelSettings(name=str(folder / "base"), dtype="float32"),
+            lora=LoraSettings(start=str(folder / "trained"), **lora),
+            router=RouterSettings(policy="full", prior="none"),
+        )
+    )
+
+
+def test_adapters_are_trained_on_from_a_checkpoint(trained):
+    expected = BuddyForCausalLM.from_pretrained(trained / "trained")
+    model = from_trained(trained, rank=4)
+    ids = torch.arange(5)[None]
+    assert torch.equal(model.eval()(ids).logits, expected(ids).logits)
+    assert all(weights.requires_grad for weights in trained_parameters(model)[0].values())
+
+
+def test_adapters_of_another_rank_or_base_model_are_no_start(trained):
+    with pytest.raises(RecipeError, match="another rank or other layers"):
+        from_trained(trained, rank=8)
+    with torch.no_grad():
+        other = tiny_model()
+        other.lm_head.weight.add_(1)
+    other.save_pretrained(trained / "base")
+    with pytest.raises(CheckpointError, match="made for another base model"):
+        from_trained(trained, rank=4)

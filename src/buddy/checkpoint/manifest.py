@@ -69,7 +69,7 @@ def _check_file(file: Path, num_bytes: int, sha256: str) -> None:
         raise CheckpointError(f"{file} has been changed or damaged: copy the checkpoint again")
 
 
-def identity(backbone: Backbone, fingerprint: str) -> dict[str, Any]:
+def identity(backbone: Backbone, fingerprint: str | None) -> dict[str, Any]:
     """What makes a base model this one: its sizes, and a fingerprint of its weights."""
     config = backbone.config
     return {

@@ -22,7 +22,7 @@ from rich.progress import (
 
 from buddy.cli.views.display import fetch_progress, stderr
 from buddy.errors import BuddyError, ResultError
-from buddy.records import check_writable
+from buddy.files import check_writable
 
 if TYPE_CHECKING:
     from buddy.evaluation.conditions import Condition

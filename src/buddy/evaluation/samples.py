@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from buddy.errors import ResultError
-from buddy.records import write_text
+from buddy.files import write_text
 
 
 class SampleLog:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from buddy.errors import ResultError
-from buddy.records import check_writable, write_bytes
+from buddy.files import check_writable, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

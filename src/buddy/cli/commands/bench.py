@@ -71,7 +71,8 @@ def bench(
     from buddy.engine.steer import check_batch_route
     from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.speed.speed import SpeedConfig, check_context
-    from buddy.records import RunRecord, check_writable
+    from buddy.files import check_writable
+    from buddy.records import RunRecord
 
     check_writable(out)
     config = SpeedConfig(

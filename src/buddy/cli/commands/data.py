@@ -36,7 +36,7 @@ def data(
     from buddy.cli.views.display import stderr
     from buddy.data.rows import read_rows
     from buddy.evaluation.tasks.export import export_rows
-    from buddy.records import check_writable, write_text
+    from buddy.files import check_writable, write_text
 
     check_writable(out)
     quiet()

@@ -47,7 +47,7 @@ def generate(
     from buddy.cli.chat_session import ChatSession, Sampling
     from buddy.cli.views.display import read_prompt, show_depth, show_summary, stderr
     from buddy.errors import PromptError
-    from buddy.records import check_writable, write_text
+    from buddy.files import check_writable, write_text
 
     console = stderr()
     if trace is not None:

@@ -39,10 +39,11 @@ def importance(
     `--policy static:FILE.json`.
     """
     from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.files import check_writable
     from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import cut_windows, read_text
     from buddy.model import BuddyForCausalLM
-    from buddy.records import RunRecord, check_writable
+    from buddy.records import RunRecord
 
     _check_indicator(indicator, protect, rounds)
     check_writable(out)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from buddy.cli.commands.importance import measuring
-from buddy.records import check_writable
+from buddy.files import check_writable
 
 observe = typer.Typer(
     help="See how a block's importance varies with the input and its context.",

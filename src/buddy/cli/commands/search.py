@@ -45,11 +45,12 @@ def search(
     the same command goes on where it stopped. Use the result with `--policy searched:FILE.json`.
     """
     from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.files import check_writable
     from buddy.hub.loading import load_tokenizer
     from buddy.importance.search.searched import swap_search
     from buddy.model import BuddyForCausalLM
     from buddy.policies.static import removal_order_of
-    from buddy.records import check_writable, read_record
+    from buddy.records import read_record
 
     check_writable(out)
     wanted, begun = _parse(depths), removal_order_of(read_record(order), order)

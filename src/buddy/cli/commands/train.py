@@ -17,9 +17,9 @@ def train(
 ) -> None:
     """Train LoRA adapters and the router for every budget at once (stage 1)."""
     from buddy.cli.views.training_bar import TrainingBar
+    from buddy.settings import read_recipe
     from buddy.training.joint.recipe import Recipe
     from buddy.training.joint.run import train as run
-    from buddy.training.settings import read_recipe
 
     settings = read_recipe(Recipe, recipe, changes or [])
     with TrainingBar() as bar:

@@ -15,9 +15,9 @@ def train_budget(
 ) -> None:
     """Train the Budget Predictor, which chooses the budget of each prompt (stage 2)."""
     from buddy.cli.views.budget_bar import BudgetBar
+    from buddy.settings import read_recipe
     from buddy.training.predictor.recipe import BudgetRecipe
     from buddy.training.predictor.run import train_budget as run
-    from buddy.training.settings import read_recipe
 
     settings = read_recipe(BudgetRecipe, recipe, changes or [])
     with BudgetBar() as bar:

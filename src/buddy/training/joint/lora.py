@@ -1,6 +1,7 @@
 """LoRA on all linear layers of the blocks, by PEFT; weights in float32."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -8,7 +9,8 @@ from torch import nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
-from buddy.errors import ModelError
+from buddy.checkpoint.manifest import check_base, identity, read_manifest
+from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
 from buddy.training.joint.recipe import LoraSettings
 
@@ -53,6 +55,37 @@ def add_lora(
     with torch.random.fork_rng(), quiet_peft():
         torch.manual_seed(seed)
         return cast(nn.Module, get_peft_model(cast(Any, model), config))
+
+
+def start_adapters(
+    model: nn.Module, checkpoint: Path, base: Backbone, fingerprint: str | None
+) -> None:
+    """Give new adapters the weights of a checkpoint's.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or of another base model.
+        RecipeError: It has no adapters, or they are of another rank or on other layers.
+    """
+    from safetensors.torch import load_file
+
+    manifest = read_manifest(checkpoint)
+    check_base(checkpoint, manifest["base"], identity(base, fingerprint))
+    path = checkpoint / "adapter" / "adapter_model.safetensors"
+    if not path.is_file():
+        raise RecipeError(f"lora.start: {checkpoint} has no adapters: leave it out")
+    saved = {
+        name.removesuffix(".weight") + ".default.weight": weights
+        for name, weights in load_file(path).items()
+    }
+    own = {name: weights for name, weights in model.named_parameters() if ".lora_" in name}
+    if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in own.items()}:
+        raise RecipeError(
+            f"lora.start: the adapters of {checkpoint} have another rank or other layers than "
+            "this recipe's: set lora.rank and lora.keep_context as they were there"
+        )
+    with torch.no_grad():
+        for name, weights in own.items():
+            weights.copy_(saved[name])
 
 
 def context_layers(model: nn.Module, backbone: Backbone, context_layer: int) -> list[str]:

@@ -13,7 +13,7 @@ from buddy.records import read_record
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import normalise_prior
 from buddy.routing.router import Router, RouterConfig
-from buddy.training.joint.lora import add_lora, context_layers
+from buddy.training.joint.lora import add_lora, context_layers, start_adapters
 from buddy.training.joint.recipe import Recipe
 
 
@@ -47,6 +47,8 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     context = settings.planner.context_layer
     kept = context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
+    if recipe.lora.start is not None:
+        start_adapters(adapted, Path(recipe.lora.start), base.backbone, base.source_fingerprint)
     made = BuddyForCausalLM(
         adapted, prior=base.prior if prior is None else prior, router=router, policy=settings.policy
     )

@@ -45,6 +45,8 @@ class LoraSettings:
     """Scale: updates are multiplied by alpha / rank."""
     dropout: float = 0.0
     """Of the adapters' input."""
+    start: str | None = None
+    """A Buddy checkpoint of the same base model whose adapters are trained on; else new ones."""
     keep_context: bool = False
     """No adapter on what the router reads: prompts look to it as they did before the first step."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.errors import ResultError, TrainingError
-from buddy.records import write_bytes
+from buddy.files import write_bytes
 from buddy.routing.budget_predictor import NUM_PINNED
 from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 

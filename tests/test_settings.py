@@ -1,11 +1,11 @@
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
-from buddy.errors import RecipeError
+from buddy.errors import CheckpointError, RecipeError
+from buddy.settings import SEED, Range, build, check_ranges, read_recipe
 from buddy.training.joint.recipe import Recipe
-from buddy.training.settings import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,3 +87,44 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, setting, says
     path.write_text('[data]\ntrain = [{ path = "rows.jsonl" }]\n')
     with pytest.raises(RecipeError, match=says):
         read_recipe(Recipe, path, setting.split("\n"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranged:
+    rank: Annotated[int, Range(1, 4096)] = 8
+    rate: Annotated[float, Range(above=0)] = 1.0
+    share: Annotated[float, Range(0, 1)] | None = None
+    free: float = 0.0
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"rank": 0}, "rank must be at least 1 and at most 4,096, got 0"),
+        ({"rank": 10**8}, "rank must be at least 1 and at most 4,096, got 100000000"),
+        ({"rate": 0.0}, "rate must be above 0, got 0"),
+        ({"rate": float("nan")}, "rate must be above 0, got nan"),
+        ({"share": 1.5}, "share must be at least 0 and at most 1, got 1.5"),
+        ({"free": float("inf")}, "free must be finite, got inf"),
+        ({"seed": 10**19}, "seed must be at least 0"),
+    ],
+)
+def test_a_number_outside_its_range_is_refused_from_python_and_from_a_file(values, says):
+    with pytest.raises(RecipeError, match=says):
+        Ranged(**values)
+    with pytest.raises(RecipeError, match=f"^here: {says}"):
+        build(Ranged, values, "here")
+
+
+def test_numbers_at_the_ends_of_a_range_are_taken():
+    made = build(Ranged, {"rank": 4096, "share": 1, "seed": 2**63 - 1}, "here")
+    assert made == Ranged(rank=4096, share=1.0, seed=2**63 - 1)
+
+
+def test_the_error_is_of_the_kind_that_the_reader_asks_for():
+    with pytest.raises(CheckpointError, match="rank: expected int, got 'x'"):
+        build(Ranged, {"rank": "x"}, "here", CheckpointError)

@@ -1,0 +1,203 @@
+"""Settings are frozen dataclasses; this reads them from TOML, `--set` and JSON, and checks ranges.
+
+A typo is an error, and so is a number outside the range that its field is annotated with.
+"""
+
+import dataclasses
+import math
+import tomllib
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from buddy.errors import BuddyError, RecipeError
+
+Section = TypeVar("Section")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be: `rank: Annotated[int, Range(1, 4096)]`. Floats are always finite."""
+
+    low: int | float = -math.inf
+    """Smallest value."""
+    high: int | float = math.inf
+    """Largest value."""
+    above: int | float | None = None
+    """In place of `low`: values must be greater than this."""
+
+    def __contains__(self, value: int | float) -> bool:
+        finite = isinstance(value, int) or math.isfinite(value)
+        above = self.above is None or value > self.above
+        return finite and above and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        ends = []
+        if self.above is not None:
+            ends.append(f"above {self.above:g}")
+        elif self.low > -math.inf:
+            ends.append(f"at least {_written(self.low)}")
+        if self.high < math.inf:
+            ends.append(f"at most {_written(self.high)}")
+        return " and ".join(ends) or "finite"
+
+
+def _written(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+SEED = Range(0, 2**63 - 1)
+"""What torch and Python both take as a seed."""
+
+
+def check_ranges(settings: Any, error: type[BuddyError]) -> None:
+    """Refuse settings with a number outside the range of its field; for `__post_init__`.
+
+    Args:
+        settings: A dataclass.
+        error: What is raised.
+
+    Raises:
+        BuddyError: Of the kind `error`.
+    """
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if type(value) not in (int, float):
+            continue
+        allowed = next((one for one in _extras(hint) if isinstance(one, Range)), Range())
+        if value not in allowed:
+            raise error(f"{name} must be {allowed}, got {value}")
+
+
+def _extras(hint: Any) -> tuple[Any, ...]:
+    """What `Annotated` says of a hint, or of the part of a union that is not None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(extra for one in get_args(hint) for extra in _extras(one))
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) -> Section:
+    """Read a recipe.
+
+    Args:
+        kind: A dataclass; fields that are dataclasses are tables of the file.
+        path: TOML.
+        changes: `KEY=VALUE` with dots between tables and keys, as in `optim.steps=250`; VALUE as
+            in TOML, or a plain word.
+
+    Raises:
+        RecipeError: The file cannot be read, or has a key or a value that does not fit.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {path} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {path} is no TOML: {error}") from error
+    for change in changes:
+        _change(values, change)
+    return build(kind, values, str(path))
+
+
+def _change(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set takes KEY=VALUE, as in optim.steps=250, got {change!r}")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *tables, last = (part.strip() for part in key.split("."))
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise RecipeError(f"--set {change}: {table} is no table")
+    values[last] = value
+
+
+def build(
+    kind: type[Section],
+    values: dict[str, Any],
+    where: str,
+    error: type[BuddyError] = RecipeError,
+) -> Section:
+    """A dataclass from plain values, such as those of TOML or JSON.
+
+    Args:
+        kind: The dataclass.
+        values: By field.
+        where: What a message calls them.
+        error: What is raised.
+
+    Raises:
+        BuddyError: Of the kind `error`: an unknown or a missing key, a value of another type, or
+            one that the dataclass refuses.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(map(str, values.keys() - fields.keys()))
+    if unknown:
+        raise error(
+            f"{where} has an unknown key {', '.join(unknown)}: expected {', '.join(fields)}"
+        )
+    hints = get_type_hints(kind)
+    made = {
+        name: _convert(hints[name], value, f"{where}: {name}", error)
+        for name, value in values.items()
+    }
+    missing = [name for name, field in fields.items() if _is_required(field) and name not in made]
+    if missing:
+        raise error(f"{where} lacks {', '.join(missing)}")
+    try:
+        return kind(**made)
+    except BuddyError as refused:
+        raise error(f"{where}: {refused}") from refused
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):  # JSON has null, TOML has not
+            return None
+        hint = next(one for one in get_args(hint) if one is not type(None))
+        return _convert(hint, value, where, error)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise error(f"{where}: expected a list, got {_short(value)}")
+        return tuple(
+            _convert(get_args(hint)[0], one, f"{where}[{place}]", error)
+            for place, one in enumerate(value)
+        )
+    if origin is Literal:
+        if value not in get_args(hint):
+            choices = ", ".join(str(one) for one in get_args(hint))
+            raise error(f"{where}: expected one of {choices}, got {_short(value)}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise error(f"{where}: expected a table, got {_short(value)}")
+        return build(hint, value, where, error)  # type: ignore[arg-type]
+    if hint is float and type(value) is int and abs(value) < 2**1000:
+        return float(value)
+    if type(value) is not hint:
+        raise error(f"{where}: expected {hint.__name__}, got {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
