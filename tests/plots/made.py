@@ -2,6 +2,8 @@
 
 import random
 
+from buddy.data.commonsense import COMMONSENSE
+
 L = 30
 DEPTHS = (15, 19, 22, 26, 30)
 LABELS = ("routed", "sleb", "shortgpt", "taylor+", "random")
@@ -181,9 +183,10 @@ def predictor_record(steps=range(500, 10_001, 500), lambda_cost=0.05):
 def auto_record():
     points = []
     for place, task in enumerate(("piqa", "boolq", "arc_challenge", "average")):
-        points.append(point("routed", L, 0.5, task=task))
+        of = {"task": task, "metric": COMMONSENSE.get(task, "acc")}
+        points.append(point("routed", L, 0.5, **of))
         kept = {"budget": "auto", "mean_blocks": 18.5 + place}
-        points.append(point("routed auto", 18 + place, 0.45 - 0.02 * place, task=task, **kept))
+        points.append(point("routed auto", 18 + place, 0.45 - 0.02 * place, **of, **kept))
     return record("eval-tasks", {"points": points, "execution": []})
 
 

@@ -8,9 +8,10 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.data.commonsense import COMMONSENSE
 from buddy.errors import FetchError
 from buddy.evaluation.tasks.harness import BuddyLM
-from buddy.evaluation.tasks.tasks import COMMONSENSE, load_tasks
+from buddy.evaluation.tasks.tasks import load_tasks
 from buddy.hub.presets import DEFAULT_MODEL
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -109,8 +109,9 @@ def _evaluate(
     from buddy.evaluation.tasks.extra import require_lm_eval
 
     require_lm_eval()
+    from buddy.data.commonsense import COMMONSENSE
     from buddy.evaluation.tasks.harness import BuddyLM
-    from buddy.evaluation.tasks.tasks import COMMONSENSE, load_tasks, run_tasks
+    from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
 
     names = names or list(COMMONSENSE)
     loaded = load_tasks(names, data_dir=data_dir, fewshot=fewshot, limit=limit)

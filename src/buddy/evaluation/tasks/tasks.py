@@ -4,33 +4,19 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from datasets import Dataset, DatasetDict
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
+from buddy.data.commonsense import COMMONSENSE
 from buddy.data.local_tasks import LOCAL_TASKS, LocalTask, read_split
 from buddy.errors import DataError
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.tasks.harness import BuddyLM
 
-COMMONSENSE: Final = {
-    "openbookqa": "acc_norm",
-    "piqa": "acc_norm",
-    "boolq": "acc",
-    "social_iqa": "acc",
-    "hellaswag": "acc_norm",
-    "arc_easy": "acc",
-    "arc_challenge": "acc_norm",
-    "winogrande": "acc",
-}
-"""The eight commonsense tasks, and the metric of each that the average takes.
-
-Source: the tasks are the paper's; it names no metric. Its dense Llama-3-8B row agrees with the
-figures that lm-eval gives under these.
-"""
 _BOOTSTRAPS = 1000
 _SPLITS = {"training": "train", "validation": "validation", "test": "test"}
 """What lm-eval's tasks call a split, and the file that holds it."""

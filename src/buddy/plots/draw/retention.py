@@ -6,6 +6,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from buddy.data.commonsense import COMMONSENSE
 from buddy.errors import ResultError
 from buddy.plots.figures import COLUMN_INCHES
 from buddy.plots.names import sentence, text_name
@@ -32,14 +33,14 @@ def draw(
         records: Evaluations of tasks with `-b auto` and with every block.
         width: In inches.
         title: Above the figure.
-        metric: One of those measured; acc, or the only one, if not given.
+        metric: One of those measured. If not given, each commonsense task has the metric that
+            their average takes, and other tasks have acc, or the only one.
 
     Raises:
         ResultError: Records without either of the two.
     """
     points = read_points(records, "retention")
-    wanted = choose([point.metric for point in points], metric, "metric", "acc")
-    found = _spending([point for point in points if point.metric == wanted])
+    found = _spending(_of_metric(points, metric))
     tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
     names = [sentence(text_name(task)) for task in tasks]
     figure = new_figure(width, 0.5 + _BAR_INCHES * len(tasks), title)
@@ -56,6 +57,14 @@ def draw(
         axes.tick_params(axis="y", length=0)
     kept.invert_yaxis()
     return figure
+
+
+def _of_metric(points: Sequence[Point], metric: str | None) -> list[Point]:
+    """The points of one metric, or of each task's own."""
+    if metric is None and any(point.task in COMMONSENSE for point in points):
+        return [p for p in points if p.metric == COMMONSENSE.get(p.task, "acc")]
+    wanted = choose([point.metric for point in points], metric, "metric", "acc")
+    return [point for point in points if point.metric == wanted]
 
 
 def _spending(points: Sequence[Point]) -> Spending:
