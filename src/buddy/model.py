@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.checkpoint.card import Card
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
@@ -85,6 +86,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         """How the weights were quantised when the model was loaded."""
         self.source_fingerprint: str | None = None
         """Of the base model as it was loaded from there."""
+        self.card: Card | None = None
+        """The model card that goes with a checkpoint."""
         # A PEFT model wraps the causal LM and changes its linear layers in place.
         self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
         self.config = self.backbone.config

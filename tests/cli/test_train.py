@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
+from buddy.checkpoint.card import read_card
 from buddy.cli.main import app
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from tests.tiny import tiny_model
@@ -108,6 +109,16 @@ def test_a_run_leaves_a_checkpoint_logs_and_a_record(whole):
     assert record["kind"] == "training"
     assert record["results"]["steps"] == 12
     assert [one["blocks"] for one in record["results"]["evaluation"]] == [6, 4]
+
+
+def test_the_card_of_a_run_names_base_data_and_losses(whole):
+    card = read_card(whole[0] / "checkpoint")
+    record = json.loads((whole[0] / "record.json").read_text())
+    assert card.facts["base_model"] == record["config"]["model"]["name"]
+    assert card.facts["license"] == "unknown"  # who publishes it has to say
+    assert record["config"]["data"]["train"][0]["path"] in card.text
+    for one in record["results"]["evaluation"]:
+        assert f"| {one['blocks']} | {one['cross_entropy']:.3f} |" in card.text
 
 
 def test_the_checkpoint_routes_as_the_trained_model_did(folder, whole):

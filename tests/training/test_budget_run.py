@@ -40,6 +40,7 @@ def test_a_run_makes_a_checkpoint_that_chooses(folder):
     model = BuddyForCausalLM.from_pretrained(checkpoint)
     stage_1 = BuddyForCausalLM.from_pretrained(folder / "stage1")
     assert model.predictor.config.rank == 7
+    assert "## Budget Predictor" in model.card.text
     trained = state(folder)
     for name, parameter in model.predictor.named_parameters():
         assert torch.equal(parameter, trained[f"parameter.{name}"])

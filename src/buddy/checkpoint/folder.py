@@ -2,6 +2,7 @@
 
     buddy.json            format, base model and its fingerprint, configs, policy, files
     routing.safetensors   weights of router and predictor, and the prior
+    README.md             the model card (if any)
     adapter/              LoRA weights, as PEFT writes them (if any)
     backbone/             the base model's weights (only if they cannot be loaded from elsewhere)
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
+from buddy.checkpoint.card import CARD, read_card, write_card
 from buddy.checkpoint.manifest import (
     MANIFEST,
     check_base,
@@ -122,6 +124,7 @@ def _load(
         engine=engine,
     )
     made.source, made.source_fingerprint = source, fingerprint
+    made.card = read_card(folder)
     return made
 
 
@@ -185,6 +188,8 @@ def _write(
         _save_backbone(hf_model, folder / "backbone")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    if model.card is not None:
+        (folder / CARD).write_text(write_card(model.card), encoding="utf-8")
     contents = {
         "base": {
             "source": None if include_backbone else model.source,

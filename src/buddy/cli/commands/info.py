@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,18 +14,26 @@ def info(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
     context: Annotated[int, typer.Option(min=1, help="Positions that a token attends to.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Print the model card alone.")] = False,
 ) -> None:
     """Show a model's family and sizes, and a table of budget, blocks, FLOPs and bytes."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from buddy.checkpoint.card import read_card
     from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.cli.views.model_card import show_card
     from buddy.depth.budget import Budget
     from buddy.depth.cost import kv_bytes_per_token, plan_flops, weight_bytes
     from buddy.errors import BudgetError
     from buddy.hub.inspecting import inspect_model
+    from buddy.hub.loading import shipped_checkpoint
 
+    found = read_card(shipped_checkpoint(model) or Path(model).expanduser())
+    if card:
+        show_card(found, model)
+        return
     with fetch_progress(stderr()) as on_progress:
         family, shape = inspect_model(model, on_progress=on_progress)
     rows = []
@@ -50,6 +59,7 @@ def info(
         "kv_bytes_per_token": kv_bytes_per_token(shape),
         "context": context,
         "budgets": rows,
+        "card": {} if found is None else found.facts,
     }
     if as_json:
         sys.stdout.write(json.dumps(facts) + "\n")
@@ -61,6 +71,11 @@ def info(
     console.print(f"  parameters per block   {shape.block_params:,}")
     console.print(f"  parameters outside     {shape.outside_params:,}")
     console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
+    if found is not None:
+        console.print(
+            f"  licence of weights     {escape(str(found.facts.get('license', 'unknown')))}"
+        )
+        console.print(f"  model card             buddy info {escape(model)} --card")
     table = Table(title=f"One token at context {context}", title_justify="left")
     for name in ("budget", "blocks", "GFLOPs", "of dense", "weights read"):
         table.add_column(name, justify="right")

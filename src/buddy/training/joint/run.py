@@ -16,6 +16,7 @@ from buddy.data.examples import Example, read_all
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
+from buddy.training.card import stage_1_card
 from buddy.training.joint.evaluate import Evaluation, evaluate
 from buddy.training.joint.model import build_model
 from buddy.training.joint.recipe import BudgetSettings, Recipe
@@ -98,6 +99,7 @@ def train(
     run.is_main = accelerator.is_main_process
     run.go(resume)
     if run.is_main:
+        model.card = stage_1_card(recipe, len(examples), run.found)
         model.eval().save_pretrained(out / CHECKPOINT)
         run.record(command).save(out / RECORD)
     accelerator.wait_for_everyone()

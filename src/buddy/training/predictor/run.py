@@ -16,6 +16,7 @@ from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.training.card import with_stage_2
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
@@ -112,6 +113,7 @@ def train_budget(
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
     whole = load(recipe.model.name, device="cpu")
     whole.predictor = folded(predictor, standard).eval().cpu()
+    whole.card = with_stage_2(whole.card, recipe)
     whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
     run.record(command).save(out / RECORD)
     return out / CHECKPOINT

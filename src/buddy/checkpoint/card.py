@@ -1,0 +1,71 @@
+"""A checkpoint's model card: README.md, with its facts in a YAML header, as on the hub."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from buddy.errors import CheckpointError
+
+CARD: Final = "README.md"
+_MAX_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What a model card says."""
+
+    text: str
+    """Markdown, without the header."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The header, such as `license` and `base_model`."""
+
+
+def read_card(folder: Path) -> Card | None:
+    """The model card in a folder; None where there is none.
+
+    Raises:
+        CheckpointError: It is too long, no text, or its header is no YAML.
+    """
+    path = folder / CARD
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _MAX_BYTES:
+        raise CheckpointError(f"{path} is no model card: it has more than {_MAX_BYTES:,} bytes")
+    try:
+        return parse_card(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is no model card: it is not UTF-8") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def parse_card(content: str) -> Card:
+    """Split a model card into header and text.
+
+    Raises:
+        CheckpointError: The header is no YAML, or no mapping.
+    """
+    import yaml
+
+    lines = content.split("\n")
+    if not lines or lines[0].strip() != "---":
+        return Card(text=content)
+    try:
+        end = lines.index("---", 1)
+        facts = yaml.safe_load("\n".join(lines[1:end]))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(
+            f"the header of the model card is no YAML between two lines of --- "
+            f"({' '.join(str(error).split())})"
+        ) from error
+    if not isinstance(facts, dict):
+        raise CheckpointError("the header of the model card has no names and values")
+    return Card(text="\n".join(lines[end + 1 :]).strip() + "\n", facts=facts)
+
+
+def write_card(card: Card) -> str:
+    """The reverse of `parse_card`."""
+    import yaml
+
+    header = yaml.safe_dump(card.facts, sort_keys=False, allow_unicode=True)
+    return f"---\n{header}---\n\n{card.text}"

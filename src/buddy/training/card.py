@@ -1,0 +1,82 @@
+"""Drafts the model card of a trained checkpoint: what only its maker knows is left to be stated."""
+
+from collections.abc import Sequence
+
+from buddy.checkpoint.card import Card
+from buddy.data.examples import Source
+from buddy.training.joint.evaluate import Evaluation
+from buddy.training.joint.recipe import Recipe
+from buddy.training.predictor.recipe import BudgetRecipe
+
+_TO_STATE = """\
+## To be stated by who publishes it
+
+Licence (the base model's and those of the data bind it), intended use, and limits. Name the
+records that these statements rest on.
+"""
+
+
+def stage_1_card(recipe: Recipe, examples: int, found: Sequence[Evaluation]) -> Card:
+    """The card of adapters and router.
+
+    Args:
+        recipe: That they were trained by.
+        examples: Training examples that the data gave.
+        found: The evaluation at the end.
+    """
+    optim, router = recipe.optim, recipe.router
+    steps = optim.steps or round(optim.epochs * examples / optim.batch_size)
+    chosen = "a trained router" if router.policy == "routed" else f"the policy `{router.policy}`"
+    adapters = f"LoRA of rank {recipe.lora.rank}" if recipe.lora.rank else "no adapters"
+    text = f"""\
+# A Buddy checkpoint
+
+Buddy runs exactly as many Transformer blocks of this model as a budget allows. Blocks are chosen
+by {chosen}.
+
+## Training
+
+{adapters} on `{recipe.model.name}`, {steps:,} steps of {optim.batch_size} examples at a peak
+learning rate of {optim.learning_rate:g}. `record.json` beside this folder has every setting.
+
+{_sources(recipe.data.train)}
+"""
+    if found:
+        rows = "\n".join(
+            f"| {one.blocks} | {one.cross_entropy:.3f} | {one.distinct_plans} |" for one in found
+        )
+        text += f"""
+## Evaluation
+
+Held-out rows of the recipe, nats a token:
+
+| executed blocks | cross-entropy | distinct plans |
+|---:|---:|---:|
+{rows}
+"""
+    facts = {"base_model": recipe.model.name, "library_name": "buddy-llm", "license": "unknown"}
+    return Card(text=f"{text}\n{_TO_STATE}", facts=facts)
+
+
+def with_stage_2(card: Card | None, recipe: BudgetRecipe) -> Card:
+    """A card with what the Budget Predictor was trained by."""
+    before = card or Card(text="# A Buddy checkpoint\n", facts={"library_name": "buddy-llm"})
+    text = f"""\
+{before.text.rstrip()}
+
+## Budget Predictor
+
+Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
+
+{_sources(recipe.data.train)}
+"""
+    return Card(text=text, facts=before.facts)
+
+
+def _sources(sources: Sequence[Source]) -> str:
+    lines = []
+    for one in sources:
+        end = "the end" if one.stop is None else one.stop
+        often = f", {one.repeat} times" if one.repeat > 1 else ""
+        lines.append(f"- `{one.hub or one.path}`, rows {one.start} to {end}{often}")
+    return "\n".join(lines)

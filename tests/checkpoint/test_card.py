@@ -1,0 +1,69 @@
+"""A model card goes with its checkpoint, and every checkpoint in the tree has one."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import buddy.hub
+from buddy import BuddyForCausalLM
+from buddy.checkpoint.card import CARD, Card, parse_card, read_card, write_card
+from buddy.errors import CheckpointError
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = sorted(
+    path.parent
+    for place in (Path(buddy.hub.__file__).parent, ROOT / "results")
+    for path in place.rglob("buddy.json")
+)
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_each_committed_checkpoint_says_base_licence_data_and_limits(folder):
+    card = read_card(folder)
+    assert card is not None
+    assert card.facts["base_model"]
+    assert card.facts["license"] != "unknown"
+    assert "## Data" in card.text
+    assert "CC BY-NC" in card.text  # Alpaca is among the data of each
+    assert f'"{CARD}"' in (folder / "buddy.json").read_text()
+
+
+def test_a_card_is_saved_and_loaded_with_its_checkpoint(tmp_path):
+    model = BuddyForCausalLM(tiny_model())
+    model.card = Card(text="# Ours\n\n---\nnot a header\n", facts={"license": "mit", "x": ["é"]})
+    model.save_pretrained(tmp_path / "made")
+    assert BuddyForCausalLM.from_pretrained(tmp_path / "made").card == model.card
+
+
+def test_a_card_may_have_no_header_and_a_folder_no_card(tmp_path):
+    assert read_card(tmp_path) is None
+    (tmp_path / CARD).write_text("# Plain\n")
+    assert read_card(tmp_path) == Card(text="# Plain\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"---\na: [\n---\n", "no YAML"),
+        (b"---\na: 1\n", "no YAML"),
+        (b"---\n- a\n---\n", "no names and values"),
+        (b"---\na: !!python/object/apply:os.getcwd []\n---\n", "no YAML"),
+        (b"---\na: " + b"[" * 5000 + b"\n---\n", "no YAML"),
+        (b"\xff", "not UTF-8"),
+        (b"x" * 2**21, "more than"),
+    ],
+)
+def test_a_card_that_cannot_be_read_is_one_line(tmp_path, content, says):
+    (tmp_path / CARD).write_bytes(content)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_card(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"])))
+def test_what_was_written_is_read_again(text):
+    facts = {"license": text, "tags": [text]}
+    assert parse_card(write_card(Card(text="x\n", facts=facts))).facts == facts
