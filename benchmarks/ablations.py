@@ -1,7 +1,8 @@
 """Which settings of the router matter? The paper's ablations, each a short run of one recipe.
 
 Context K, V or K+V; prior none, delta-PPL, cosine or Taylor; omega 0.01 to 1; context layer 1 to 4.
-Every run differs from the recipe in one setting; the recipe's own is run once. What is compared is
+Every run differs from the recipe in one setting, those of omega also in how the router starts and
+learns; the recipe's own is run once. What is compared is
 the evaluation at its end: the answer cross-entropy on validation rows at each budget, and the
 number of distinct plans. Two processes may share a folder of runs if `--only` gives them different
 ablations; the same command without it collects.
@@ -29,12 +30,15 @@ PRIORS = {
     "SLEB": "results/importance/sleb.json",
     "ShortGPT, then SLEB": "results/importance/shortgpt-sleb.json",
 }
+LEARNING = ["router.orders=[]", "router.router_learning_rate=1e-3"]
+"""A start from measured orders is scaled with omega. So the runs of omega start from the prior
+alone, whose ranking no omega changes, and learn fast enough to leave it."""
 ABLATIONS = {
     "context": {
         source: [f"router.planner.context={source}"] for source in ("key", "value", "key+value")
     },
     "prior": {name: [f"router.prior={prior}"] for name, prior in PRIORS.items()},
-    "omega": {str(omega): [f"router.omega={omega}"] for omega in (0.01, 0.1, 0.5, 1.0)},
+    "omega": {str(omega): [*LEARNING, f"router.omega={omega}"] for omega in (0.01, 0.1, 0.5, 1.0)},
     "context layer": {
         str(layer): [f"router.planner.context_layer={layer}"] for layer in (1, 2, 3, 4)
     },
