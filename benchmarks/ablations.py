@@ -2,9 +2,8 @@
 
 Context K, V or K+V; prior none, delta-PPL, cosine or Taylor; omega 0.01 to 1; context layer 1 to 4.
 Every run differs from the recipe in one setting, those of omega also in how the router starts and
-learns; the recipe's own is run once. What is compared is
-the evaluation at its end: the answer cross-entropy on validation rows at each budget, and the
-number of distinct plans. Two processes may share a folder of runs if `--only` gives them different
+learns; the recipe's own is run once. What is compared is the evaluation at its end: the answer
+cross-entropy on validation rows at each budget, and the number of distinct plans. Two processes may share a folder of runs if `--only` gives them different
 ablations; the same command without it collects.
 
     python benchmarks/ablations.py recipes/ablations.toml --out results/training/ablations.json
@@ -30,7 +29,7 @@ PRIORS = {
     "SLEB": "results/importance/sleb.json",
     "ShortGPT, then SLEB": "results/importance/shortgpt-sleb.json",
 }
-LEARNING = ["router.orders=[]", "router.router_learning_rate=1e-3"]
+LEARNING = ["router.orders=[]", "optim.router_learning_rate=1e-3"]
 """A start from measured orders is scaled with omega. So the runs of omega start from the prior
 alone, whose ranking no omega changes, and learn fast enough to leave it."""
 ABLATIONS = {
