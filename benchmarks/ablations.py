@@ -3,8 +3,9 @@
 Context K, V or K+V; prior none, delta-PPL, cosine or Taylor; omega 0.01 to 1; context layer 1 to 4.
 Every run differs from the recipe in one setting, those of omega also in how the router starts and
 learns; the recipe's own is run once. What is compared is the evaluation at its end: the answer
-cross-entropy on validation rows at each budget, and the number of distinct plans. Two processes may share a folder of runs if `--only` gives them different
-ablations; the same command without it collects.
+cross-entropy on validation rows at each budget, and the number of distinct plans. Two processes may
+share a folder of runs if `--only` gives them different ablations; the same command without it
+collects.
 
     python benchmarks/ablations.py recipes/ablations.toml --out results/training/ablations.json
 """
