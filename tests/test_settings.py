@@ -74,9 +74,9 @@ def test_files_that_are_no_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("router.omega=1\nrouter.dense_share=1.5", "dense_share must be between 0 and 1"),
+        ("router.omega=1\nrouter.dense_share=1.5", "dense_share must be at least 0 and at most 1"),
         ('router.method="policy-gradient"\nrouter.samples=1', "samples must be at least 2"),
-        ("optim.batch_size=0", "batch_size and steps must be at least 1"),
+        ("optim.batch_size=0", "batch_size must be at least 1 and at most 4,096, got 0"),
         ('lora.rank=0\nrouter.policy="static"', "nothing to train"),
         ('data.train=[{path="x", hub="y"}]', "either path"),
         ('router.planner.context="keys"', "expected one of key, value"),

@@ -17,6 +17,24 @@ Each message says what is wrong, what was expected, what was got, and what to do
 `ValueError`s, so that code which knows nothing of Buddy can catch them.
 """
 
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and not all of a long one."""
+    if value is None:
+        return "null"
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nests too deeply; an integer of thousands of digits
+        return f"a very long {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def reason(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
 
 class BuddyError(ValueError):
     """Base of every error that Buddy raises on purpose."""

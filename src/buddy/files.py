@@ -3,11 +3,12 @@
 import json
 import math
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.errors import BuddyError, ResultError
+from buddy.errors import BuddyError, ResultError, shown
 
 MAX_JSON_BYTES: Final = 256 * 2**20
 """Longer JSON is refused: nothing that Buddy reads comes near it."""
@@ -23,14 +24,56 @@ def read_json(path: Path, error: type[BuddyError]) -> Any:
     Raises:
         BuddyError: Of the kind `error`: the file cannot be read, or `parse_json` refuses it.
     """
+    return parse_json(read_bytes(path, error, most=MAX_JSON_BYTES), str(path), error)
+
+
+def read_bytes(path: Path, error: type[BuddyError], *, most: int) -> bytes:
+    """Read a regular file whole; a pipe or a device might never end.
+
+    Args:
+        path: A leading `~` is the user's home.
+        error: What is raised.
+        most: Bytes.
+
+    Raises:
+        BuddyError: Of the kind `error`: `check_readable` refuses it, it cannot be read, or it is
+            longer.
+    """
+    size = check_readable(path, error)
+    if size > most:
+        raise error(f"{path} has {size:,} bytes: at most {most:,} are read")
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise error(f"{path} has {size:,} bytes: JSON of at most {MAX_JSON_BYTES:,} is read")
-        content = path.read_bytes()
+        return path.expanduser().read_bytes()
     except OSError as failure:
         raise error(f"{path} cannot be read: {failure.strerror or failure}") from failure
-    return parse_json(content, str(path), error)
+
+
+def read_text(path: Path, error: type[BuddyError], *, most: int) -> str:
+    """As `read_bytes`; UTF-8, with or without a byte order mark."""
+    try:
+        return read_bytes(path, error, most=most).decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is no UTF-8 text: {failure}") from failure
+
+
+def check_readable(path: Path, error: type[BuddyError]) -> int:
+    """Refuse what is no regular file that may be read; its size in bytes.
+
+    Raises:
+        BuddyError: Of the kind `error`.
+    """
+    try:
+        found = path.expanduser().stat()
+        may_read = os.access(path.expanduser(), os.R_OK)
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror or failure}") from failure
+    except (ValueError, RuntimeError) as failure:  # a NUL in the name; a user without a home
+        raise error(f"{shown(str(path))} cannot be read: {failure}") from failure
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path} cannot be read: expected a regular file, and it is none")
+    if not may_read:
+        raise error(f"{path} cannot be read: permission denied")
+    return found.st_size
 
 
 def parse_json(content: bytes | str, where: str, error: type[BuddyError]) -> Any:
@@ -42,12 +85,14 @@ def parse_json(content: bytes | str, where: str, error: type[BuddyError]) -> Any
         error: What is raised.
 
     Raises:
-        BuddyError: Of the kind `error`: it is no JSON, nests too deeply, or has a number that is
-            not finite or a text with half a surrogate pair.
+        BuddyError: Of the kind `error`: it is no JSON, nests too deeply, names a key twice, or has
+            a number that is not finite or a text with half a surrogate pair.
     """
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(
+            text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object
+        )
         if "\\u" in text:  # an escape is the only way to half a pair
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as failure:
@@ -57,6 +102,15 @@ def parse_json(content: bytes | str, where: str, error: type[BuddyError]) -> Any
     except ValueError as failure:
         raise error(f"{where} is no JSON: {failure}") from failure
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"an object has the key {shown(key)} twice")
+        made[key] = value
+    return made
 
 
 def _finite(text: str) -> float:

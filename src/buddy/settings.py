@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    Final,
     Literal,
     TypeVar,
     Union,
@@ -20,7 +21,8 @@ from typing import (
     get_type_hints,
 )
 
-from buddy.errors import BuddyError, RecipeError
+from buddy.errors import BuddyError, RecipeError, shown
+from buddy.files import read_text
 
 Section = TypeVar("Section")
 
@@ -56,6 +58,7 @@ def _written(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
+_MAX_RECIPE_BYTES: Final = 2**20
 SEED = Range(0, 2**63 - 1)
 """What torch and Python both take as a seed."""
 
@@ -76,7 +79,7 @@ def check_ranges(settings: Any, error: type[BuddyError]) -> None:
             continue
         allowed = next((one for one in _extras(hint) if isinstance(one, Range)), Range())
         if value not in allowed:
-            raise error(f"{name} must be {allowed}, got {value}")
+            raise error(f"{name} must be {allowed}, got {shown(value)}")
 
 
 def _extras(hint: Any) -> tuple[Any, ...]:
@@ -93,16 +96,19 @@ def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) ->
         kind: A dataclass; fields that are dataclasses are tables of the file.
         path: TOML.
         changes: `KEY=VALUE` with dots between tables and keys, as in `optim.steps=250`; VALUE as
-            in TOML, or a plain word.
+            in TOML, or a plain word. The last of several with one key holds.
 
     Raises:
         RecipeError: The file cannot be read, or has a key or a value that does not fit.
     """
+    text = read_text(path, RecipeError, most=_MAX_RECIPE_BYTES)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"recipe {path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(text)
+    except RecursionError as error:
+        raise RecipeError(
+            f"recipe {path} is no TOML that can be read: it nests too deeply"
+        ) from error
+    except ValueError as error:  # also a number of thousands of digits
         raise RecipeError(f"recipe {path} is no TOML: {error}") from error
     for change in changes:
         _change(values, change)
@@ -111,18 +117,22 @@ def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) ->
 
 def _change(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set takes KEY=VALUE, as in optim.steps=250, got {change!r}")
-    try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
     *tables, last = (part.strip() for part in key.split("."))
+    if not equals or not all((*tables, last)):
+        raise RecipeError(f"--set takes KEY=VALUE, as in optim.steps=250, got {shown(change)}")
+    try:
+        made = tomllib.loads(f"x = {text}")
+    except RecursionError as error:
+        raise RecipeError(f"--set {shown(change)}: the value nests too deeply") from error
+    except ValueError:
+        made = {"x": text.strip()}
+    if len(made) > 1:
+        raise RecipeError(f"--set takes one KEY=VALUE, got {shown(change)}")
     for table in tables:
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
-            raise RecipeError(f"--set {change}: {table} is no table")
-    values[last] = value
+            raise RecipeError(f"--set {shown(change)}: {table} is no table")
+    values[last] = made["x"]
 
 
 def build(
@@ -146,9 +156,8 @@ def build(
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(map(str, values.keys() - fields.keys()))
     if unknown:
-        raise error(
-            f"{where} has an unknown key {', '.join(unknown)}: expected {', '.join(fields)}"
-        )
+        names = shown(", ".join(unknown))[1:-1]
+        raise error(f"{where} has an unknown key {names}: expected {', '.join(fields)}")
     hints = get_type_hints(kind)
     made = {
         name: _convert(hints[name], value, f"{where}: {name}", error)
@@ -177,7 +186,7 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
         return _convert(hint, value, where, error)
     if origin is tuple:
         if not isinstance(value, list):
-            raise error(f"{where}: expected a list, got {_short(value)}")
+            raise error(f"{where}: expected a list, got {shown(value)}")
         return tuple(
             _convert(get_args(hint)[0], one, f"{where}[{place}]", error)
             for place, one in enumerate(value)
@@ -185,19 +194,25 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(str(one) for one in get_args(hint))
-            raise error(f"{where}: expected one of {choices}, got {_short(value)}")
+            raise error(f"{where}: expected one of {choices}, got {shown(value)}")
         return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise error(f"{where}: expected a table, got {_short(value)}")
+            raise error(f"{where}: expected a table, got {shown(value)}")
         return build(hint, value, where, error)  # type: ignore[arg-type]
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if type(value) is not hint:
-        raise error(f"{where}: expected {hint.__name__}, got {_short(value)}")
+        raise error(f"{where}: expected {hint.__name__}, got {shown(value)}")
+    if hint is str and ("\0" in value or not _is_unicode(value)):
+        raise error(f"{where}: expected a text of Unicode without NUL, got {shown(value)}")
     return value
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _is_unicode(text: str) -> bool:
+    """False with half a surrogate pair, as bytes of the command line that are no UTF-8 become."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -230,8 +230,8 @@ def test_what_cannot_be_trained_is_refused_before_a_file_is_written(
     [
         ("", "is empty"),
         ('{"instruction": "w3", "output": "w4"}\n{"instruction"', "line 2, is no JSON"),
-        ('{"question": "w3"}', "row 1, has the fields question: expected instruction and output"),
-        ('{"instruction": "w3", "output": 4}', "row 1, field output: expected a text"),
+        ('{"question": "w3"}', "line 1, has the fields question: expected instruction and output"),
+        ('{"instruction": "w3", "output": 4}', "line 1, field output: expected a text"),
         ('{"instruction": "w3", "output": ""}', "no usable row"),
     ],
 )

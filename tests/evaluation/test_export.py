@@ -1,7 +1,5 @@
 """Training rows of tasks are worded as lm-eval words its questions, answered right."""
 
-import json
-
 import pytest
 
 from buddy.data.local_tasks import LOCAL_TASKS
@@ -9,42 +7,9 @@ from buddy.errors import DataError
 from buddy.evaluation.rouge.samsum import INSTRUCTION
 from buddy.evaluation.tasks.export import export_rows
 from buddy.evaluation.tasks.tasks import load_tasks, load_training
+from tests.evaluation.task_rows import ROWS, write
 
-ARC = {"id": "1", "question": "Which falls?", "answerKey": "B"}
-ARC["choices"] = {"text": ["fire", "a stone", "light"], "label": ["A", "B", "C"]}
-DATA = {
-    "arc_easy": ARC,
-    "boolq": {"question": "is it so", "passage": "It is so.", "label": 1},
-    "gsm8k": {"question": "What is 2 + 3?", "answer": "2 + 3 = <<2+3=5>>5.\n#### 5"},
-    "hellaswag": {
-        "activity_label": "Cooking",
-        "ctx_a": "A man stirs.",
-        "ctx_b": "then he",
-        "endings": ["sleeps.", "tastes [sub] it.", "flies.", "sings."],
-        "label": "1",
-    },
-    "openbookqa": {
-        "question_stem": "The sun is",
-        "choices": {"text": ["cold", "wet", "hot", "small"], "label": ["A", "B", "C", "D"]},
-        "answerKey": "C",
-    },
-    "piqa": {"goal": "Open a tin.", "sol1": "Use an opener.", "sol2": "Wait.", "label": 0},
-    "social_iqa": {
-        "context": "Ann fell.",
-        "question": "How is she?",
-        "answerA": "glad",
-        "answerB": "hurt",
-        "answerC": "bored",
-        "label": "2",
-    },
-    "winogrande": {
-        "sentence": "The cup beat the pan as the _ was light.",
-        "option1": "pan",
-        "option2": "cup",
-        "answer": "2",
-    },
-}
-FOLDERS = {"social_iqa": "siqa"}
+DATA = {name: row for name, row in ROWS.items() if LOCAL_TASKS[name].shots == "train"}
 WORDED = {
     "arc_easy": ("Question: Which falls?\nAnswer:", " a stone"),
     "boolq": ("It is so.\nQuestion: is it so?\nAnswer:", " yes"),
@@ -55,12 +20,6 @@ WORDED = {
     "social_iqa": ("Q: Ann fell. How is she?\nA:", " hurt"),
     "winogrande": ("The cup beat the pan as the cup", " was light."),
 }
-
-
-def write(folder, name, rows, split="train"):
-    place = folder / FOLDERS.get(name, name)
-    place.mkdir(exist_ok=True)
-    (place / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +132,33 @@ def test_no_evaluation_rows_are_read(tmp_path):
     [task] = load_training(["piqa"], data_dir=tmp_path).values()
     assert [doc["goal"] for doc in task.training_docs()] == ["Open a tin."]
     assert set(task.dataset) == {"train"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_lm_eval_can_ask_are_taken_whatever_else_they_hold(tmp_path, name):
+    text = next(field for field in LOCAL_TASKS[name].fields if field not in ("choices", "subject"))
+    rows = [
+        ROWS[name] | {text: f"w{n} {ROWS[name][text]}", "id": one, "more": more}
+        for n, (one, more) in enumerate([(1, "a"), ("a", [1]), (None, {})])
+    ]
+    for split in {LOCAL_TASKS[name].split, LOCAL_TASKS[name].shots or "test"}:
+        write(tmp_path, name, rows, split)
+    for task in load_tasks([name], data_dir=tmp_path, fewshot=1)["tasks"].values():
+        assert len(task.eval_docs) == 3
+        task.set_fewshot_seed(seed=1)
+        task.build_all_requests(rank=0, world_size=1)
+
+
+def test_too_few_examples_and_unknown_subjects_are_refused(tmp_path):
+    write(tmp_path, "gsm8k", [ROWS["gsm8k"]] * 2)
+    write(tmp_path, "gsm8k", [ROWS["gsm8k"]] * 2, "test")
+    with pytest.raises(DataError, match="gsm8k has 2 other rows for examples"):
+        load_tasks(["gsm8k"], data_dir=tmp_path)
+    for split in ("validation", "train"):
+        write(tmp_path, "boolq", [ROWS["boolq"]] * 3, split)
+    with pytest.raises(DataError, match="boolq has 0 other rows for examples"):
+        load_tasks(["boolq"], data_dir=tmp_path, fewshot=1)
+    for split in ("test", "dev"):
+        write(tmp_path, "mmlu", [ROWS["mmlu"] | {"subject": "spells"}], split)
+    with pytest.raises(DataError, match="mmlu has no subject 'spells'"):
+        load_tasks(["mmlu"], data_dir=tmp_path)

@@ -270,7 +270,7 @@ def test_nothing_runs_before_lengths_are_checked(model):
         assert ran == []
         measure(model, long[..., :60], None, budgets=("1.0",))  # 60 + 5 - 1 = 64
         assert ran
-    with pytest.raises(PromptError, match="at least 2 new tokens"):
+    with pytest.raises(PromptError, match="new_tokens must be at least 2"):
         SpeedConfig(new_tokens=1)
     with pytest.raises(PolicyError, match="reroute must be"):
         SpeedConfig(reroute=0)

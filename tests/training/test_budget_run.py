@@ -171,7 +171,7 @@ def test_a_loss_that_becomes_nan_leaves_state_and_tables(folder, monkeypatch):
     [
         ({"grpo__lambda": 1.0}, RecipeError, "unknown key lambda: expected samples, lambda_perf"),
         ({"grpo__samples": 1}, RecipeError, "samples must be at least 2"),
-        ({"optim__steps": 0}, RecipeError, "steps must be at least 1"),
+        ({"optim__steps": 0}, RecipeError, "steps must be at least 1 and at most"),
         ({"optim__learning_rate": "fast"}, RecipeError, "expected float"),
         ({"optim__batch_size": 13}, RecipeError, "12 training rows do not fill"),
         ({"log__every": 0}, RecipeError, "every"),

@@ -2,23 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from rich.console import Console
 
 from buddy.cli.options import parse_reroute
 from buddy.cli.views.display import fetch_progress
 from buddy.errors import PromptError
+from buddy.settings import SEED, Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How tokens are chosen, and when to stop."""
 
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
+    max_new_tokens: Annotated[int, Range(1, 2**31)]
+    temperature: Annotated[float, Range(0)]
+    top_p: Annotated[float, Range(0, 1)]
+    seed: Annotated[int, SEED]
+
+    def __post_init__(self) -> None:
+        check_ranges(self, PromptError)
 
     def options(self) -> dict[str, Any]:
         """As transformers' `generate` takes them."""

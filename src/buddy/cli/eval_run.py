@@ -82,6 +82,12 @@ class EvalRun:
         """Say how many samples there will be, over all conditions."""
         self.bar.update(self.task, total=samples)
 
+    def tell_left_out(self, notes: list[str]) -> None:
+        """Say which rows were left out and why, here and in the record."""
+        self.config["left_out"] = notes
+        for note in notes:
+            self.bar.console.print(note, style="dim")
+
     def show(self, condition: "Condition") -> None:
         """Say which condition is running."""
         depth = "" if condition.is_auto else f" {condition.depth} blocks"

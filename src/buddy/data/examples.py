@@ -1,12 +1,15 @@
 """Examples: a prompt and the answer to it, as tokens. Two kinds of rows are understood."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
-from buddy.data.rows import Row, read_rows
-from buddy.errors import DataError
+from buddy.data.rows import Note, Row, read_rows, refused
+from buddy.errors import DataError, reason, shown
+from buddy.files import check_readable
+from buddy.settings import Range, check_ranges
 
 Template = Literal["chat", "alpaca"]
 """How an instruction is put to the model: its own chat template, or that of Stanford Alpaca."""
@@ -54,24 +57,25 @@ class Source:
     """A data set's id on the hub."""
     split: str = "train"
     """Of the hub data set."""
-    start: int = 0
+    start: Annotated[int, Range(0, 10**12)] = 0
     """First row that is taken."""
-    stop: int | None = None
+    stop: Annotated[int, Range(1, 10**12)] | None = None
     """First row that is not; None = to the end."""
-    repeat: int = 1
+    repeat: Annotated[int, Range(1, 1000)] = 1
     """How often each row appears in one epoch."""
     template: Template = "chat"
     """How an instruction is put; rows with prompt and completion are taken word for word."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, DataError)
         if (self.path is None) == (self.hub is None):
             raise DataError("a data source needs either path (a file) or hub (a data set's id)")
         if self.template not in get_args(Template):
             raise DataError(
                 f"template must be one of {', '.join(get_args(Template))}, got {self.template!r}"
             )
-        if self.repeat < 1 or self.start < 0:
-            raise DataError("repeat must be at least 1, and start at least 0")
+        if self.stop is not None and self.stop <= self.start:
+            raise DataError(f"stop must be above start, {self.start}, got {self.stop}")
 
     @property
     def name(self) -> str:
@@ -82,16 +86,31 @@ class Source:
         return f"{path.parent.name}/{path.stem}" if path.parent.name else path.stem
 
 
-def read_examples(source: Source, tokenizer: Any, *, max_tokens: int) -> list[Example]:
+def check_source(source: Source) -> None:
+    """Refuse a source that cannot be read, before the work that it is for.
+
+    Raises:
+        DataError: There is no such file, or the package for data sets of the hub is missing.
+    """
+    if source.path is not None:
+        check_readable(Path(source.path), DataError)
+    else:
+        _need_datasets()
+
+
+def read_examples(
+    source: Source, tokenizer: Any, *, max_tokens: int, note: Note = lambda text: None
+) -> list[Example]:
     """The examples of a source, in its order; each row once.
 
-    An example longer than `max_tokens` loses the end of its answer; one whose prompt alone is as
-    long is left out.
+    An example longer than `max_tokens` loses the end of its answer. A row whose prompt alone is as
+    long, or whose prompt or answer is empty, gives none.
 
     Args:
         source: File or hub data set.
         tokenizer: Of the model.
         max_tokens: Of prompt and answer together.
+        note: Told of rows that give no example.
 
     Raises:
         DataError: Rows are missing, malformed or of no kind that is understood, or none is left.
@@ -99,29 +118,56 @@ def read_examples(source: Source, tokenizer: Any, *, max_tokens: int) -> list[Ex
     rows = _load(source)[source.start : source.stop]
     encode = _encoder(source.template, tokenizer)
     examples = []
-    for number, row in enumerate(rows, start=source.start + 1):
-        where = f"{source.path or source.hub}, row {number},"
+    left_out = Counter[str]()
+    for where, row in rows:
         prompt, answer = encode(row, where)
-        answer = answer[: max_tokens - len(prompt)] if len(prompt) < max_tokens else []
-        if prompt and answer:
-            examples.append(Example(tuple(prompt), tuple(answer), _row_source(row, source)))
+        if not answer:
+            left_out["an empty answer"] += 1
+        elif not prompt:
+            left_out["an empty prompt"] += 1
+        elif len(prompt) >= max_tokens:
+            left_out[f"a prompt of {max_tokens} tokens or more"] += 1
+        else:
+            answer = answer[: max_tokens - len(prompt)]
+            examples.append(Example(tuple(prompt), tuple(answer), _row_source(row, where, source)))
+    name = source.path or source.hub
+    reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
     if not examples:
         raise DataError(
-            f"{source.path or source.hub} has no usable row from {source.start} to "
-            f"{source.stop or 'its end'}: expected answers, and prompts of fewer than "
-            f"{max_tokens} tokens"
+            f"{name} has no usable row from {source.start} to {source.stop or 'its end'}: "
+            f"{reasons or 'it ends before'}"
         )
+    if left_out:
+        note(f"{name}: of {len(rows)} rows, {reasons} left out")
     return examples
 
 
-def _row_source(row: Row, source: Source) -> str:
+def _row_source(row: Row, where: str, source: Source) -> str:
     name = row.get("source")
-    return name if isinstance(name, str) else source.name
+    if not isinstance(name, str | None):
+        raise refused(where, "source", "a text", name)
+    return name or source.name
 
 
-def _load(source: Source) -> list[Row]:
+def _load(source: Source) -> list[tuple[str, Row]]:
     if source.path is not None:
-        return read_rows(Path(source.path).expanduser())
+        return read_rows(Path(source.path))
+    load_dataset = _need_datasets()
+    from datasets.exceptions import DatasetsError
+
+    try:
+        rows = list(load_dataset(source.hub, split=source.split))
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise DataError(
+            f"split {source.split!r} of {source.hub} cannot be had from the hub: {reason(error)}; "
+            "give a file by path"
+        ) from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"split {source.split!r} of {source.hub} has no rows of fields")
+    return [(f"{source.hub}, row {number},", row) for number, row in enumerate(rows, start=1)]
+
+
+def _need_datasets() -> Any:
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -129,13 +175,7 @@ def _load(source: Source) -> list[Row]:
             'hub data sets need the datasets package: pip install "buddy-llm[train]", or give a '
             "file by path"
         ) from error
-    try:
-        return list(load_dataset(source.hub, split=source.split))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"split {source.split!r} of {source.hub} cannot be had from the hub: {error}; give a "
-            "file by path"
-        ) from error
+    return load_dataset
 
 
 Encode = Callable[[Row, str], tuple[list[int], list[int]]]
@@ -147,10 +187,15 @@ def _encoder(template: Template, tokenizer: Any) -> Encode:
     def encode(row: Row, where: str) -> tuple[list[int], list[int]]:
         fields = next((kind for kind in _KINDS if set(kind) <= row.keys()), None)
         if fields is None:
-            raise DataError(f"{where} has the fields {', '.join(row)}: expected {_KINDS_TEXT}")
-        for name in (*fields, "input"):
-            if not isinstance(row.get(name, ""), str | None):
-                raise DataError(f"{where} field {name}: expected a text, got {row[name]!r}")
+            names = shown(", ".join(row))[1:-1] or "none"
+            raise DataError(f"{where} has the fields {names}: expected {_KINDS_TEXT}")
+        for name in fields:
+            if not isinstance(row[name], str):
+                raise refused(where, name, "a text", row[name])
+        if not isinstance(row.get("input"), str | None):
+            raise refused(where, "input", "a text", row["input"])
+        if not row[fields[1]].strip():
+            return [], []
         if fields == ("prompt", "completion"):
             return _split(tokenizer, row["prompt"], row["completion"])
         return instruct(row["instruction"], row.get("input") or "", row["output"])
@@ -162,11 +207,11 @@ def _encoder(template: Template, tokenizer: Any) -> Encode:
                 input=f"### Input:\n{given}\n\n" if given else "",
                 with_input=", paired with an input that provides further context" if given else "",
             )
-            prompt = list(tokenizer(text)["input_ids"])
+            prompt = list(tokenizer(text, verbose=False)["input_ids"])
         else:
             prompt = encode_chat(tokenizer, f"{instruction}\n\n{given}" if given else instruction)
-        answer = tokenizer(output, add_special_tokens=False)["input_ids"]
-        return prompt, [*answer, *_end(tokenizer)] if output else []
+        answer = tokenizer(output, add_special_tokens=False, verbose=False)["input_ids"]
+        return prompt, [*answer, *_end(tokenizer)]
 
     return encode
 
@@ -182,7 +227,7 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
     )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _end(tokenizer: Any) -> list[int]:
@@ -191,17 +236,21 @@ def _end(tokenizer: Any) -> list[int]:
 
 def _split(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """Tokens as they are when the text is read whole, as evaluation reads it."""
-    before = list(tokenizer(prompt)["input_ids"])
-    whole = list(tokenizer(prompt + completion)["input_ids"])
+    before = list(tokenizer(prompt, verbose=False)["input_ids"])
+    whole = list(tokenizer(prompt + completion, verbose=False)["input_ids"])
     if whole[: len(before)] != before:
-        return before, list(tokenizer(completion, add_special_tokens=False)["input_ids"])
+        alone = tokenizer(completion, add_special_tokens=False, verbose=False)
+        return before, list(alone["input_ids"])
     return before, whole[len(before) :]
 
 
-def read_all(sources: Iterable[Source], tokenizer: Any, *, max_tokens: int) -> list[Example]:
+def read_all(
+    sources: Iterable[Source], tokenizer: Any, *, max_tokens: int, note: Note = lambda text: None
+) -> list[Example]:
     """The examples of several sources, each repeated as often as it says."""
     return [
         example
         for source in sources
-        for example in read_examples(source, tokenizer, max_tokens=max_tokens) * source.repeat
+        for example in read_examples(source, tokenizer, max_tokens=max_tokens, note=note)
+        * source.repeat
     ]

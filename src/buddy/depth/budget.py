@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
-from buddy.errors import BudgetError
+from buddy.errors import BudgetError, shown
 
 MIN_BLOCKS: Final = 3
 """The first block feeds the router, the last feeds the head, and one is left to choose. A model of
@@ -109,19 +109,35 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
     if isinstance(value, Budget):
         return Budget(value.blocks, num_blocks)
     if isinstance(value, str):
-        text = value.strip().lower()
-        if text == AUTO:
+        amount = read_amount(value)
+        if amount == AUTO:
             return AUTO
-        if count := _COUNT.fullmatch(text):
-            return Budget(int(count[1]), num_blocks)
-        try:
-            ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            raise BudgetError(f"budget {value!r} cannot be read: expected {_EXAMPLES}") from None
-        return Budget.from_ratio(ratio, num_blocks)
+        if isinstance(amount, int):
+            return Budget(amount, num_blocks)
+        return Budget.from_ratio(amount, num_blocks)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BudgetError(f"budget {value!r} cannot be read: expected {_EXAMPLES}")
     return Budget.from_ratio(float(value), num_blocks)
+
+
+def read_amount(text: str) -> int | float | Literal["auto"]:
+    """What a budget asks for, of a model whose blocks are not known yet.
+
+    Returns:
+        A number of blocks; a share of them, not checked; or `auto`.
+
+    Raises:
+        BudgetError: It is none of these.
+    """
+    plain = text.strip().lower()
+    if plain == AUTO:
+        return AUTO
+    if count := _COUNT.fullmatch(plain):
+        return int(count[1])
+    try:
+        return float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        raise BudgetError(f"budget {shown(text)} cannot be read: expected {_EXAMPLES}") from None
 
 
 _PHASES = re.compile(r"prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)")

@@ -10,7 +10,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
+from buddy.data.rows import MAX_DATA_BYTES
 from buddy.errors import ResultError
+from buddy.files import read_text as read_whole
 
 CORPORA: Final = {"wikitext2": "wikitext2/valid.txt", "ptb": "ptb/valid.txt"}
 """Named corpora, and the file of each in a data folder: their validation splits."""
@@ -31,15 +33,14 @@ def read_text(source: str, data_dir: Path | None = None) -> str:
             )
         path = data_dir / CORPORA[source]
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_whole(path, ResultError, most=MAX_DATA_BYTES)
+    except ResultError as error:
         raise ResultError(
-            f"calibration text {path} cannot be read: {error}; expected a UTF-8 text file or one "
-            f"of {', '.join(CORPORA)}"
+            f"calibration text {error}; expected a UTF-8 text file or one of {', '.join(CORPORA)}"
         ) from error
     if not text.strip():
         raise ResultError(f"calibration text {path} is empty")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def cut_windows(

@@ -37,6 +37,11 @@ def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> l
     return batches
 
 
+def draw_rows(examples: list[Example], most: int, seed: int) -> list[Example]:
+    """At most so many of them, drawn at random; all in their order if they are no more."""
+    return examples if len(examples) <= most else random.Random(seed).sample(examples, most)
+
+
 class BatchOrder:
     """The batch of any step, computed from the seed: resuming needs no sampler state."""
 

@@ -37,7 +37,8 @@ class TrainingLog:
             raise self._failed(error) from error
         self._events: Any = None
         if tensorboard:
-            self._events = _summary_writer(folder / "tensorboard", step)
+            events = str(folder / "tensorboard")
+            self._events = need_tensorboard()(events, purge_step=step + 1)
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self.path.exists():
@@ -79,7 +80,12 @@ class TrainingLog:
             self._events.close()
 
 
-def _summary_writer(folder: Path, step: int) -> Any:
+def need_tensorboard() -> Any:
+    """What writes TensorBoard's events.
+
+    Raises:
+        TrainingError: The package is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -87,7 +93,7 @@ def _summary_writer(folder: Path, step: int) -> Any:
             'TensorBoard events need the tensorboard package: pip install "buddy-llm[train]", or '
             "set log.tensorboard=false"
         ) from error
-    return SummaryWriter(str(folder), purge_step=step + 1)
+    return SummaryWriter
 
 
 @dataclass(slots=True)

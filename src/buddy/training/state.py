@@ -9,32 +9,54 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from buddy.checkpoint.manifest import MANIFEST
 from buddy.errors import TrainingError
 
+CHECKPOINT: Final = "checkpoint"
+STATE: Final = "state.safetensors"
+RECORD: Final = "record.json"
+"""What a run leaves in its folder."""
 _KEY = "buddy"
 
 
-def check_unclaimed(state: Path, resume: bool) -> None:
-    """Refuse to begin a run where another one has left its state.
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse a folder that a run cannot have, before anything is done for the run.
 
     Raises:
-        TrainingError: There is a state, and it is not to be gone on from.
+        TrainingError: It holds a state that is not to be gone on from, or files in the place of
+            the checkpoint; or it cannot be made or written to.
     """
-    if state.exists() and not resume:
-        raise TrainingError(
-            f"{state.parent} holds a run already: go on with --resume, or name another --out"
-        )
+    try:
+        if (out / STATE).exists() and not resume:
+            raise TrainingError(
+                f"{out} holds a run already: go on with --resume, or name another --out"
+            )
+        checkpoint = out / CHECKPOINT
+        is_ours = not checkpoint.exists() or (checkpoint / MANIFEST).is_file()
+        if not is_ours and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
+            raise TrainingError(f"{checkpoint} is no Buddy checkpoint: name another --out")
+        there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    except OSError as error:
+        raise _cannot_be_made(out, error.strerror or str(error)) from error
+    if not there.is_dir():
+        raise _cannot_be_made(out, f"{there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _cannot_be_made(out, f"{there} cannot be written to")
+
+
+def _cannot_be_made(out: Path, why: str) -> TrainingError:
+    return TrainingError(f"the folder {out} cannot be made: {why}; name another --out")
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder of a run.
+    """Make the folder of a run; only once nothing of its recipe can be refused any more.
 
     Raises:
         TrainingError: It cannot be made.
@@ -42,7 +64,7 @@ def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainingError(f"the folder {out} cannot be made: {error.strerror}") from error
+        raise _cannot_be_made(out, error.strerror or str(error)) from error
 
 
 def save_state(

@@ -34,8 +34,7 @@ def data(
 
     from buddy.cli.commands.eval_tasks import quiet
     from buddy.cli.views.display import stderr
-    from buddy.data.rows import read_rows
-    from buddy.evaluation.tasks.export import export_rows
+    from buddy.evaluation.tasks.export import export_rows, read_questions
     from buddy.files import check_writable, write_text
 
     check_writable(out)
@@ -46,8 +45,9 @@ def data(
         data_dir=data_dir,
         limit=rows,
         seed=seed,
-        without=[row for path in without or () for row in read_rows(path)],
+        without=[row for path in without or () for row in read_questions(path)],
         on_task=lambda name, count: console.print(f"{name}: {count} rows", style="dim"),
+        note=lambda text: console.print(text, style="dim"),
     )
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
     sys.stdout.write(f"{out}\n")

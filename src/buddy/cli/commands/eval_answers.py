@@ -54,7 +54,9 @@ def answers(
     with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
         run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
         longest = _longest(max_tokens, run.model.config.max_position_embeddings)
-        examples = read_examples(source, run.tokenizer, max_tokens=longest)
+        left_out: list[str] = []
+        examples = read_examples(source, run.tokenizer, max_tokens=longest, note=left_out.append)
+        run.tell_left_out(left_out)
         shuffles = shuffle_plans is not None
         run.total(sum(len(examples) * rounds_of(c, shuffle=shuffles) for c in run.conditions))
 

@@ -41,7 +41,8 @@ def rouge(
 
     score = rouge_scorer()
     made = RougeConfig(batch=batch, max_new_tokens=max_new_tokens, kv_policy=cast(Any, kv_policy))
-    dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed)
+    left_out: list[str] = []
+    dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed, note=left_out.append)
     config = {
         "data": HUB_ID if data_dir is None else "local",
         "split": split,
@@ -55,6 +56,7 @@ def rouge(
         "scorer": "rouge-score, stemmed, F-measure",
     }
     with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+        run.tell_left_out(left_out)
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
         batches = ask_all(run.model, run.tokenizer, dialogues, made)
         run.total(len(dialogues) * sum(len(ways_of(one)) for one in run.conditions))

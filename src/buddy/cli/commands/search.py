@@ -10,6 +10,7 @@ import typer
 from buddy.cli.commands.importance import measuring
 
 if TYPE_CHECKING:
+    from buddy.data.rows import Note
     from buddy.importance.calibration import Passages
     from buddy.importance.search.searched import SearchedSet
 
@@ -59,7 +60,12 @@ def search(
         loaded = BuddyForCausalLM.from_pretrained(
             model, policy="full", merge_adapter=True, on_progress=on_progress
         )
-    passages = _passages(load_tokenizer(model), text, data_dir, answers, windows, tokens)
+    left_out: list[str] = []
+    passages = _passages(
+        load_tokenizer(model), text, data_dir, answers, windows, tokens, left_out.append
+    )
+    for note in left_out:
+        console.print(note, style="dim")
     dtype = str(loaded.dtype)
     with measuring(console) as bar:
         tasks = {depth: bar.add_task(f"{depth} blocks") for depth in wanted}
@@ -88,6 +94,7 @@ def search(
         "text": text if answers is None else None,
         "answers": answers,
         "windows": len(passages.ids),
+        "left_out": left_out,
         "tokens": tokens,
         "batch": batch,
         "max_swaps": max_swaps,
@@ -118,6 +125,7 @@ def _passages(
     answers: str | None,
     windows: int,
     tokens: int,
+    note: "Note",
 ) -> "Passages":
     from buddy.data.examples import Source, read_examples
     from buddy.importance.calibration import Passages, answers_alone, cut_windows, read_text
@@ -126,7 +134,7 @@ def _passages(
         content = read_text(text, data_dir)
         return Passages(cut_windows(tokenizer, content, tokens=tokens, limit=windows))
     source = Source(path=answers, stop=windows)
-    return answers_alone(read_examples(source, tokenizer, max_tokens=tokens))
+    return answers_alone(read_examples(source, tokenizer, max_tokens=tokens, note=note))
 
 
 def _save(

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Int
@@ -19,6 +19,7 @@ from buddy.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.evaluation.samples import SampleLog
 from buddy.generation.trace import DepthTrace
 from buddy.model import BuddyForCausalLM
+from buddy.settings import Range, check_ranges
 
 Scorer = Callable[[str, str], dict[str, float]]
 """(summary, answer) -> F-measure of each metric."""
@@ -47,14 +48,15 @@ def rouge_scorer() -> Scorer:
 class RougeConfig:
     """How answers are made; greedily, in any case."""
 
-    batch: int = 8
+    batch: Annotated[int, Range(1, 4096)] = 8
     """Dialogues at a time."""
-    max_new_tokens: int = 100
+    max_new_tokens: Annotated[int, Range(1, 2**24)] = 100
     """Of an answer."""
     kv_policy: KVPolicy | None = None
     """What skipped blocks leave in the cache; the model's own if None."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, DataError)
         if self.kv_policy is not None:
             check_kv_policy(self.kv_policy)
 

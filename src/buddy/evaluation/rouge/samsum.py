@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from buddy.data.local_tasks import read_split
-from buddy.errors import DataError
+from buddy.data.rows import STRING, Kind, Note
+from buddy.errors import DataError, reason
 
 INSTRUCTION: Final = "Summarize the following dialogue in one or two short sentences."
 HUB_ID: Final = "knkarthick/samsum"
 """The data set's first home on the hub, Samsung/samsum, is gone."""
-_FIELDS: Final = ("id", "dialogue", "summary")
+_FIELDS: Final = {
+    "id": Kind("a text or a number", lambda value, row: type(value) in (str, int)),
+    "dialogue": STRING,
+    "summary": STRING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +29,35 @@ class Dialogue:
 
 
 def read_dialogues(
-    data_dir: Path | None, split: str = "validation", *, limit: int | None = None, seed: int = 0
+    data_dir: Path | None,
+    split: str = "validation",
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    note: Note = lambda text: None,
 ) -> list[Dialogue]:
-    """Dialogues of a split.
+    """Dialogues of a split that have a summary.
 
     Args:
         data_dir: With `samsum/SPLIT.jsonl`; the hub if None.
         split: train, validation or test.
         limit: At most this many, drawn at random.
         seed: Of the draw.
+        note: Told of rows that lack either text.
 
     Raises:
-        DataError: The data is missing, empty, or lacks a field.
+        DataError: The data is missing, empty, lacks a field or holds something else in it.
     """
     rows = read_split(data_dir, "samsum", split, _FIELDS) if data_dir else _from_hub(split)
-    dialogues = [Dialogue(str(row["id"]), row["dialogue"], row["summary"]) for row in rows]
+    dialogues = [
+        Dialogue(str(row["id"]), row["dialogue"], row["summary"])
+        for row in rows
+        if (row["dialogue"] or "").strip() and (row["summary"] or "").strip()
+    ]
+    if not dialogues:
+        raise DataError(f"samsum, split {split}: no row has a dialogue and a summary")
+    if empty := len(rows) - len(dialogues):
+        note(f"samsum: of {len(rows)} rows, {empty} with no dialogue or summary left out")
     if limit is None or limit >= len(dialogues):
         return dialogues
     return random.Random(seed).sample(dialogues, limit)
@@ -46,15 +65,15 @@ def read_dialogues(
 
 def _from_hub(split: str) -> list[dict[str, Any]]:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     try:
-        rows = load_dataset(HUB_ID, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
+        return list(load_dataset(HUB_ID, split=split))
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise DataError(
-            f"split {split!r} of {HUB_ID} cannot be had from the hub: {error}; give a local folder "
-            "with samsum/SPLIT.jsonl in it by --data-dir"
+            f"split {split!r} of {HUB_ID} cannot be had from the hub: {reason(error)}; give a "
+            "local folder with samsum/SPLIT.jsonl in it by --data-dir"
         ) from error
-    return [row for row in rows if row["dialogue"] and row["summary"]]
 
 
 def has_chat(tokenizer: Any) -> bool:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import torch
 from jaxtyping import Int
@@ -29,6 +29,7 @@ from buddy.evaluation.speed.clock import Clock, clock_of
 from buddy.evaluation.speed.speed_cells import Sample, Series, to_results
 from buddy.generation.trace import DepthTrace
 from buddy.model import BuddyForCausalLM
+from buddy.settings import SEED, Range, check_ranges
 
 OnPass = Callable[[int, int], None]
 """Called as `on_pass(passes done, passes in all)`."""
@@ -41,9 +42,9 @@ _GREEDY: Final = {"do_sample": False, "repetition_penalty": None, "eos_token_id"
 class SpeedConfig:
     """How much is run."""
 
-    new_tokens: int = 64
+    new_tokens: Annotated[int, Range(2, 2**24)] = 64
     """Of each generation; the first comes out of its prefill, the others are decode steps."""
-    rounds: int = 5
+    rounds: Annotated[int, Range(1, 10**6)] = 5
     """Without the one that warms up."""
     reroute: Reroute = "step"
     """When generation chooses blocks again."""
@@ -51,17 +52,13 @@ class SpeedConfig:
     """Whose scores rank the blocks of a batch."""
     transformers: bool = True
     """Whether transformers' own `generate` runs too."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Of the order within each round."""
 
     def __post_init__(self) -> None:
         check_reroute(self.reroute)
         check_batch_route(self.batch_route)
-        if self.new_tokens < 2 or self.rounds < 1:
-            raise PromptError(
-                "a speed needs at least 2 new tokens and 1 round, got "
-                f"{self.new_tokens} and {self.rounds}: ask for more"
-            )
+        check_ranges(self, PromptError)
 
 
 @dataclass(frozen=True, slots=True)

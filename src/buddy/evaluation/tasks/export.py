@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.data.rows import Row
+from buddy.data.rows import Note, Row, read_rows, refused
 from buddy.errors import DataError
 from buddy.evaluation.rouge.samsum import INSTRUCTION, read_dialogues
 
+_QUESTION: Final = ("prompt", "instruction", "input")
 SAMSUM: Final = "samsum"
 """Not a task of lm-eval: asked as `buddy eval rouge` does."""
 
@@ -21,6 +22,7 @@ def export_rows(
     seed: int = 0,
     without: Sequence[Row] = (),
     on_task: Callable[[str, int], None] = lambda name, rows: None,
+    note: Note = lambda text: None,
 ) -> list[Row]:
     """Rows for `data.examples`, those of all tasks in random order.
 
@@ -32,10 +34,11 @@ def export_rows(
         without: Rows whose questions are left out of what was drawn, as those that a model was
             trained on are when it is measured.
         on_task: Told how many rows a task gave.
+        note: Told of rows that have no prompt or no answer.
 
     Raises:
         DataError: A task is unknown, named twice or has no training rows, its data is missing or
-            malformed, or what it asks has no one right answer.
+            malformed, what it asks has no one right answer, or no row is left.
     """
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
@@ -46,18 +49,36 @@ def export_rows(
     rows: list[Row] = []
     for name in [*loaded, *(name for name in names if name == SAMSUM)]:
         if name == SAMSUM:
-            mine = _samsum_rows(data_dir, limit, seed)
+            mine = _samsum_rows(data_dir, limit, seed, note)
         else:
-            mine = _task_rows(name, loaded[name], limit, seed)
+            mine = _task_rows(name, loaded[name], limit, seed, note)
         mine = [row for row in mine if _question(row) not in known]
         on_task(name, len(mine))
         rows += mine
+    if not rows:
+        raise DataError("no row is left: ask for more, or leave out fewer")
     random.Random(seed).shuffle(rows)
     return rows
 
 
+def read_questions(path: Path) -> list[Row]:
+    """Rows whose questions are to be left out: instruction, input or prompt; answers or none.
+
+    Raises:
+        DataError: The file cannot be read, or a row has no question.
+    """
+    rows = read_rows(path)
+    for where, row in rows:
+        for name in _QUESTION:
+            if not isinstance(row.get(name), str | None):
+                raise refused(where, name, "a text", row[name])
+        if not any(_question(row)):
+            raise DataError(f"{where} has no question: expected a prompt or an instruction")
+    return [row for _, row in rows]
+
+
 def _question(row: Row) -> tuple[str, ...]:
-    return tuple(str(row.get(field) or "") for field in ("prompt", "instruction", "input"))
+    return tuple(str(row.get(field) or "") for field in _QUESTION)
 
 
 def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, Any]:
@@ -71,8 +92,8 @@ def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, Any]:
     return load_training(names, data_dir=data_dir)
 
 
-def _samsum_rows(data_dir: Path | None, limit: int | None, seed: int) -> list[Row]:
-    dialogues = read_dialogues(data_dir, "train", limit=limit, seed=seed)
+def _samsum_rows(data_dir: Path | None, limit: int | None, seed: int, note: Note) -> list[Row]:
+    dialogues = read_dialogues(data_dir, "train", limit=limit, seed=seed, note=note)
     return [
         {
             "instruction": f"{INSTRUCTION}\n\n{one.text}",
@@ -83,7 +104,7 @@ def _samsum_rows(data_dir: Path | None, limit: int | None, seed: int) -> list[Ro
     ]
 
 
-def _task_rows(name: str, task: Any, limit: int | None, seed: int) -> list[Row]:
+def _task_rows(name: str, task: Any, limit: int | None, seed: int, note: Note) -> list[Row]:
     docs = task.training_docs()
     chosen: Sequence[int] = range(len(docs))
     if limit is not None and limit < len(docs):
@@ -93,6 +114,8 @@ def _task_rows(name: str, task: Any, limit: int | None, seed: int) -> list[Row]:
         prompt, completion = ask_and_answer(task, docs[place])
         if prompt and completion:
             rows.append({"prompt": prompt, "completion": completion, "source": name})
+    if empty := len(chosen) - len(rows):
+        note(f"{name}: of {len(chosen)} rows, {empty} with no prompt or answer left out")
     return rows
 
 

@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness under every condition, one log and one set of figures."""
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from buddy.data.commonsense import COMMONSENSE
 from buddy.data.local_tasks import LOCAL_TASKS, LocalTask, read_split
-from buddy.errors import DataError
+from buddy.errors import DataError, reason, shown
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.tasks.harness import BuddyLM
@@ -53,7 +54,27 @@ def load_tasks(
     for task in loaded["tasks"].values():
         if fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", fewshot or 0)
+    if data_dir is not None:
+        for name, task in loaded["tasks"].items():
+            _check_shots(name, task)
     return loaded
+
+
+def _check_shots(name: str, task: Any) -> None:
+    """Refuse a task whose prompts want more examples than its local data have."""
+    shots = task.get_config("num_fewshot")
+    if not shots:
+        return
+    docs = list(task.fewshot_docs())
+    found = len(docs)
+    if task.get_config("fewshot_split") == task.get_config("test_split"):
+        # lm-eval then draws none that equals the row that is asked.
+        found = len({json.dumps(doc, sort_keys=True) for doc in docs}) - 1
+    if found < shots:
+        raise DataError(
+            f"task {name} has {found} other rows for examples, and each prompt takes {shots}: give "
+            "more rows, or ask for fewer by --fewshot"
+        )
 
 
 def load_training(names: Sequence[str], *, data_dir: Path | None) -> dict[str, Any]:
@@ -109,8 +130,8 @@ def _load_hub(names: Sequence[str]) -> dict[str, Any]:
         return {"tasks": cast(dict[str, Any], manager.load(list(names)))["tasks"]}
     except (OSError, RuntimeError) as error:  # no network, or no such data set
         raise DataError(
-            f"the data of {', '.join(names)} cannot be had from the hub: {error}; give a local "
-            "folder with --data-dir"
+            f"the data of {', '.join(names)} cannot be had from the hub: {reason(error)}; give a "
+            "local folder with --data-dir"
         ) from error
 
 
@@ -134,6 +155,9 @@ def _local_specs(
         splits[local.split] = splits[local.split][:limit]
         return [{"task": name, "custom_dataset": _serve(splits), **absent}]
     subjects = sorted({row["subject"] for row in splits[local.split]})
+    unknown = [one for one in subjects if f"mmlu_{one}" not in _manager().all_tasks]
+    if unknown:
+        raise DataError(f"mmlu has no subject {shown(unknown[0])}: expected one such as anatomy")
     return [
         {
             "task": f"mmlu_{subject}",

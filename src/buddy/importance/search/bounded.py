@@ -10,7 +10,7 @@ through: no other candidate can be below it. The result is that of computing eve
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError, PolicyError
 from buddy.importance.forward import Windows
 from buddy.importance.indicators.skipping import without_each
+from buddy.settings import Range, check_ranges
 
 MARGIN_NATS: Final = 1e-3
 """Per token, taken off every bound: the logits of a part of the vocabulary come from another
@@ -30,16 +31,13 @@ matrix product than those of the whole, so they may differ by rounding."""
 class Pruning:
     """How much is spent on not computing losses; changes no result."""
 
-    bound_tokens: int | None = 4096
+    bound_tokens: Annotated[int, Range(1, 2**31)] | None = 4096
     """Likeliest tokens that a bound sums over; None = no bounds, every loss is computed."""
-    keep_bytes: int = 2 * 2**30
+    keep_bytes: Annotated[int, Range(0, 2**63 - 1)] = 2 * 2**30
     """Final residuals kept from bound to loss; what does not fit is run again when needed."""
 
     def __post_init__(self) -> None:
-        if self.bound_tokens is not None and self.bound_tokens < 1:
-            raise PolicyError(f"bound_tokens must be at least 1 or None, got {self.bound_tokens}")
-        if self.keep_bytes < 0:
-            raise PolicyError(f"keep_bytes must be 0 or more, got {self.keep_bytes}")
+        check_ranges(self, PolicyError)
 
 
 @dataclass(frozen=True, slots=True)

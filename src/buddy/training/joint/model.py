@@ -1,12 +1,13 @@
 """The model that a recipe trains: base model, fresh adapters, fresh router, prior."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from buddy.checkpoint.folder import load
+from buddy.depth.select import check_spendable
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.records import read_record
@@ -14,7 +15,11 @@ from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.joint.lora import add_lora, context_layers, start_adapters
-from buddy.training.joint.recipe import Recipe
+from buddy.training.joint.recipe import BudgetSettings, DataSettings, Recipe
+from buddy.training.joint.trainer import budget_range
+
+OWN_PRIORS: Final = ("default", "none")
+"""Settings of `router.prior` that name no file."""
 
 
 def build_model(recipe: Recipe, device: str | torch.device | None = None) -> BuddyForCausalLM:
@@ -22,7 +27,8 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
 
     Raises:
         ModelError: The base model cannot be loaded.
-        RecipeError: The prior cannot be had, or does not fit.
+        BudgetError: The model cannot spend a budget.
+        RecipeError: A setting does not fit the model's sizes, or the prior cannot be had.
         PolicyError: The policy cannot serve the model.
     """
     base = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype), device=device)
@@ -31,6 +37,7 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
             f"model.name: {recipe.model.name} is trained already: name the base model, or go on "
             "with a run by --resume"
         )
+    budgets = _check_sizes(recipe, base)
     settings = recipe.router
     prior = _prior(settings.prior, base)
     router = None
@@ -52,8 +59,44 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     made = BuddyForCausalLM(
         adapted, prior=base.prior if prior is None else prior, router=router, policy=settings.policy
     )
+    check_spendable(budgets, made.num_blocks, made.scoring_policy.pinned)
     made.source, made.source_fingerprint = base.source, base.source_fingerprint
     return made.train()
+
+
+def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
+    """Refuse what does not fit the model, before adapters are made and rows are read.
+
+    Returns:
+        The budgets of steps and evaluations, in blocks.
+    """
+    hidden_size = base.config.hidden_size
+    if recipe.lora.rank > hidden_size:
+        raise RecipeError(
+            f"lora.rank must be at most {hidden_size:,}, the model's hidden size, got "
+            f"{recipe.lora.rank:,}"
+        )
+    check_context(recipe.data, base)
+    for one in recipe.router.orders:
+        read_prior(Path(one.record), base.num_blocks)
+    evaluated = BudgetSettings(choices=recipe.log.evaluate_budgets)
+    return {
+        *budget_range(recipe.budget, base.num_blocks),
+        *budget_range(evaluated, base.num_blocks),
+    }
+
+
+def check_context(settings: DataSettings, model: BuddyForCausalLM) -> None:
+    """Refuse examples that the model's context does not hold.
+
+    Raises:
+        RecipeError: They may be longer.
+    """
+    if settings.max_tokens > model.backbone.context:
+        raise RecipeError(
+            f"data.max_tokens must be at most {model.backbone.context:,}, the model's context, got "
+            f"{settings.max_tokens:,}"
+        )
 
 
 def _prior(setting: str, base: BuddyForCausalLM) -> Tensor | None:

@@ -1,16 +1,46 @@
 """The recipe of stage 1: everything that fixes a joint training of LoRA and router."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 from buddy.data.examples import Source
-from buddy.errors import RecipeError
+from buddy.depth.budget import AUTO, read_amount
+from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
+from buddy.settings import Range, check_ranges
 
 Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
 Method = Literal["straight-through", "policy-gradient"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
+SHARE: Final = Range(0, 1)
+STEPS: Final = Range(1, 10**9)
+LEARNING_RATE: Final = Range(above=0, high=1)
+WEIGHT_DECAY: Final = Range(0, 100)
+BATCH_SIZE: Final = Range(1, 4096)
+ROWS: Final = Range(1, 10**6)
+RUN_SEED: Final = Range(0, 2**32 - 1)
+"""Each step has a seed of its own, a multiple of the run's, and 64 bits must hold it."""
+
+
+def _check_budgets(name: str, budgets: Sequence[str]) -> None:
+    """Refuse what no model can spend; what this one can, its blocks say.
+
+    Raises:
+        BudgetError: One is neither a share nor a count.
+        RecipeError: One is `auto`, or a share or a count that no model has.
+    """
+    for one in budgets:
+        amount = read_amount(one)
+        if amount == AUTO:
+            raise RecipeError(
+                f"{name}: budgets of a training run are numbers: auto is for inference"
+            )
+        allowed = Range(1) if isinstance(amount, int) else Range(above=0, high=1)
+        if amount not in allowed:
+            what = "blocks" if isinstance(amount, int) else "a share of the blocks"
+            raise RecipeError(f"{name}: {what} must be {allowed}, got {shown(one)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,24 +61,32 @@ class DataSettings:
     """Where the training rows come from."""
     validation: tuple[Source, ...] = ()
     """Rows that are never trained on, for the evaluation while training."""
-    max_tokens: int = 256
-    """Longest example, prompt and answer together."""
+    max_tokens: Annotated[int, Range(2, 2**24)] = 256
+    """Longest example, prompt and answer together; the model's context at most."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+        if not self.train:
+            raise RecipeError("train has no source: name at least one file or data set")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraSettings:
     """Adapters on all linear layers of the blocks."""
 
-    rank: int = 8
-    """0 trains no adapters."""
-    alpha: float = 16.0
+    rank: Annotated[int, Range(0, 4096)] = 8
+    """0 trains no adapters; the model's hidden size at most."""
+    alpha: Annotated[float, Range(above=0, high=1e6)] = 16.0
     """Scale: updates are multiplied by alpha / rank."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0
     """Of the adapters' input."""
     start: str | None = None
     """A Buddy checkpoint of the same base model whose adapters are trained on; else new ones."""
     keep_context: bool = False
     """No adapter on what the router reads: prompts look to it as they did before the first step."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +107,13 @@ class RouterSettings:
     """`routed` trains a router; any other policy trains the adapters under its plans."""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """What the router reads."""
-    rank: int = 32
-    """Width of the Decision Module."""
-    omega: float = 0.1
+    rank: Annotated[int, Range(1, 4096)] = 32
+    """Width of the Decision Module; two for each of `orders` at least."""
+    omega: Annotated[float, Range(0, 1000)] = 0.1
     """Weight of the prior."""
     prior: str = "default"
     """`default` (the model's own), `none`, or a record of `buddy importance`."""
-    spread: float = 0.0
+    spread: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()
     """Kinds of input whose measured orders the router starts from; others start from the prior."""
@@ -83,21 +121,19 @@ class RouterSettings:
     """Gradient of a relaxation of the top-k, or of the probability of sampled plans."""
     relaxation: Relaxation = "softmax"
     """Continuous stand-in for the top-k in the backward pass."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(1e-4, 1e4)] = 1.0
     """Of the sigmoid, of the Gumbel noise's softmax, and of sampled plans."""
-    samples: int = 2
+    samples: Annotated[int, Range(1, 64)] = 2
     """Plans per example; `policy-gradient` only."""
-    dense_share: float = 0.0
+    dense_share: Annotated[float, SHARE] = 0.0
     """Share of steps that compute skipped blocks too, for their gates' gradients."""
-    second_route: float = 0.0
+    second_route: Annotated[float, SHARE] = 0.0
     """Share of examples that are routed again within their answer, as decoding does."""
-    coefficient: float = 1.0
+    coefficient: Annotated[float, Range(0, 1000)] = 1.0
     """Weight of the policy gradient beside the cross-entropy."""
 
     def __post_init__(self) -> None:
-        for name in ("dense_share", "second_route"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        check_ranges(self, RecipeError)
         if self.orders and self.policy != "routed":
             raise RecipeError(
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
@@ -109,10 +145,10 @@ class RouterSettings:
             raise RecipeError(f"orders: source {twice!r} is named twice: it follows one order")
         if self.orders and (self.spread > 0 or self.planner.pool == "scores"):
             raise RecipeError('orders go with neither spread nor pool="scores": leave one out')
-        if self.spread < 0:
-            raise RecipeError(f"spread must not be negative, got {self.spread}")
-        if self.temperature <= 0:
-            raise RecipeError(f"temperature must be positive, got {self.temperature}")
+        if self.rank < 2 * len(self.orders):
+            raise RecipeError(
+                f"rank is {self.rank}: expected two for each of the {len(self.orders)} orders"
+            )
         if self.method == "policy-gradient" and self.samples < 2:
             raise RecipeError(
                 f"policy-gradient compares plans: samples must be at least 2, got {self.samples}"
@@ -129,19 +165,18 @@ class BudgetSettings:
     """Largest; every block count between is equally likely."""
     choices: tuple[str, ...] = ()
     """In place of the range: these alone, equally likely."""
-    full_prompts: float = 0.0
+    full_prompts: Annotated[float, SHARE] = 0.0
     """Share of examples whose prompt runs at full depth, whatever the answer's budget is."""
-    mixed_answers: float = 0.0
+    mixed_answers: Annotated[float, SHARE] = 0.0
     """Share of those examples whose depth changes within the answer, as a ledger changes it."""
-    stretch: int = 8
+    stretch: Annotated[int, Range(1, 10**6)] = 8
     """Mean tokens from one change of depth to the next, in such answers."""
 
     def __post_init__(self) -> None:
-        for name in ("full_prompts", "mixed_answers"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RecipeError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if self.stretch < 1:
-            raise RecipeError(f"stretch must be at least 1 token, got {self.stretch}")
+        check_ranges(self, RecipeError)
+        _check_budgets("low", (self.low,))
+        _check_budgets("high", (self.high,))
+        _check_budgets("choices", self.choices)
         if self.mixed_answers > 0 and self.full_prompts == 0:
             raise RecipeError(
                 "mixed_answers is a share of the examples of full_prompts, and that is 0: set it"
@@ -152,56 +187,55 @@ class BudgetSettings:
 class OptimSettings:
     """AdamW and its schedule."""
 
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, LEARNING_RATE] = 1e-4
     """Of the adapters, at its peak."""
-    router_learning_rate: float | None = None
+    router_learning_rate: Annotated[float, Range(0, 1)] | None = None
     """Of the router; the adapters' if not set, and 0 leaves the router as it starts."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, Range(0, 10**9)] = 100
     """Steps in which the learning rate rises from zero."""
     schedule: Schedule = "linear"
     """How it falls from there to zero, if it does."""
-    epochs: float = 2.0
+    epochs: Annotated[float, Range(above=0, high=10_000)] = 2.0
     """Passes over the data; not used where `steps` is set."""
-    steps: int | None = None
+    steps: Annotated[int, STEPS] | None = None
     """Steps of the run."""
-    batch_size: int = 8
+    batch_size: Annotated[int, BATCH_SIZE] = 8
     """Examples a step, over all processes."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Of AdamW."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
     """Gradients are scaled down to this norm, adapters and router each on their own."""
     loss: Weighting = "token"
     """Every answer token counts the same, or every example does."""
-    seed: int = 0
+    seed: Annotated[int, RUN_SEED] = 0
     """Of the order, the budgets, the noise and the adapters' start."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.steps is not None and self.steps < 1):
-            raise RecipeError("batch_size and steps must be at least 1")
-        if self.learning_rate <= 0 or self.epochs <= 0:
-            raise RecipeError("learning_rate and epochs must be positive")
-        if self.router_learning_rate is not None and self.router_learning_rate < 0:
-            raise RecipeError(
-                f"router_learning_rate must not be negative, got {self.router_learning_rate}"
-            )
+        check_ranges(self, RecipeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSettings:
     """What is written while training."""
 
-    every: int = 10
+    every: Annotated[int, STEPS] = 10
     """Steps between two lines of the log."""
-    evaluate_every: int = 200
+    evaluate_every: Annotated[int, Range(0, 10**9)] = 200
     """Steps between two evaluations; 0 = at the end alone."""
     evaluate_budgets: tuple[str, ...] = ("1.0", "0.875", "0.75", "0.625", "0.5")
     """Budgets of an evaluation."""
-    evaluate_rows: int = 64
+    evaluate_rows: Annotated[int, ROWS] = 64
     """Validation rows of an evaluation, drawn once."""
-    save_every: int = 100
+    save_every: Annotated[int, STEPS] = 100
     """Steps between two training states, from which a run can go on."""
     tensorboard: bool = True
     """Write TensorBoard events beside the JSON lines."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+        if not self.evaluate_budgets:
+            raise RecipeError("evaluate_budgets has no budget: name at least one")
+        _check_budgets("evaluate_budgets", self.evaluate_budgets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
 """A run of stage 1 from its recipe to a checkpoint: logs, evaluation, state, resuming."""
 
 import hashlib
-import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -12,23 +11,30 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.data.examples import Example, read_all
+from buddy.checkpoint.manifest import read_manifest
+from buddy.data.examples import Example, check_source, read_all
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
-from buddy.records import RunRecord
+from buddy.records import RunRecord, read_record
+from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
 from buddy.training.joint.evaluate import Evaluation, evaluate
-from buddy.training.joint.model import build_model
+from buddy.training.joint.model import OWN_PRIORS, build_model
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
-from buddy.training.log import RouteCounts, TrainingLog
+from buddy.training.log import RouteCounts, TrainingLog, need_tensorboard
 from buddy.training.router_init.kinds import fit_orders
 from buddy.training.router_init.whiten import start_router
-from buddy.training.state import check_unclaimed, load_state, make_folder, save_state
+from buddy.training.state import (
+    CHECKPOINT,
+    RECORD,
+    STATE,
+    check_folder,
+    load_state,
+    make_folder,
+    save_state,
+)
 
-CHECKPOINT = "checkpoint"
-STATE = "state.safetensors"
-RECORD = "record.json"
 _COLLAPSE = (
     "the router has collapsed: one plan for every validation prompt at each budget below full "
     "depth; it routes no better than its prior. Raise optim.router_learning_rate, or try another "
@@ -77,12 +83,19 @@ def train(
         TrainingError: The run cannot begin, or not go on.
     """
     accelerator = Accelerator()
-    _prepare(out, resume, accelerator)
+    check_folder(out, resume)
+    _check_places(recipe)
     with accelerator.main_process_first():  # the others find the model in the cache
         model = build_model(recipe, accelerator.device)
     tokenizer = load_tokenizer(recipe.model.name)
-    examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
-    validation = _validation(recipe, tokenizer)
+    listener, left_out = listener or Listener(), list[str]()
+    examples, validation = (
+        read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
+        for sources in (recipe.data.train, recipe.data.validation)
+    )
+    if accelerator.is_main_process:
+        for note in left_out:
+            listener.warned(note)
     start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
     if recipe.router.orders:
         fit_orders(model, examples, recipe.router.orders, recipe.optim.seed)
@@ -95,8 +108,12 @@ def train(
         gather=gather_object if accelerator.num_processes > 1 else list,
     )
     identity = _identity(recipe, model, examples)
-    run = _Run(recipe, out, model, trainer, validation, identity, listener or Listener())
+    drawn = draw_rows(validation, recipe.log.evaluate_rows, recipe.optim.seed)
+    run = _Run(recipe, out, model, trainer, drawn, identity, listener)
+    run.left_out = left_out
     run.is_main = accelerator.is_main_process
+    make_folder(out)
+    accelerator.wait_for_everyone()
     run.go(resume)
     if run.is_main:
         model.card = stage_1_card(recipe, len(examples), run.found)
@@ -107,17 +124,18 @@ def train(
     return out / CHECKPOINT
 
 
-def _prepare(out: Path, resume: bool, accelerator: Accelerator) -> None:
-    check_unclaimed(out / STATE, resume)
-    make_folder(out)
-    accelerator.wait_for_everyone()
-
-
-def _validation(recipe: Recipe, tokenizer: Any) -> list[Example]:
-    rows = read_all(recipe.data.validation, tokenizer, max_tokens=recipe.data.max_tokens)
-    if len(rows) <= recipe.log.evaluate_rows:
-        return rows
-    return random.Random(recipe.optim.seed).sample(rows, recipe.log.evaluate_rows)
+def _check_places(recipe: Recipe) -> None:
+    """Refuse a recipe that names what is not there, before a model is fetched for it."""
+    for source in (*recipe.data.train, *recipe.data.validation):
+        check_source(source)
+    if recipe.router.prior not in OWN_PRIORS:
+        read_record(Path(recipe.router.prior))
+    for one in recipe.router.orders:
+        read_record(Path(one.record))
+    if recipe.lora.start is not None:
+        read_manifest(Path(recipe.lora.start))
+    if recipe.log.tensorboard:
+        need_tensorboard()
 
 
 def _identity(
@@ -140,6 +158,7 @@ class _Run:
     """The loop over steps, and what happens between them."""
 
     is_main = True
+    left_out: Sequence[str] = ()
 
     def __init__(
         self,
@@ -173,6 +192,8 @@ class _Run:
         self.listener.started(begun, self.trainer.steps)
         log = TrainingLog(self.out, begun, tensorboard=self.recipe.log.tensorboard)
         with closing(log):
+            if self.left_out and begun == 0:
+                log.write(0, "data", left_out=self.left_out)
             for step in range(begun, self.trainer.steps):
                 self._step(log, step)
 
@@ -237,6 +258,7 @@ class _Run:
                 "steps": self.trainer.steps,
                 "seconds": self.seconds,
                 "rows": len(self.trainer.order.examples),
+                "left_out": list(self.left_out),
                 "trained_parameters": sum(p.numel() for p in self.trainer.parameters.values()),
                 "evaluation": [asdict(one) for one in self.found],
             },

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.budget import parse_budget
+from buddy.depth.budget import AUTO, parse_budget
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.training.attention import fast_attention
@@ -57,15 +57,14 @@ def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
     """The block counts that are drawn, each equally likely.
 
     Raises:
-        BudgetError: One cannot be read.
-        RecipeError: One is `auto`, or the range is empty.
+        BudgetError: The model cannot spend one.
+        RecipeError: The range is empty.
     """
     wanted = settings.choices or (settings.low, settings.high)
     blocks = []
     for one in wanted:
         budget = parse_budget(one, num_blocks)
-        if budget == "auto":
-            raise RecipeError("budgets of a training run are numbers: auto is for inference")
+        assert budget != AUTO  # the settings refuse it
         blocks.append(budget.blocks)
     if settings.choices:
         return tuple(blocks)

@@ -1,6 +1,7 @@
 """GRPO for the Budget Predictor: rewards, group advantages, loss. No model is run here."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -8,33 +9,26 @@ from torch import Tensor
 
 from buddy.errors import RecipeError
 from buddy.routing.budget_predictor import NUM_PINNED
+from buddy.settings import Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPOSettings:
     """The paper's settings; `entropy` is ours, as the paper gives none."""
 
-    samples: int = 4
+    samples: Annotated[int, Range(2, 1024)] = 4
     """Budgets that are compared for each prompt, drawn from the policy with replacement."""
-    lambda_perf: float = 5.0
+    lambda_perf: Annotated[float, Range(0, 1e6)] = 5.0
     """Weight of the answer's cross-entropy, in nats per token."""
-    lambda_cost: float = 0.05
+    lambda_cost: Annotated[float, Range(0, 1e6)] = 0.05
     """Weight of the share of blocks that run."""
-    entropy: float = 0.01
+    entropy: Annotated[float, Range(0, 1e6)] = 0.01
     """Weight of the policy's entropy, which keeps it from settling too soon."""
-    epsilon: float = 1e-6
+    epsilon: Annotated[float, Range(1e-12, 1)] = 1e-6
     """Keeps the advantage finite where all rewards of a group are equal."""
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise RecipeError(
-                f"budgets are compared: samples must be at least 2, got {self.samples}"
-            )
-        for name in ("lambda_perf", "lambda_cost", "entropy"):
-            if getattr(self, name) < 0:
-                raise RecipeError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.epsilon <= 0:
-            raise RecipeError(f"epsilon must be positive, got {self.epsilon}")
+        check_ranges(self, RecipeError)
 
 
 def rewards(

@@ -1,8 +1,7 @@
 """A run of stage 2 from its recipe to a checkpoint with a Budget Predictor, resumable."""
 
 import json
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any, Final
 import torch
 
 from buddy.checkpoint.folder import load
-from buddy.data.examples import Example, read_all
+from buddy.data.examples import Example, check_source, read_all
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.training.batches import draw_rows
 from buddy.training.card import with_stage_2
-from buddy.training.log import TrainingLog
+from buddy.training.joint.model import check_context
+from buddy.training.log import TrainingLog, need_tensorboard
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
 from buddy.training.predictor.recipe import BudgetRecipe
@@ -29,11 +30,16 @@ from buddy.training.predictor.standardise import (
     folded,
 )
 from buddy.training.predictor.trainer import PredictorStep, PredictorTrainer
-from buddy.training.state import check_unclaimed, load_state, make_folder, save_state
+from buddy.training.state import (
+    CHECKPOINT,
+    RECORD,
+    STATE,
+    check_folder,
+    load_state,
+    make_folder,
+    save_state,
+)
 
-CHECKPOINT: Final = "checkpoint"
-STATE: Final = "state.safetensors"
-RECORD: Final = "record.json"
 TRAIN_TABLE: Final = "train-losses.safetensors"
 VALIDATION_TABLE: Final = "validation-losses.safetensors"
 _COLLAPSE: Final = (
@@ -88,27 +94,39 @@ def train_budget(
         TrainingError: The run cannot begin, or not go on.
     """
     listener = listener or BudgetListener()
-    check_unclaimed(out / STATE, resume)
+    check_folder(out, resume)
+    for source in (*recipe.data.train, *recipe.data.validation):
+        check_source(source)
+    if recipe.log.tensorboard:
+        need_tensorboard()
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
+    check_context(recipe.data, model)
     live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
-    examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
-    held_out = _validation(recipe, tokenizer)
-    make_folder(out)
+    left_out: list[str] = []
+    examples, held_out = (
+        read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
+        for sources in (recipe.data.train, recipe.data.validation)
+    )
+    for note in left_out:
+        listener.warned(note)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.optim.seed)
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
     # Before anything is measured: a recipe that cannot run should say so at once.
     trainer = PredictorTrainer(predictor, live, recipe, examples)
+    make_folder(out)
     tables = _Tables(live, predictor.lowest, recipe.measure.batch_size, listener)
     if recipe.measure.precompute:
         trainer.prompts = tables.measure("training", examples, out / TRAIN_TABLE)
+    held_out = draw_rows(held_out, recipe.log.evaluate_rows, recipe.optim.seed)
     validation = (
         tables.measure("validation", held_out, out / VALIDATION_TABLE) if held_out else None
     )
     standard = _standardise(trainer, examples) if recipe.optim.standardise else None
     identity = _identity(recipe, model, examples)
     run = _Run(recipe, out, trainer, standard, validation, identity, listener)
+    run.left_out = left_out
     run.go(resume)
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
     whole = load(recipe.model.name, device="cpu")
@@ -117,13 +135,6 @@ def train_budget(
     whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
     run.record(command).save(out / RECORD)
     return out / CHECKPOINT
-
-
-def _validation(recipe: BudgetRecipe, tokenizer: Any) -> list[Example]:
-    rows = read_all(recipe.data.validation, tokenizer, max_tokens=recipe.data.max_tokens)
-    if len(rows) <= recipe.log.evaluate_rows:
-        return rows
-    return random.Random(recipe.optim.seed).sample(rows, recipe.log.evaluate_rows)
 
 
 def _standardise(trainer: PredictorTrainer, examples: list[Example]) -> Standard:
@@ -164,6 +175,8 @@ class _Tables:
 class _Run:
     """The loop over steps, and what happens between them."""
 
+    left_out: Sequence[str] = ()
+
     def __init__(
         self,
         recipe: BudgetRecipe,
@@ -192,6 +205,8 @@ class _Run:
         self.listener.started(begun, self.trainer.steps)
         log = TrainingLog(self.out, begun, tensorboard=self.recipe.log.tensorboard)
         with closing(log):
+            if self.left_out and begun == 0:
+                log.write(0, "data", left_out=self.left_out)
             for step in range(begun, self.trainer.steps):
                 self._step(log, step)
 
@@ -247,6 +262,7 @@ class _Run:
                 "steps": self.trainer.steps,
                 "seconds": self.seconds,
                 "rows": len(self.trainer.order.examples),
+                "left_out": list(self.left_out),
                 "trained_parameters": sum(p.numel() for p in self.trainer.parameters.values()),
                 "evaluation": None if self.found is None else asdict(self.found),
                 "curve": _curve(self.out),

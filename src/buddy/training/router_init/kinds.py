@@ -45,7 +45,8 @@ def fit_orders(
     """Set the Decision Module to measured orders; sources that none names keep the prior's.
 
     Args:
-        model: Its router has standardised inputs and pools tokens.
+        model: Its router has standardised inputs, pools tokens, and has two hidden units for each
+            order.
         examples: Training rows.
         orders: Which sources follow which order.
         seed: Of the choice of prompts, up to 320 of a source.
@@ -54,17 +55,11 @@ def fit_orders(
         Share of these prompts that are told to be of their kind, and of no other.
 
     Raises:
-        RecipeError: No training row has one of the sources, a record is none, or the Decision
-            Module is too narrow.
+        RecipeError: No training row has one of the sources, or a record is none.
     """
     router = model.router
     assert router is not None
     decision = router.decision
-    if decision.config.rank < 2 * len(orders):
-        raise RecipeError(
-            f"router.rank is {decision.config.rank}: expected two for each of the {len(orders)} "
-            "router.orders"
-        )
     by_source: dict[str, list[Example]] = {}
     for example in examples:
         by_source.setdefault(example.source, []).append(example)
