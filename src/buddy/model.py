@@ -15,6 +15,7 @@ from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
+from buddy.engine.forks import check_threads
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import (
     Feed,
@@ -71,6 +72,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
         engine: EngineName = "auto",
     ) -> None:
+        check_threads()
         super().__init__()
         self._policy: Policy
         self.policy_spec: str | None

@@ -23,6 +23,7 @@ from buddy.engine.executors.native import layout
 from buddy.engine.executors.native.library import native_library
 from buddy.engine.executors.native.openmp import openmp
 from buddy.engine.executors.native.weights import BoundWeights, why_not
+from buddy.engine.forks import check_threads
 from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Lanes
@@ -80,6 +81,7 @@ class NativeDecoder:
         router_sees: Bool[Tensor, " lanes"] | None,
     ) -> "NativeRun":
         """A pass over new tokens."""
+        check_threads()
         vocab = self._backbone.embedding.num_embeddings
         wrong = [token for token in token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
