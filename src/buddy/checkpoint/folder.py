@@ -31,6 +31,7 @@ from buddy.checkpoint.manifest import (
     write_manifest,
 )
 from buddy.engine.executors.choice import EngineName
+from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.loading import load_model, load_prior, shipped_checkpoint
@@ -73,6 +74,7 @@ def load(
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated, foreign or unsafe.
     """
+    check_threads()
     options: dict[str, Any] = {
         "dtype": dtype,
         "device": device,

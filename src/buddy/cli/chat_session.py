@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 from rich.console import Console
 
 from buddy.cli.options import parse_reroute
-from buddy.cli.views.display import fetch_progress
+from buddy.cli.views.display import fetch_progress, prepare_engine
 from buddy.errors import PromptError
 from buddy.settings import SEED, Range, check_ranges
 
@@ -85,6 +85,7 @@ class ChatSession:
         from buddy.hub.loading import load_tokenizer
         from buddy.model import BuddyForCausalLM
 
+        self._console, self._is_prepared = console, False
         self.reroute = check_reroute(cast(Any, parse_reroute(reroute)))
         with fetch_progress(console) as on_progress:
             self.model = BuddyForCausalLM.from_pretrained(
@@ -157,6 +158,7 @@ class ChatSession:
             raise PromptError("the prompt is no UTF-8 text")
         if not content.strip():
             raise PromptError("the prompt is empty: write what the model is to answer")
+        self.check_budget(budget, prefill_budget)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -164,6 +166,9 @@ class ChatSession:
         torch.manual_seed(sampling.seed)
         interrupted = False
         try:
+            if not self._is_prepared:
+                prepare_engine(self._console, self.model.executor)
+                self._is_prepared = True
             self.model.generate(
                 ids,
                 budget=budget,

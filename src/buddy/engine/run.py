@@ -15,7 +15,7 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online
 from buddy.depth.select import check_spendable
 from buddy.engine.executors.blocks import BlockRun
-from buddy.engine.executors.protocol import Executor
+from buddy.engine.executors.protocol import GENERAL, Executor, Run
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
@@ -84,6 +84,7 @@ class StepOutput:
         plan: What ran.
         executed: Blocks that ran, counted where they ran; on the host.
         logits: Where the pass made them.
+        engine: Who ran it.
     """
 
     lanes: Lanes
@@ -91,6 +92,7 @@ class StepOutput:
     plan: DepthPlan
     executed: Int[Tensor, " lanes"]
     logits: Float[Tensor, "lanes vocab"] | None = None
+    engine: str = GENERAL
 
     @property
     def last_plan(self) -> DepthPlan:
@@ -194,12 +196,16 @@ def _run(
     steering: Steering,
     executor: Executor | None,
 ) -> StepOutput:
-    if executor is not None and not torch.is_grad_enabled() and executor.takes(lanes):
-        run = executor.begin(session, lanes, feed.token_ids, feed.router_sees)
-    else:
+    takes = executor is not None and not torch.is_grad_enabled() and executor.takes(lanes)
+    fast = executor if takes else None
+    run: Run
+    if fast is None:
         run = BlockRun(backbone, lanes, session.kv, feed.token_ids, feed.router_sees)
+    else:
+        run = fast.begin(session, lanes, feed.token_ids, feed.router_sees)
     plan, logits = steer(run, steering, backbone.num_blocks)
-    return StepOutput(lanes, run.hidden, plan, run.executed(), logits)
+    engine = GENERAL if fast is None else fast.name
+    return StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
 
 
 def run_once(

@@ -23,8 +23,7 @@ class Tabulator:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self._made_of: tuple[Any, ...] = ()
-        self._policy: DepthPolicy | None = None
+        self._made: tuple[tuple[Any, ...], DepthPolicy] | None = None
 
     def __call__(self, policy: Policy) -> Policy:
         """The policy for a pass without gradients: tabled where that gives the same plans."""
@@ -34,16 +33,16 @@ class Tabulator:
             return policy
         projection = self._backbone.value_projection(0)
         if type(projection) not in (nn.Linear, QuantisedLinear):  # an adapter that is not merged
-            self._made_of = ()  # merging writes the weights without a trace
+            self._made = None  # merging writes the weights without a trace
             return policy
         router = (*policy.router.parameters(), *policy.router.buffers())
         weights = (*self._backbone.first_values_depend_on(), *router)
         made_of = (policy, *((id(w), w.data_ptr(), w._version) for w in weights))
-        if made_of != self._made_of:
+        made = self._made  # one value: another thread may run under another policy
+        if made is None or made[0] != made_of:
             table = TokenTable(policy.router, first_values(self._backbone))
-            self._policy, self._made_of = TabledPolicy(policy, table), made_of
-        assert self._policy is not None
-        return self._policy
+            made = self._made = made_of, TabledPolicy(policy, table)
+        return made[1]
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class TracedStep:
         spent: Blocks that all new tokens ran.
         fed: New tokens of all rows, pads left out.
         started_s, ended_s: On the trace's clock.
+        engine: Who ran it.
     """
 
     tokens: int
@@ -36,6 +38,7 @@ class TracedStep:
     fed: int
     started_s: Any
     ended_s: Any
+    engine: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,7 @@ class _Recorded:
     batch: int
     started_s: Any
     ended_s: Any
+    engine: str
 
     def traced(self) -> TracedStep:
         plans: list[tuple[int, ...]] = [()] * self.batch
@@ -67,6 +71,7 @@ class _Recorded:
             fed=self.lanes,
             started_s=self.started_s,
             ended_s=self.ended_s,
+            engine=self.engine,
         )
 
 
@@ -126,6 +131,7 @@ class DepthTrace:
                 batch=batch,
                 started_s=started_s,
                 ended_s=ended_s,
+                engine=out.engine,
             )
         )
 
@@ -150,6 +156,11 @@ class DepthTrace:
         """The same, of the tokens after the first pass."""
         after = self.steps[1:]
         return sum(step.spent for step in after) / max(sum(step.fed for step in after), 1)
+
+    @property
+    def decode_engine(self) -> str | None:
+        """Who ran the passes after the first, most of them; None if there was but one."""
+        return mode(step.engine for step in self.steps[1:]) if len(self.steps) > 1 else None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

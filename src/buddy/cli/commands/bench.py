@@ -65,8 +65,9 @@ def bench(
     Full depth is always timed, and transformers' own generate on the same weights. Speed-ups are
     medians of ratios taken within a round.
     """
-    from buddy.cli.views.display import stderr
+    from buddy.cli.views.display import prepare_engine, stderr
     from buddy.cli.views.speed_table import show_speed
+    from buddy.engine.executors.choice import describe_engine
     from buddy.engine.run import check_reroute
     from buddy.engine.steer import check_batch_route
     from buddy.evaluation.conditions import plan_conditions
@@ -92,13 +93,16 @@ def bench(
         prompts = _random_prompts(loaded.config.vocab_size, shape, seed)
     else:
         prompts = _text_prompts(model, text, data_dir, shape)
+    prepare_engine(console, loaded.executor)
     results = _measure(loaded, conditions, prompts, config, console)
+    who_ran = _who_ran(loaded, results, batch)
     RunRecord(
         kind="eval-speed",
         command=shlex.join(["buddy", *sys.argv[1:]]),
         config={
             "model": model,
             **_setting(loaded),
+            **who_ran,
             **asdict(config),
             "policies": list(dict.fromkeys(condition.spec for condition in conditions)),
             "budgets": budget,
@@ -109,7 +113,7 @@ def bench(
         },
         results=results,
     ).save(out)
-    show_speed(console, results)
+    show_speed(console, results, describe_engine(**who_ran))
     sys.stdout.write(f"{out}\n")
 
 
@@ -176,9 +180,17 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
-        "engine": model.executor.describe(),
         "quant": model.quant,
     }
+
+
+def _who_ran(model: "BuddyForCausalLM", results: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Who ran decode steps, and why that was not the fast path."""
+    ran = {row["engine"] for row in results["rounds"]} - {None}
+    reason = model.executor.why_general
+    if ran != {model.executor.name}:
+        reason = f"the {model.executor.name} engine takes no steps of {batch} new tokens"
+    return {"engine": " and ".join(sorted(ran)), "engine_reason": reason}
 
 
 def _measure(

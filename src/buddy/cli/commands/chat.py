@@ -82,6 +82,7 @@ def chat(
                 prefill_budget=prefill_budget,
                 policy=chat_session.policy,
                 kv_policy=chat_session.model.kv_policy,
+                engine=chat_session.model.executor.describe(),
             )
 
 

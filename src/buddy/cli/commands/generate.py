@@ -92,6 +92,7 @@ def generate(
             prefill_budget=prefill_budget,
             policy=chat_session.policy,
             kv_policy=chat_session.model.kv_policy,
+            engine=chat_session.model.executor.describe(),
         )
     if answer.interrupted:
         raise KeyboardInterrupt
@@ -101,6 +102,8 @@ def _record(
     answer: "Answer", chat_session: "ChatSession", *, model: str, budget: str | None
 ) -> dict[str, Any]:
     """The answer for machines: text, what was asked, and the blocks of every token."""
+    executor = chat_session.model.executor
+    library = executor.library
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
     blocks = chat_session.check_budget(budget)
@@ -113,7 +116,9 @@ def _record(
         "policy": chat_session.policy,
         "kv_policy": chat_session.model.kv_policy,
         "reroute": chat_session.reroute,
-        "engine": chat_session.model.executor.describe(),
+        "engine": answer.trace.decode_engine or executor.name,
+        "engine_reason": executor.why_general,
+        "compile_s": None if library is None else library.compile_s,
         "quant": chat_session.model.quant,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,

@@ -14,6 +14,7 @@ from buddy.errors import PromptError
 from buddy.hub.progress import Progress as OnProgress
 
 if TYPE_CHECKING:
+    from buddy.engine.executors.choice import ExecutorChoice
     from buddy.generation.trace import DepthTrace
 
 _STAGES = {
@@ -58,6 +59,29 @@ def fetch_progress(console: Console) -> Iterator[OnProgress]:
             bar.stop()
 
 
+def prepare_engine(console: Console, executor: "ExecutorChoice") -> None:
+    """Have ready what decodes before anything is timed; say so where it had to be compiled.
+
+    Raises:
+        ModelError: The engine that was asked for cannot be had.
+    """
+    with console.status("Preparing the engine"):
+        library = executor.library
+    if library is None or library.compile_s is None:
+        return
+    kept = "once for this machine"
+    if library.why_not_kept is not None:
+        kept = (
+            f"and it cannot be kept ({library.why_not_kept}): have BUDDY_HOME name a folder that "
+            "can be written"
+        )
+    console.print(
+        f"compiled the native engine in {library.compile_s:.0f} s, {kept}",
+        style="dim",
+        markup=False,
+    )
+
+
 def read_prompt() -> str:
     """All of stdin, but for the newline that ends it.
 
@@ -99,6 +123,7 @@ def show_summary(
     prefill_budget: str | None = None,
     policy: str,
     kv_policy: str,
+    engine: str,
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
     asked = "full depth" if budget is None else f"budget {budget}"
@@ -114,4 +139,5 @@ def show_summary(
     if decode is not None:
         speed += f" · decode {decode:,.1f} tokens/s"
     console.print(f"{asked} · {run} · {plans} · {policy} · kv {kv_policy}", style="dim")
-    console.print(f"{speed} · {len(trace.steps)} new tokens", style="dim")
+    summary = f"{speed} · {len(trace.steps)} new tokens · {engine}"
+    console.print(summary, style="dim", markup=False)

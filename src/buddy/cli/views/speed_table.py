@@ -34,8 +34,8 @@ class Row(NamedTuple):
         return f"{self.prefill['blocks']}/{self.prefill['num_blocks']}"
 
 
-def show_speed(console: Console, results: dict[str, Any]) -> None:
-    """Print both tables."""
+def show_speed(console: Console, results: dict[str, Any], engine: str) -> None:
+    """Print both tables, and who ran decode steps."""
     names = [series["name"] for series in results["rounds"]]
     cells = results["cells"]
     rows = [Row(*row) for row in zip(names, cells[::2], cells[1::2], strict=True)]
@@ -43,8 +43,8 @@ def show_speed(console: Console, results: dict[str, Any]) -> None:
     bar_width = min(40, max(10, console.width - _BESIDE_BAR))
     console.print(breakdown_table(rows, bar_width), soft_wrap=False)
     peak = results["peak_memory_bytes"]
-    if peak is not None:
-        console.print(f"peak memory {peak / 1e6:,.0f} MB", style="dim")
+    memory = "" if peak is None else f" · peak memory {peak / 1e6:,.0f} MB"
+    console.print(f"decode: {engine}{memory}", style="dim", markup=False)
 
 
 def speed_table(rows: Sequence[Row]) -> Table:

@@ -15,6 +15,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone, Rotary
 from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
 from buddy.depth.policy import Observation
+from buddy.engine.forks import check_threads
 from buddy.engine.probe import BLOCKS, GATHER_SCATTER, KV_FILL, piece
 from buddy.engine.state.cache import BlockKVCache, PassingKV
 from buddy.engine.state.lanes import Frame, Lanes
@@ -148,6 +149,7 @@ class BlockRun(LaneRun):
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None = None,
     ) -> None:
+        check_threads()
         super().__init__(lanes, kv, token_ids, router_sees)
         self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
         self._backbone = backbone

@@ -1,18 +1,37 @@
 """Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import logging
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from buddy.backbone.backbone import Backbone
+from buddy.engine.executors.protocol import GENERAL
 from buddy.errors import ModelError
 
 if TYPE_CHECKING:
+    from buddy.engine.executors.native.library import NativeLibrary
     from buddy.engine.executors.protocol import Executor
 
 EngineName = Literal["auto", "native", "general"]
+_SHOWN: Final = {"native": "native engine", "graphs": "CUDA graphs", GENERAL: "general engine"}
+_LOG: Final = logging.getLogger(__name__)
+_warned_of: Final[set[str]] = set()
+
+
+def describe_engine(engine: str, engine_reason: str | None) -> str:
+    """In a few words for a person.
+
+    Args:
+        engine: As records call it.
+        engine_reason: Why it is not the fast one; None where it is.
+    """
+    shown = _SHOWN.get(engine, engine)
+    return shown if engine_reason is None else f"{shown} ({engine_reason})"
 
 
 class ExecutorChoice:
     """Makes the fast path when it is first needed, and again when the weights have moved.
+
+    Where "auto" cannot have it, a warning of this module's logger says so, once for each reason.
 
     Args:
         backbone: The model.
@@ -30,9 +49,7 @@ class ExecutorChoice:
         self.engine = engine
         self._backbone = backbone
         self._made_for: tuple[Any, ...] = ()
-        self._executor: Executor | None = None
-        self.why_general: str | None = None
-        """Why "auto" runs the general path; None where it does not, or was not asked yet."""
+        self._made: Executor | str = ""
 
     def fast_path(self) -> "Executor | None":
         """The executor of the passes that it takes; None = the general path for all.
@@ -40,11 +57,29 @@ class ExecutorChoice:
         Raises:
             ModelError: "native" was asked for and cannot be had.
         """
-        if self.engine == "general":
-            return None
-        if not self._made_for:
-            self.refresh()
-        return self._executor
+        made = self._look()
+        return None if isinstance(made, str) else made
+
+    @property
+    def why_general(self) -> str | None:
+        """Why the general path runs every pass; None where it does not."""
+        made = self._look()
+        return made if isinstance(made, str) else None
+
+    @property
+    def name(self) -> str:
+        """As records call it: native, graphs or general."""
+        fast = self.fast_path()
+        return GENERAL if fast is None else fast.name
+
+    @property
+    def library(self) -> "NativeLibrary | None":
+        """The compiled kernel, where it is what runs."""
+        return getattr(self.fast_path(), "library", None)
+
+    def describe(self) -> str:
+        """In a few words for a person, with the reason where it is the general engine."""
+        return describe_engine(self.name, self.why_general)
 
     def refresh(self) -> None:
         """Look whether weights have moved or changed; asked when a session begins."""
@@ -56,25 +91,35 @@ class ExecutorChoice:
         tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
         made_for = (*map(id, modules), *((id(t), t.data_ptr(), t._version) for t in tensors))
         if made_for != self._made_for:
-            self._executor, self._made_for = self._make(), made_for
+            self._made, self._made_for = self._make(), made_for
 
-    def describe(self) -> str:
-        """As shown in a summary line."""
-        if self.fast_path() is None:
-            return "general"
-        return "graphs" if self._backbone.device.type == "cuda" else "native"
+    def _look(self) -> "Executor | str":
+        if self.engine == "general":
+            return "it was asked for"
+        if not self._made_for:
+            self.refresh()
+        return self._made
 
-    def _make(self) -> "Executor | None":
+    def _make(self) -> "Executor | str":
+        """The fast path, or why it cannot be had."""
         from buddy.engine.executors.graphs import GraphDecoder
         from buddy.engine.executors.native.decoder import NativeDecoder
 
-        self.why_general = None
         try:
             if self._backbone.device.type == "cuda":
                 return GraphDecoder(self._backbone)
             return NativeDecoder(self._backbone)
         except ModelError as error:
+            reason = str(error)
             if self.engine == "native":
-                raise
-            self.why_general = str(error)
-            return None
+                raise ModelError(
+                    f'engine "native" cannot be had: {reason}; "general" runs any model'
+                ) from error
+        if reason not in _warned_of:
+            _warned_of.add(reason)
+            _LOG.warning(
+                "decode steps run on the general engine, which takes several times as long: %s; "
+                'engine "general" runs it without this warning',
+                reason,
+            )
+        return reason

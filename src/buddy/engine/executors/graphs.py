@@ -61,17 +61,19 @@ class GraphDecoder:
             the token: no fixed work.
     """
 
+    name: Final = "graphs"
+
     def __init__(self, backbone: Backbone, capture: Capture = capture_cuda) -> None:
         rope = rope_of_length(backbone.config)
         if rope is not None:
             raise ModelError(
                 f"no graph can be captured: the rotary embedding is {rope!r}, which changes with "
-                'the length; use engine="general"'
+                "the length"
             )
         if backbone.family.mixture:
             raise ModelError(
                 "no graph can be captured: each token chooses its experts, so the work is never "
-                'the same; use engine="general"'
+                "the same"
             )
         self._backbone, self._capture = backbone, capture
         self._arenas: list[Arena] = []

@@ -1,6 +1,6 @@
 """Who runs blocks: the general path anywhere, compiled code on a CPU, CUDA graphs on a GPU."""
 
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,6 +9,9 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import Observation
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
+
+GENERAL: Final = "general"
+"""What the general path is called, which is no executor of its own."""
 
 
 @runtime_checkable
@@ -37,6 +40,10 @@ class Run(Protocol):
 @runtime_checkable
 class Executor(Protocol):
     """Runs passes in the place of the general path, on the same session."""
+
+    @property
+    def name(self) -> str:
+        """As traces and records call it."""
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for it; it has no gradients."""

@@ -190,19 +190,19 @@ def time_once(
     condition = subject.series.condition
     if condition is None:
         ends = _ends_by_hook(subject, ids, new_tokens, clock)
-        num_plans = 1
+        num_plans, engine = 1, None
     else:
         trace = DepthTrace(clock=clock.mark)
         subject.generate(ids, new_tokens, trace=trace)
         ends = [step.ended_s for step in trace.steps]
-        num_plans = trace.distinct_plans
+        num_plans, engine = trace.distinct_plans, trace.decode_engine
         first, *others = trace.steps
         assert set(first.executed) == {condition.prefill_blocks or condition.blocks}
         assert all(set(step.executed) == {condition.blocks} for step in others)
     # A record says how many blocks and tokens it timed, so they are counted.
     assert len(ends) == new_tokens
     steps_s = [clock.seconds(start, stop) for start, stop in itertools.pairwise(ends)]
-    return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, num_plans)
+    return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, num_plans, engine)
 
 
 def _ends_by_hook(

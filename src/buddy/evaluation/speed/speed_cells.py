@@ -20,10 +20,12 @@ class Sample:
     Attributes:
         latency_s: Of the prefill, and the median of the decode steps.
         distinct_plans: Over all rows and steps of the generation.
+        engine: Who ran its decode steps; None for transformers' own.
     """
 
     latency_s: dict[Phase, float]
     distinct_plans: int
+    engine: str | None = None
 
 
 @dataclass(slots=True)
@@ -138,6 +140,7 @@ def _rounds(series: Series) -> dict[str, Any]:
         **_name(series),
         "name": series.condition.label if series.condition else "transformers",
         "blocks": series.condition and series.condition.blocks,
+        "engine": series.samples[-1].engine,
         "distinct_plans": [sample.distinct_plans for sample in series.samples],
         **{
             f"{phase}_ms": [1e3 * seconds for seconds in series.latencies_s(phase)]

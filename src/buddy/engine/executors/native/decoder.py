@@ -20,8 +20,10 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import Observation
 from buddy.engine.executors.blocks import observation
 from buddy.engine.executors.native import layout
-from buddy.engine.executors.native.library import native_library, openmp
+from buddy.engine.executors.native.library import native_library
+from buddy.engine.executors.native.openmp import openmp
 from buddy.engine.executors.native.weights import BoundWeights, why_not
+from buddy.engine.forks import check_threads
 from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Lanes
@@ -40,22 +42,20 @@ class NativeDecoder:
         threads: By default as many as torch uses.
 
     Raises:
-        ModelError: The kernel cannot run this model; the message says why.
+        ModelError: The kernel cannot be had, or cannot run this model; the message says why.
     """
+
+    name: Final = "native"
 
     def __init__(self, backbone: Backbone, threads: int | None = None) -> None:
         reason = why_not(backbone)
-        try:
-            if reason:
-                raise ModelError(reason)
-            self._library, team = native_library(), openmp()
-        except ModelError as error:
-            raise ModelError(
-                f'the native engine cannot run this model: {error}; use engine="general"'
-            ) from error
+        if reason:
+            raise ModelError(reason)
+        self.library, team = native_library(), openmp()
+        self._calls = self.library.calls
         self._backbone = backbone
         self._threads = threads
-        self._engine = self._library.buddy_engine_new(ctypes.byref(team))
+        self._engine = self._calls.buddy_engine_new(ctypes.byref(team))
         if not self._engine:
             raise MemoryError("the native engine could not get memory for itself")
         self._lock = Lock()
@@ -67,7 +67,7 @@ class NativeDecoder:
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine:
-            self._library.buddy_engine_free(engine)
+            self._calls.buddy_engine_free(engine)
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel: few tokens, and not the first of all sequences."""
@@ -81,6 +81,7 @@ class NativeDecoder:
         router_sees: Bool[Tensor, " lanes"] | None,
     ) -> "NativeRun":
         """A pass over new tokens."""
+        check_threads()
         vocab = self._backbone.embedding.num_embeddings
         wrong = [token for token in token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
@@ -100,7 +101,7 @@ class NativeDecoder:
             seconds = torch.zeros(3, dtype=torch.float64)
         step.seconds = None if seconds is None else seconds.data_ptr()
         with self._lock:  # what steps work in is the engine's
-            status = self._library.buddy_step(
+            status = self._calls.buddy_step(
                 self._engine,
                 self._threads or torch.get_num_threads(),
                 ctypes.byref(self._weights.model),

@@ -1,49 +1,53 @@
-"""Compiles the decode kernel once for this machine and opens it.
+"""Opens the decode kernel: a whole library of Buddy's cache folder, else one that is compiled now.
 
-The sources lie beside this file. The machine's own C compiler makes a library of them when a model
-first decodes, and the result is kept in Buddy's cache folder. Where there is no compiler, or where
-`BUDDY_NATIVE=0` is set, there is no library, and the general path runs.
+`<home>/native/<identity>-<sha256>.so` is opened only if its bytes have the checksum of its name. A
+library that is cut short, empty or damaged is not loaded, which could kill the process, but made
+again. That guards against accidents. Who can write the folder can run code as its owner anyway.
+
+Where the cache folder cannot be used, a library is compiled for this process alone.
 """
 
 import ctypes
 import hashlib
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Final
 
-import torch
+from filelock import FileLock
 
-from buddy.engine.executors.native import layout
-from buddy.errors import ModelError
-from buddy.hub.folder import cache_home
-
-_SOURCES: Final = ("decode.c", "model.h", "matrix.h", "threads.h")
-_FLAGS: Final = (
-    "-O3",
-    "-march=native",
-    "-std=gnu11",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-fassociative-math",
-    "-shared",
-    "-fPIC",
-    "-pthread",
+from buddy.engine.executors.native.compiler import (
+    COMPILE_LIMIT_S,
+    CompilerHangsError,
+    compile_kernel,
+    find_compiler,
+    identity,
 )
-_WIDE: Final = "-mprefer-vector-width=512"
-"""GCC and Clang on x86; elsewhere unknown."""
-_COMPILE_LIMIT_S: Final = 120
+from buddy.errors import ModelError
+from buddy.hub.folder import cache_home, folder_of_one_try
 
 
-@cache
-def native_library() -> ctypes.CDLL:
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """The kernel, ready to be called.
+
+    Attributes:
+        calls: Its functions.
+        compile_s: How long this process compiled it; None if it was in the cache folder.
+        why_not_kept: Why it could not be left in the cache folder; None if it is there.
+    """
+
+    calls: ctypes.CDLL
+    compile_s: float | None
+    why_not_kept: str | None = None
+
+
+def native_library() -> NativeLibrary:
     """The library, compiled if need be.
 
     Raises:
@@ -51,69 +55,76 @@ def native_library() -> ctypes.CDLL:
     """
     if os.environ.get("BUDDY_NATIVE") == "0":
         raise ModelError("BUDDY_NATIVE=0 is set")
-    name = os.environ.get("CC", "cc")
-    compiler = shutil.which(name)
-    if compiler is None or sys.platform == "win32":
-        raise ModelError(f"there is no C compiler ({name})")
-    path = cache_home() / "native" / f"{_identity(compiler)}.so"
-    try:
-        if not path.is_file():
-            _compile(compiler, path)
-        return _opened(path)
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise ModelError(f"{compiler} could not compile the kernel: {said[0]}") from error
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ModelError(f"the kernel could not be compiled or opened: {error}") from error
+    if sys.platform == "win32":
+        raise ModelError("the native kernel is not there for Windows")
+    had = _had(find_compiler(), cache_home() / "native")
+    if isinstance(had, str):
+        raise ModelError(had)
+    return had
 
 
 @cache
-def openmp() -> layout.OpenMP:
-    """The OpenMP that torch runs on: two teams of threads would spin on the same cores.
-
-    Raises:
-        ModelError: There is none with GNU's calls.
-    """
-    suffix = {"darwin": "dylib"}.get(sys.platform, "so")
+def _had(compiler: tuple[str, ...], folder: Path) -> NativeLibrary | str:
+    """The library, or why it cannot be had: a compiler that fails is not run for every model."""
     try:
-        # A symbol is looked for in the library and in what it was linked with.
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
-        calls = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        return layout.OpenMP(*(ctypes.cast(getattr(torch_cpu, c), ctypes.c_void_p) for c in calls))
-    except (OSError, AttributeError) as error:
-        raise ModelError(f"torch runs on no OpenMP that the kernel can call: {error}") from error
+        return _kept_in(folder, compiler)
+    except CompilerHangsError as error:
+        return str(error)
+    # filelock raises NotImplementedError where a file system knows no locks.
+    except (ModelError, OSError, NotImplementedError) as error:
+        why_not_kept = str(error)
+    try:
+        with tempfile.TemporaryDirectory(prefix="buddy-") as place:  # what is open may be deleted
+            return replace(_kept_in(Path(place), compiler), why_not_kept=why_not_kept)
+    except (ModelError, OSError) as error:
+        again = str(error)
+        return again if again == why_not_kept else f"{why_not_kept}; in a temporary folder: {again}"
 
 
-def _identity(compiler: str) -> str:
-    """Of sources, flags, compiler and processor: a library runs only where it was made."""
-    digest = hashlib.sha256()
-    folder = files(__package__)
-    for name in _SOURCES:
-        digest.update((folder / name).read_bytes())
-    cpuinfo = Path("/proc/cpuinfo")
-    features = [
-        line
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ())
-        if line.startswith(("flags", "Features"))
-    ][:1]
-    digest.update("\n".join([*_flags(), compiler, platform.machine(), *features]).encode())
-    return digest.hexdigest()[:24]
+def _kept_in(folder: Path, compiler: Sequence[str]) -> NativeLibrary:
+    """The library of a folder, put there if it is not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = identity(compiler)
+    calls = _find(folder, key)
+    if calls is not None:
+        return NativeLibrary(calls, None)
+    # A process that holds the lock for longer than a compiler may take is stuck.
+    with FileLock(folder / f"{key}.lock", timeout=2 * COMPILE_LIMIT_S):
+        calls = _find(folder, key)  # another process may have made it meanwhile
+        if calls is not None:
+            return NativeLibrary(calls, None)
+        started_s = time.perf_counter()
+        calls = _opened(_make(folder, key, compiler))
+        return NativeLibrary(calls, time.perf_counter() - started_s)
 
 
-def _flags() -> list[str]:
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return [*_FLAGS, *([_WIDE] if is_x86 else [])]
+def _find(folder: Path, key: str) -> ctypes.CDLL | None:
+    """The library with that key whose bytes are those that were written, where it can be opened."""
+    for path in folder.glob(f"{key}-*.so"):
+        if path.is_file() and path.stem == f"{key}-{_checksum(path)}":
+            with suppress(OSError):  # the C library may be an older one now
+                return _opened(path)
+    return None
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Under a temporary name, then renamed: two processes may do so at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source = files(__package__) / _SOURCES[0]
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "made.so"
-        command = [compiler, *_flags(), str(source), "-o", str(made), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+def _make(folder: Path, key: str, compiler: Sequence[str]) -> Path:
+    """In place of those that cannot be used, by one renaming."""
+    for broken in folder.glob(f"{key}-*.so"):
+        broken.unlink()
+    with folder_of_one_try(folder / f"{key}.staging") as staging:
+        made = compile_kernel(compiler, staging)
+        path = folder / f"{key}-{_checksum(made)}.so"
         os.replace(made, path)
+    return path
+
+
+def _checksum(path: Path) -> str | None:
+    """None where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def _opened(path: Path) -> ctypes.CDLL:

@@ -21,11 +21,14 @@ def why_not(backbone: Backbone) -> str | None:
     """Why the kernel cannot run a model; None where it can."""
     config = backbone.config
     if backbone.device.type != "cpu":
-        return f"it is on {backbone.device}, not on a CPU"
+        return f"the model is on {backbone.device}, and the native kernel runs on a CPU"
     if backbone.dtype not in layout.FORMATS:
-        return f"its weights are {backbone.dtype}, expected bfloat16 or float32"
+        return f"its weights are {backbone.dtype}, and the native kernel reads bfloat16 and float32"
     if config.model_type not in _FAMILIES:
-        return f"model type {config.model_type!r} is none of {', '.join(_FAMILIES)}"
+        return (
+            f"the native kernel does not know model type {config.model_type!r}, which is none of "
+            f"{', '.join(_FAMILIES)}"
+        )
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"its activation is {config.hidden_act!r}, expected silu"
     rope = rope_of_length(config)
@@ -77,6 +80,7 @@ class BoundWeights:
             ModelError: The kernel cannot run the weights as they are now, or they have another
                 number format than the keys and values that sessions already hold.
         """
+        positions = max(positions, self._positions)  # of sessions that other threads are stepping
         if self._backbone.embedding.weight.data_ptr() != self.model.embedding:
             self._follow()
         if positions > self._positions:
