@@ -21,8 +21,12 @@ class Sampling:
     seed: int
 
     def options(self) -> dict[str, Any]:
-        """As transformers' `generate` takes them."""
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        """As transformers' `generate` takes them; answers stream, so there are no beams."""
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+        }
         if self.temperature == 0:
             return {**options, "do_sample": False}
         return {
@@ -122,9 +126,10 @@ class ChatSession:
         if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
             return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
         self.check_chat()
-        return self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )["input_ids"]
+        from buddy.data.chat import apply_chat
+
+        made = apply_chat(self.tokenizer, messages, return_tensors="pt", return_dict=True)
+        return made["input_ids"]
 
     def answer(
         self,
@@ -140,13 +145,16 @@ class ChatSession:
 
         Raises:
             BudgetError: The budget cannot be read or spent.
-            PromptError: The prompt is empty, or longer than the context.
+            CheckpointError: What the model's makers say of generation cannot be followed.
+            ModelError: The logits are not finite.
+            PromptError: The prompt is empty, or longer than the context; or the template fails.
         """
         import torch
         from transformers.generation.streamers import TextStreamer
 
         from buddy.cli.views.streaming import Collector
         from buddy.generation.trace import DepthTrace
+        from buddy.hub.foreign import explained
 
         content = messages[-1]["content"]
         if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
@@ -159,16 +167,19 @@ class ChatSession:
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
         interrupted = False
+        advice = "correct the generation_config.json of the model"
         try:
-            self.model.generate(
-                ids,
-                budget=budget,
-                prefill_budget=prefill_budget,
-                reroute=self.reroute,
-                streamer=collector,
-                trace=trace,
-                **sampling.options(),
-            )
+            # What that file asks for is foreign too, and transformers follows most of it.
+            with explained("the model cannot generate", advice):
+                self.model.generate(
+                    ids,
+                    budget=budget,
+                    prefill_budget=prefill_budget,
+                    reroute=self.reroute,
+                    streamer=collector,
+                    trace=trace,
+                    **sampling.options(),
+                )
         except KeyboardInterrupt:
             collector.end()
             interrupted = True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from buddy.data.chat import apply_chat
 from buddy.data.rows import Row, read_rows
 from buddy.errors import DataError
 
@@ -176,12 +177,11 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
 
     Raises:
         DataError: The tokenizer has no chat template.
+        PromptError: The template fails.
     """
     if tokenizer.chat_template is None:
         raise DataError('this model has no chat template: set template = "alpaca"')
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
-    )
+    text = apply_chat(tokenizer, [{"role": "user", "content": request}], tokenize=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

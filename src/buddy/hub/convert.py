@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from buddy.errors import BuddyError, CheckpointError
+from buddy.errors import CheckpointError
+from buddy.hub.foreign import explained
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
@@ -32,19 +33,14 @@ def convert_gguf(header: GgufHeader, folder: Path, on_progress: Progress) -> Non
         OSError: The folder cannot be written.
     """
     on_progress("convert", 0, header.num_tensors)
+    advice = (
+        "expected a GGUF file with llama.cpp's metadata; convert the model again or use its "
+        "safetensors folder"
+    )
     with _quiet(on_progress):
-        try:
+        with explained(f"{header.path} cannot be read", advice):
             tokenizer = load_tokenizer(header, folder)
             model = _load_model(header, folder)
-        except BuddyError:
-            raise
-        # What transformers raises at a file it cannot read is not documented: so far all of these.
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise CheckpointError(
-                f"{header.path} cannot be read: transformers says {reason}; expected a GGUF file "
-                "with llama.cpp's metadata; convert the model again or use its safetensors folder"
-            ) from error
         _describe_generation(model, tokenizer, header)
         _save(model, tokenizer, folder)
 
