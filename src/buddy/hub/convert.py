@@ -16,6 +16,7 @@ from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
 from buddy.hub.progress import Progress
+from buddy.hub.weights import empty_model
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -54,6 +55,7 @@ def _load_model(header: GgufHeader, folder: Path) -> Any:
     head_dim = header.of_model("attention.key_length")
     if head_dim is not None:
         config.head_dim = head_dim
+    _require_room(config, header)
     config.rope_parameters = config.rope_parameters | rope_scaling(header)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -71,6 +73,20 @@ def _load_model(header: GgufHeader, folder: Path) -> Any:
     return model
 
 
+def _require_room(config: Any, header: GgufHeader) -> None:
+    """Refuse sizes that the file has not nearly the weights for, before any memory is taken."""
+    weights = sum(parameter.numel() for parameter in empty_model(config).parameters())
+    if weights > 2 * header.num_weights:
+        raise _misfit(header, weights)
+
+
+def _misfit(header: GgufHeader, num_weights: int) -> CheckpointError:
+    return CheckpointError(
+        f"{header.path} holds {header.num_weights} weights, but a {header.architecture} model "
+        f"of its sizes has {num_weights}; use the model's safetensors folder instead"
+    )
+
+
 def _require_whole(model: Any, missing: Iterable[str], header: GgufHeader) -> None:
     """Refuse a file that lacks weights, has weights the model has no place for, or holds NaN."""
     import torch
@@ -83,10 +99,7 @@ def _require_whole(model: Any, missing: Iterable[str], header: GgufHeader) -> No
         )
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     if num_weights != header.num_weights:
-        raise CheckpointError(
-            f"{header.path} holds {header.num_weights} weights, but a {header.architecture} model "
-            f"of its sizes has {num_weights}; use the model's safetensors folder instead"
-        )
+        raise _misfit(header, num_weights)
     for name, parameter in model.named_parameters():
         # A norm is finite only when every number is, and is far cheaper than asking each.
         if not torch.linalg.vector_norm(parameter).isfinite():

@@ -80,7 +80,8 @@ def read_tokenizer(folder: Path) -> Any:
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             # A setting of a wrong type shows when it is used.
-            tried = tokenizer("a text", return_tensors="pt", truncation=True, max_length=2)
+            tokenizer("a text", truncation=True, max_length=1)
+            tried = tokenizer("a text", return_tensors="pt")
             tokenizer.decode(tried.input_ids[0], skip_special_tokens=True)
     return tokenizer
 

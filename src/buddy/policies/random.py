@@ -48,7 +48,7 @@ class RandomPolicy:
         text = argument or "0"
         if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
             raise PolicyError(
-                f"policy random:SEED takes a whole number below 2**63, got {argument!r}"
+                f"policy random:SEED takes a whole number below 2**63, got {argument[:80]!r}"
             )
         return cls(resources.num_blocks, int(text))
 
