@@ -137,7 +137,7 @@ def _change(values: dict[str, Any], change: str) -> None:
 
 def build(
     kind: type[Section],
-    values: dict[str, Any],
+    values: Any,
     where: str,
     error: type[BuddyError] = RecipeError,
 ) -> Section:
@@ -145,7 +145,7 @@ def build(
 
     Args:
         kind: The dataclass.
-        values: By field.
+        values: A dictionary by field.
         where: What a message calls them.
         error: What is raised.
 
@@ -153,6 +153,8 @@ def build(
         BuddyError: Of the kind `error`: an unknown or a missing key, a value of another type, or
             one that the dataclass refuses.
     """
+    if not isinstance(values, dict):
+        raise error(f"{where}: expected a table, got {shown(values)}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(map(str, values.keys() - fields.keys()))
     if unknown:
@@ -196,9 +198,12 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
             choices = ", ".join(str(one) for one in get_args(hint))
             raise error(f"{where}: expected one of {choices}, got {shown(value)}")
         return value
-    if dataclasses.is_dataclass(hint):
+    if origin is dict:
         if not isinstance(value, dict):
             raise error(f"{where}: expected a table, got {shown(value)}")
+        of = get_args(hint)[1]
+        return {key: _convert(of, one, f"{where}.{key}", error) for key, one in value.items()}
+    if dataclasses.is_dataclass(hint):
         return build(hint, value, where, error)  # type: ignore[arg-type]
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)

@@ -168,7 +168,10 @@ def test_linear_rope_survives(convert):
         ({"poison": "blk.0.attn_v.weight"}, "damaged: model.layers.0.self_attn.v_proj.weight"),
         ({"rope_factors": [1.0, 2.0, 3.0, 4.0]}, "not that of Llama 3"),
         ({"llama__rope__scaling__type": "longrope"}, "'longrope'"),
-        ({"tokenizer__ggml__padding_token_id": 9999}, "cannot be read: transformers says"),
+        ({"llama__block_count": 10**9}, "says that it has 1000000000 blocks, and has tensors of 2"),
+        ({"llama__embedding_length": 2**16}, "but a llama model of its sizes has"),
+        ({"llama__attention__head_count": 0}, "cannot be read: "),
+        ({"tokenizer__ggml__padding_token_id": 9999}, r"cannot be read: .*expected a GGUF file"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

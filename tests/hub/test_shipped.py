@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ REPOSITORY = Path(__file__).parents[2]
 def test_the_shipped_checkpoint_is_whole_and_small():
     folder = shipped_checkpoint(ROUTED_MODEL)
     manifest = read_manifest(folder)  # checks every file's size and SHA-256
-    assert manifest["policy"] == "routed"
-    assert manifest["base"]["source"] in PRESETS
+    assert manifest.policy == "routed"
+    assert manifest.base.source in PRESETS
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {
         ".json",
@@ -31,8 +32,7 @@ def test_its_record_says_how_it_was_made():
     assert record["kind"] == "training"
     assert record["command"].startswith("buddy train recipes/smollm2-135m.toml")
     manifest = read_manifest(shipped_checkpoint(ROUTED_MODEL))
-    planner = record["config"]["router"]["planner"]
-    assert manifest["router"]["planner"] == planner
+    assert asdict(manifest.router.planner) == record["config"]["router"]["planner"]
 
 
 def test_names_that_ship_nothing():

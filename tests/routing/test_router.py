@@ -10,6 +10,7 @@ from buddy.routing.decision import DecisionConfig, DecisionModule
 from buddy.routing.planner import ContextState, PlannerConfig
 from buddy.routing.router import Router, RouterConfig
 from buddy.routing.token_table import TokenTable
+from buddy.settings import build
 
 TOKENS = torch.tensor([[[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]]])
 ALL = torch.ones(1, 3, dtype=torch.bool)
@@ -166,4 +167,4 @@ def test_config_round_trips_through_json():
     config = RouterConfig(
         num_blocks=6, token_width=4, planner=PlannerConfig(context="key", summary="ema")
     )
-    assert RouterConfig.from_json(config.to_json()) == config
+    assert build(RouterConfig, config.to_json(), "here") == config

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.errors import FamilyError, ModelError
+from buddy.errors import CheckpointError, FamilyError, ModelError
 
 NUM_TOKENS: Final = 16
 _SPACING: Final = 7919
@@ -50,6 +50,7 @@ def verify_backbone(backbone: Backbone) -> None:
 
     Raises:
         FamilyError: They differ by more than the order of sums can explain.
+        CheckpointError: They are NaN or infinite: the weights are damaged.
         ModelError: The model is in training mode, where dropout makes two passes differ.
     """
     if backbone.blocks.training:
@@ -71,7 +72,14 @@ def verify_backbone(backbone: Backbone) -> None:
         assert tap.values is not None
         _compare(backbone, f"keys of block {block}", keys, tap.keys[0].transpose(0, 1))
         _compare(backbone, f"values of block {block}", values, tap.values[0].transpose(0, 1))
-    _compare(backbone, "logits", backbone.logits(hidden), backbone.own_logits(token_ids[None]))
+    theirs = backbone.own_logits(token_ids[None])
+    _compare(backbone, "logits", backbone.logits(hidden), theirs)
+    if not bool(theirs.isfinite().all()):
+        raise CheckpointError(
+            f"this {backbone.family.title} model's logits are not finite, so its weights are "
+            f"damaged, or too large for {backbone.dtype}: fetch or copy the model again, or load "
+            "it with dtype=torch.float32"
+        )
 
 
 def _compare(

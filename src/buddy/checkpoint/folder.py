@@ -6,15 +6,15 @@
     adapter/              LoRA weights, as PEFT writes them (if any)
     backbone/             the base model's weights (only if they cannot be loaded from elsewhere)
 
-Every file's size and SHA-256 stand in buddy.json and are checked before anything is used.
+Every file's size and SHA-256 stand in buddy.json and are checked before anything is used. A file
+that could be read and is not listed there is refused.
 """
 
-import json
 import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +22,24 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
+from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, save_adapter
 from buddy.checkpoint.card import CARD, read_card, write_card
-from buddy.checkpoint.manifest import (
-    MANIFEST,
-    check_base,
-    identity,
-    read_manifest,
-    write_manifest,
-)
+from buddy.checkpoint.manifest import Manifest, check_base, check_policy, identity, read_manifest
+from buddy.checkpoint.tensors import read_tensors
 from buddy.engine.executors.choice import EngineName
 from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
-from buddy.hub.loading import load_model, load_prior, shipped_checkpoint
+from buddy.hub.foreign import reason
+from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
+from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.progress import Progress
-from buddy.hub.quiet import quiet_peft
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
-from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
-from buddy.routing.router import Router, RouterConfig
+from buddy.policies.static import StaticPolicy
+from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.routing.router import Router
+
+_ROUTING: Final = "routing.safetensors"
 
 
 def load(
@@ -98,7 +98,7 @@ def _load(
 ) -> BuddyForCausalLM:
     shipped = shipped_checkpoint(name)
     folder = shipped or Path(name).expanduser()
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).exists():
         model = load_model(name, **options)
         made = BuddyForCausalLM(
             model,
@@ -112,20 +112,22 @@ def _load(
         made.source_fingerprint = base_fingerprint(model)
         return made
     manifest = read_manifest(folder)
-    source = manifest["base"]["source"]
-    model = load_model(source or folder / "backbone", **options)
-    fingerprint = base_fingerprint(model)
-    check_base(folder, manifest["base"], identity(Backbone(model), fingerprint))
-    if any(name.startswith("adapter/") for name in manifest["files"]):
-        model = _with_adapter(model, folder / "adapter", merge=merge_adapter)
+    wanted = policy or check_policy(folder, manifest)
+    model = load_model(base_model(folder), **options)
+    backbone, fingerprint = Backbone(model), base_fingerprint(model)
+    check_base(folder, manifest.base, identity(backbone, fingerprint))
+    routing = _read_routing(folder, manifest, backbone)
+    if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
+        _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
+        model = load_adapter(model, folder / FOLDER, merge=merge_adapter)
     made = BuddyForCausalLM(
         model,
-        **_read_routing(folder, manifest, model.device),
-        policy=policy or manifest["policy"],
-        kv_policy=kv_policy or manifest["kv_policy"],
+        **routing,
+        policy=wanted,
+        kv_policy=kv_policy or manifest.kv_policy,
         engine=engine,
     )
-    made.source, made.source_fingerprint = source, fingerprint
+    made.source, made.source_fingerprint = manifest.base.source, fingerprint
     made.card = read_card(folder)
     return made
 
@@ -182,10 +184,10 @@ def _write(
         module = getattr(model, part)
         state = {} if module is None else module.state_dict()
         tensors |= {f"{part}.{name}": t.contiguous().cpu() for name, t in state.items()}
-    save_file(tensors, folder / "routing.safetensors")
+    save_file(tensors, folder / _ROUTING)
     hf_model = cast(Any, model.model)
     if hasattr(hf_model, "peft_config"):
-        _save_adapter(hf_model, folder / "adapter", model.dtype, model.source)
+        save_adapter(hf_model, folder / FOLDER, model.dtype, model.source)
     if include_backbone:
         _save_backbone(hf_model, folder / "backbone")
     if tokenizer is not None:
@@ -199,28 +201,21 @@ def _write(
         },
         "router": None if model.router is None else model.router.config.to_json(),
         "predictor": None if model.predictor is None else model.predictor.config.to_json(),
-        "policy": model.policy_spec,
+        "policy": _policy_spec(model),
         "kv_policy": model.kv_policy,
     }
-    write_manifest(folder, contents)
+    write_files(folder, contents)
     # safetensors writes for the owner alone; the rest follows the user's umask.
     for path in folder.rglob("*.safetensors"):
         path.chmod((folder / MANIFEST).stat().st_mode)
 
 
-def _save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | None) -> None:
-    """As PEFT writes it, in the backbone's number format: that is what it will be added to."""
-    from safetensors.torch import load_file, save_file
-
-    hf_model.save_pretrained(folder, safe_serialization=True)
-    (folder / "README.md").unlink(missing_ok=True)  # an empty form
-    config = folder / "adapter_config.json"
-    values = json.loads(config.read_text())
-    values["base_model_name_or_path"] = source  # not the folder that it lay in on this machine
-    config.write_text(json.dumps(values, indent=2) + "\n")
-    path = folder / "adapter_model.safetensors"
-    weights = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
-    save_file(weights, path, metadata={"format": "pt"})
+def _policy_spec(model: BuddyForCausalLM) -> str | None:
+    """The policy's name; an order that was read from a file is written in full."""
+    policy = model.policy
+    if isinstance(policy, StaticPolicy) and policy.removal_order and ":" in str(model.policy_spec):
+        return f"static:{','.join(map(str, policy.removal_order))}"
+    return model.policy_spec
 
 
 def _save_backbone(hf_model: Any, folder: Path) -> None:
@@ -252,48 +247,61 @@ def _swap(staging: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _read_routing(folder: Path, manifest: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Prior, router and predictor, as many of them as the checkpoint has."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    found: dict[str, Any] = {}
-    try:
-        tensors = load_file(folder / "routing.safetensors")
-        if "prior" in tensors:
-            found["prior"] = tensors["prior"]
-        if manifest["router"] is not None:
-            router = Router(RouterConfig.from_json(manifest["router"]))
-            found["router"] = _restore(router, "router.", tensors, device)
-        # Checkpoints older than the predictor say nothing of one.
-        if manifest.get("predictor") is not None:
-            size = BudgetPredictorConfig(**manifest["predictor"])
-            predictor = BudgetPredictor(RouterConfig.from_json(manifest["router"]), size)
-            found["predictor"] = _restore(predictor, "predictor.", tensors, device)
-    except (SafetensorError, RuntimeError, TypeError, KeyError) as error:
+def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:
+    missing = [name for name in names if name not in manifest.files]
+    if missing:
         raise CheckpointError(
-            f"the router or the predictor in {folder} does not fit its description "
-            f"({' '.join(str(error).split())}): copy the checkpoint again"
-        ) from error
+            f"{folder / MANIFEST} does not list {missing[0]}, and nothing else is read in its "
+            "place, as it could run code: copy the checkpoint again"
+        )
+
+
+def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> dict[str, Any]:
+    """Prior, router and predictor, as many of them as the checkpoint has."""
+    _require_listed(folder, manifest, _ROUTING)
+    tensors = read_tensors(folder, _ROUTING)
+    found: dict[str, Any] = {}
+    if "prior" in tensors:
+        found["prior"] = _check_prior(folder, tensors["prior"], backbone.num_blocks)
+    if manifest.router is None:
+        return found
+    if manifest.router.token_width != backbone.kv_width:
+        raise CheckpointError(
+            f"{folder / MANIFEST}: the router reads {manifest.router.token_width} numbers a token, "
+            f"and the base model has {backbone.kv_width}: copy the checkpoint again"
+        )
+    # Made without memory, so that a config cannot ask for more of it than the file holds.
+    with torch.device("meta"):
+        parts: dict[str, nn.Module] = {"router": Router(manifest.router)}
+        if manifest.predictor is not None:
+            parts["predictor"] = BudgetPredictor(manifest.router, manifest.predictor)
+    for name, module in parts.items():
+        found[name] = _restore(folder, module, name, tensors).to(backbone.device)
     return found
 
 
-def _restore(
-    module: nn.Module, prefix: str, tensors: dict[str, Tensor], device: torch.device
-) -> nn.Module:
-    mine = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    module.load_state_dict(mine)
-    return module.eval().to(device)
-
-
-def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
-    from peft import PeftModel
-
-    if not (folder / "adapter_model.safetensors").is_file():
+def _check_prior(folder: Path, prior: Tensor, num_blocks: int) -> Tensor:
+    if prior.shape != (num_blocks - 2,):
         raise CheckpointError(
-            f"{folder} has no adapter_model.safetensors: an adapter in another format is not read, "
-            "as it could run code"
+            f"{folder / _ROUTING}: the prior has the shape {list(prior.shape)}, expected "
+            f"[{num_blocks - 2}], a number for each block but the first and the last: copy the "
+            "checkpoint again"
         )
-    with quiet_peft():
-        adapted = PeftModel.from_pretrained(model, str(folder))
-    return adapted.merge_and_unload() if merge else adapted
+    return prior
+
+
+def _restore(folder: Path, module: nn.Module, part: str, tensors: dict[str, Tensor]) -> nn.Module:
+    prefix = f"{part}."
+    mine = {
+        name.removeprefix(prefix): tensor.float().clone()
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    try:
+        module.load_state_dict(mine, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the {part} in {folder} does not fit its description ({reason(error)}): copy the "
+            "checkpoint again"
+        ) from error
+    return module.eval()

@@ -1,72 +1,82 @@
 """buddy.json: what a checkpoint consists of, and which base model it was made for."""
 
-import hashlib
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any
 
 from buddy.backbone.backbone import Backbone
-from buddy.engine.state.cache import KV_POLICIES
+from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
-
-MANIFEST: Final = "buddy.json"
-FORMAT: Final = 1
-
-
-def write_manifest(folder: Path, contents: dict[str, Any]) -> None:
-    """Write buddy.json over all files that the folder holds."""
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": _digest(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    manifest = {"format": FORMAT, **contents, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+from buddy.hub.manifest import MANIFEST, ListedFile, read_files
+from buddy.routing.budget_predictor import BudgetPredictorConfig
+from buddy.routing.router import RouterConfig
+from buddy.settings import build
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """Which base model a checkpoint was made for."""
+
+    source: str | None
+    """Where it is loaded from; None = from the checkpoint's own folder `backbone`."""
+    model_type: str
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    fingerprint: str
+    """Of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What buddy.json says."""
+
+    format: int
+    base: Base
+    router: RouterConfig | None
+    predictor: BudgetPredictorConfig | None = None  # older checkpoints say nothing of one
+    policy: str
+    kv_policy: KVPolicy
+    files: dict[str, ListedFile]
+
+    def __post_init__(self) -> None:
+        if self.predictor is not None and self.router is None:
+            raise CheckpointError("predictor: it reads what a router reads, and there is none")
+        if self.router is not None and self.router.num_blocks != self.base.num_blocks:
+            raise CheckpointError(
+                f"router: it is for {self.router.num_blocks} blocks, and the base model has "
+                f"{self.base.num_blocks}"
+            )
+
+
+def read_manifest(folder: Path) -> Manifest:
     """Read buddy.json and check every file it names, by size and SHA-256.
 
     Raises:
-        CheckpointError: It is damaged, of another format, or a file is missing or changed.
+        CheckpointError: It is damaged, or of another format; a file is missing or changed; or one
+            that could be read is not listed.
     """
-    path = folder / MANIFEST
+    values = read_files(folder)
     try:
-        manifest = cast(dict[str, Any], json.loads(path.read_text()))
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {manifest['format']!r}, this version reads {FORMAT}: "
-                "install the version of Buddy that wrote it"
-            )
-        recorded = [
-            (folder / name, int(entry["bytes"]), str(entry["sha256"]))
-            for name, entry in manifest["files"].items()
-        ]
-        # Everything that `load` will look up, so that it need not wonder.
-        _ = manifest["base"]["source"], manifest["router"], manifest["policy"]
-        if manifest["kv_policy"] not in KV_POLICIES:
-            raise ValueError(f"unknown kv_policy {manifest['kv_policy']!r}")
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): copy the checkpoint again") from error
-    for file, num_bytes, sha256 in recorded:
-        _check_file(file, num_bytes, sha256)
-    return manifest
+        return build(Manifest, values, str(folder / MANIFEST), CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: copy the checkpoint again") from error
 
 
-def _check_file(file: Path, num_bytes: int, sha256: str) -> None:
-    size = file.stat().st_size if file.is_file() else None
-    if size != num_bytes:
-        found = "is missing" if size is None else f"has {size:,} bytes"
+def check_policy(folder: Path, manifest: Manifest) -> str:
+    """The policy of a checkpoint.
+
+    Raises:
+        CheckpointError: It would be read from a file, which may lie anywhere.
+    """
+    _, _, argument = manifest.policy.partition(":")
+    if argument.endswith(".json") or set(argument) & set("/\\"):
         raise CheckpointError(
-            f"{file} {found}, expected {num_bytes:,} bytes: copy the checkpoint again"
+            f"{folder / MANIFEST} asks for policy {manifest.policy[:200]!r}, which is read from a "
+            "file outside of the checkpoint: name a policy yourself (policy=, --policy), that one "
+            "if you trust it"
         )
-    if _digest(file) != sha256:
-        raise CheckpointError(f"{file} has been changed or damaged: copy the checkpoint again")
+    return manifest.policy
 
 
 def identity(backbone: Backbone, fingerprint: str | None) -> dict[str, Any]:
@@ -81,20 +91,16 @@ def identity(backbone: Backbone, fingerprint: str | None) -> dict[str, Any]:
     }
 
 
-def check_base(folder: Path, expected: dict[str, Any], found: dict[str, Any]) -> None:
+def check_base(folder: Path, expected: Base, found: dict[str, Any]) -> None:
     """Refuse a base model that the checkpoint was not made for.
 
     Raises:
         CheckpointError: It is another one.
     """
     for key, value in found.items():
-        if expected.get(key) != value:
+        wanted = getattr(expected, key)
+        if wanted != value:
             raise CheckpointError(
-                f"{folder} was made for another base model: {key} is {expected.get(key)!r} there "
+                f"{folder} was made for another base model: {key} is {wanted!r} there "
                 f"and {value!r} in the model found; load the base model it names"
             )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

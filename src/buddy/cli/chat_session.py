@@ -25,8 +25,12 @@ class Sampling:
         check_ranges(self, PromptError)
 
     def options(self) -> dict[str, Any]:
-        """As transformers' `generate` takes them."""
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        """As transformers' `generate` takes them; answers stream, so there are no beams."""
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+        }
         if self.temperature == 0:
             return {**options, "do_sample": False}
         return {
@@ -127,9 +131,10 @@ class ChatSession:
         if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
             return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
         self.check_chat()
-        return self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )["input_ids"]
+        from buddy.data.chat import apply_chat
+
+        made = apply_chat(self.tokenizer, messages, return_tensors="pt", return_dict=True)
+        return made["input_ids"]
 
     def answer(
         self,
@@ -145,13 +150,16 @@ class ChatSession:
 
         Raises:
             BudgetError: The budget cannot be read or spent.
-            PromptError: The prompt is empty, or longer than the context.
+            CheckpointError: What the model's makers say of generation cannot be followed.
+            ModelError: The logits are not finite.
+            PromptError: The prompt is empty, or longer than the context; or the template fails.
         """
         import torch
         from transformers.generation.streamers import TextStreamer
 
         from buddy.cli.views.streaming import Collector
         from buddy.generation.trace import DepthTrace
+        from buddy.hub.foreign import explained
 
         content = messages[-1]["content"]
         if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
@@ -165,19 +173,22 @@ class ChatSession:
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
         interrupted = False
+        advice = "correct the generation_config.json of the model"
         try:
             if not self._is_prepared:
                 prepare_engine(self._console, self.model.executor)
                 self._is_prepared = True
-            self.model.generate(
-                ids,
-                budget=budget,
-                prefill_budget=prefill_budget,
-                reroute=self.reroute,
-                streamer=collector,
-                trace=trace,
-                **sampling.options(),
-            )
+            # What that file asks for is foreign too, and transformers follows most of it.
+            with explained("the model cannot generate", advice):
+                self.model.generate(
+                    ids,
+                    budget=budget,
+                    prefill_budget=prefill_budget,
+                    reroute=self.reroute,
+                    streamer=collector,
+                    trace=trace,
+                    **sampling.options(),
+                )
         except KeyboardInterrupt:
             collector.end()
             interrupted = True

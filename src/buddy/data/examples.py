@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
+from buddy.data.chat import apply_chat
 from buddy.data.rows import Note, Row, read_rows, refused
 from buddy.errors import DataError, reason, shown
 from buddy.files import check_readable
@@ -221,12 +222,11 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
 
     Raises:
         DataError: The tokenizer has no chat template.
+        PromptError: The template fails.
     """
     if tokenizer.chat_template is None:
         raise DataError('this model has no chat template: set template = "alpaca"')
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
-    )
+    text = apply_chat(tokenizer, [{"role": "user", "content": request}], tokenize=False)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
@@ -17,7 +18,7 @@ from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
-from buddy.errors import PolicyError, PromptError
+from buddy.errors import ModelError, PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
 from buddy.generation.loop import decode_loop, loops_here
 from buddy.generation.padding import left_padded
@@ -27,6 +28,44 @@ from buddy.generation.trace import DepthTrace
 
 class ContextEnd(MaxLengthCriteria):
     """Stops a generation that has filled the model's context; beside the caller's own limit."""
+
+
+class FiniteLogits(LogitsProcessor):
+    """Refuses logits that no token can be chosen by, before any is.
+
+    Minus infinity is how a token is forbidden, so the largest logit of a row is what must be a
+    number.
+    """
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch columns"], scores: Float[Tensor, "batch vocab"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """The logits as they are.
+
+        Raises:
+            ModelError: A row's are NaN or infinite.
+        """
+        if not bool(scores.amax(-1).isfinite().all()):
+            raise ModelError(
+                f"the logits after {input_ids.shape[1]} tokens are not finite: the weights are "
+                "damaged, or too large for their number format; fetch or copy the model again, or "
+                "load it with dtype=torch.float32"
+            )
+        return scores
+
+
+def check_vocabulary(prompt: Int[Tensor, "batch tokens"], vocab_size: int) -> None:
+    """Refuse tokens that the model does not know.
+
+    Raises:
+        PromptError: There is one.
+    """
+    low, high = (int(one) for one in prompt.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise PromptError(
+            f"a prompt has the token {high if low >= 0 else low}, and the model knows those from 0 "
+            f"to {vocab_size - 1}: use the model's own tokenizer"
+        )
 
 
 def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
@@ -155,6 +194,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
             raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
         check_options(options)
+        check_vocabulary(prompt, self.config.vocab_size)
         mask = options.pop("attention_mask", None)
         mask = self._mask_from_pads(prompt) if mask is None else mask
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
@@ -165,6 +205,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
         # The token after a full context can still be predicted, but not fed.
         stopping.append(ContextEnd(ids.shape[1] + room + 1))
+        processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
+        processors.append(FiniteLogits())
         # Bound here, as transformers hands a streamer to no loop but its own.
         streamer = options.get("streamer")
         if draft_budget is not None:
@@ -184,6 +226,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             kv_policy=kv_policy or self.kv_policy,
             trace=trace,
             stopping_criteria=stopping,
+            logits_processor=processors,
             **options,
         )
         sequences = out if isinstance(out, Tensor) else out.sequences

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from buddy.errors import BuddyError, CheckpointError
+from buddy.errors import CheckpointError
+from buddy.hub.foreign import explained
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
 from buddy.hub.progress import Progress
+from buddy.hub.weights import empty_model
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -32,19 +34,14 @@ def convert_gguf(header: GgufHeader, folder: Path, on_progress: Progress) -> Non
         OSError: The folder cannot be written.
     """
     on_progress("convert", 0, header.num_tensors)
+    advice = (
+        "expected a GGUF file with llama.cpp's metadata; convert the model again or use its "
+        "safetensors folder"
+    )
     with _quiet(on_progress):
-        try:
+        with explained(f"{header.path} cannot be read", advice):
             tokenizer = load_tokenizer(header, folder)
             model = _load_model(header, folder)
-        except BuddyError:
-            raise
-        # What transformers raises at a file it cannot read is not documented: so far all of these.
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise CheckpointError(
-                f"{header.path} cannot be read: transformers says {reason}; expected a GGUF file "
-                "with llama.cpp's metadata; convert the model again or use its safetensors folder"
-            ) from error
         _describe_generation(model, tokenizer, header)
         _save(model, tokenizer, folder)
 
@@ -58,6 +55,7 @@ def _load_model(header: GgufHeader, folder: Path) -> Any:
     head_dim = header.of_model("attention.key_length")
     if head_dim is not None:
         config.head_dim = head_dim
+    _require_room(config, header)
     config.rope_parameters = config.rope_parameters | rope_scaling(header)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -75,6 +73,20 @@ def _load_model(header: GgufHeader, folder: Path) -> Any:
     return model
 
 
+def _require_room(config: Any, header: GgufHeader) -> None:
+    """Refuse sizes that the file has not nearly the weights for, before any memory is taken."""
+    weights = sum(parameter.numel() for parameter in empty_model(config).parameters())
+    if weights > 2 * header.num_weights:
+        raise _misfit(header, weights)
+
+
+def _misfit(header: GgufHeader, num_weights: int) -> CheckpointError:
+    return CheckpointError(
+        f"{header.path} holds {header.num_weights} weights, but a {header.architecture} model "
+        f"of its sizes has {num_weights}; use the model's safetensors folder instead"
+    )
+
+
 def _require_whole(model: Any, missing: Iterable[str], header: GgufHeader) -> None:
     """Refuse a file that lacks weights, has weights the model has no place for, or holds NaN."""
     import torch
@@ -87,10 +99,7 @@ def _require_whole(model: Any, missing: Iterable[str], header: GgufHeader) -> No
         )
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     if num_weights != header.num_weights:
-        raise CheckpointError(
-            f"{header.path} holds {header.num_weights} weights, but a {header.architecture} model "
-            f"of its sizes has {num_weights}; use the model's safetensors folder instead"
-        )
+        raise _misfit(header, num_weights)
     for name, parameter in model.named_parameters():
         # A norm is finite only when every number is, and is far cheaper than asking each.
         if not torch.linalg.vector_norm(parameter).isfinite():

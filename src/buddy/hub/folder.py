@@ -17,6 +17,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from buddy.errors import CheckpointError, ModelError
+from buddy.files import read_json
 from buddy.hub.progress import Progress
 
 SOURCE_FILE: Final = "source.json"
@@ -122,8 +123,8 @@ def publish(name: str, folder: Path, source: Mapping[str, Any]) -> None:
 def read_source(folder: Path) -> dict[str, Any]:
     """What a model says of itself; nothing when it says it illegibly."""
     try:
-        source = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        source = read_json(folder / SOURCE_FILE, CheckpointError)
+    except CheckpointError:
         return {}
     return source if isinstance(source, dict) else {}
 

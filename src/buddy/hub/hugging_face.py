@@ -3,6 +3,7 @@
 from typing import Any
 
 from buddy.errors import FetchError, ModelError
+from buddy.hub.foreign import reason
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Never *.bin, *.pt or *.py: what is read must not be able to run code."""
@@ -22,10 +23,9 @@ def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
         patterns = ["config.json"] if config_only else _FILES
         return str(snapshot_download(hub_id, allow_patterns=patterns))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FetchError(
-            f"{hub_id} cannot be fetched from the hub: {reason} Check the name and the network; "
-            "a gated model needs `hf auth login` first"
+            f"{hub_id} cannot be fetched from the hub: {reason(error)}; check the name and the "
+            "network; a gated model needs `hf auth login` first"
         ) from error
 
 

@@ -1,14 +1,12 @@
 """A model's family and sizes, from its config alone: no weights are read."""
 
 from pathlib import Path
-from typing import Any, cast
-
-import torch
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.cost import ModelShape
 from buddy.hub.loading import load_config
 from buddy.hub.progress import Progress
+from buddy.hub.weights import empty_model
 
 
 def inspect_model(
@@ -23,12 +21,5 @@ def inspect_model(
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    from transformers import AutoModelForCausalLM
-
-    config = load_config(name, on_progress=on_progress)
-    with torch.device("meta"):
-        dtype = getattr(config, "dtype", None) or torch.bfloat16
-        model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype)
-    model.tie_weights()
-    backbone = Backbone(model)
+    backbone = Backbone(empty_model(load_config(name, on_progress=on_progress)))
     return backbone.family.title, backbone.shape()

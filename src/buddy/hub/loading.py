@@ -1,29 +1,32 @@
 """Finds a model by preset name, hub id, local folder or GGUF file, and loads it safely.
 
-Weights are read from safetensors alone, and no code of a repository is run.
+transformers opens no file of the folder: it is given a config that was checked (`hub.config`), the
+tensors of checked safetensors (`hub.weights`), and for the tokenizer a folder that Buddy wrote
+(`hub.tokenizer`). No code of a folder is run.
 """
 
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from buddy.backbone.families import find_family
 from buddy.errors import CheckpointError, ModelError
+from buddy.files import parse_json
+from buddy.hub.config import read_config, read_generation_config
+from buddy.hub.foreign import explained
 from buddy.hub.hugging_face import pull_from_hub
+from buddy.hub.manifest import MANIFEST, base_of, check_listed
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.store import ensure_default, resolve_gguf
+from buddy.hub.tokenizer import holds_tokenizer, read_tokenizer, tokenizer_files
 from buddy.hub.verified import verify_once
+from buddy.hub.weights import check_sizes, is_leftover, open_weights, stored_dtype, weight_files
 from buddy.routing.prior import normalise_prior
-
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, StrictDataclassError)
-"""What transformers raises on files that are missing, damaged or not what they say."""
 
 
 def shipped_checkpoint(name: str | Path) -> Path | None:
@@ -47,8 +50,8 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     if text in PRESETS:
         return str(PRESETS[text].hub_id)
     path = Path(text).expanduser()
-    if (path / "buddy.json").is_file():
-        return locate(_base_of(path), on_progress=on_progress)
+    if (path / MANIFEST).exists():
+        return locate(base_model(path), on_progress=on_progress)
     if path.suffix.lower() == ".gguf":
         return str(resolve_gguf(path, on_progress=on_progress))
     if path.is_dir():
@@ -86,19 +89,32 @@ def local_folder(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is no model, or that only a pickle could be read from."""
-    if not (folder / "config.json").is_file():
+    """Refuse a folder that is no model, or that has no safetensors to read.
+
+    Raises:
+        CheckpointError: It is none.
+    """
+    if not (folder / "config.json").exists():
         raise CheckpointError(
             f"{folder} is no model: expected config.json in it, or buddy.json "
             "for a Buddy checkpoint"
         )
-    if not any(folder.glob("*.safetensors")):
-        unsafe = sorted(path.name for path in folder.glob("*.bin"))
-        found = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
+    weight_files(folder)
+
+
+def base_model(checkpoint: Path) -> str:
+    """The name of the model that a Buddy checkpoint was made for.
+
+    Raises:
+        CheckpointError: buddy.json is damaged, or names another Buddy checkpoint or itself.
+    """
+    source = base_of(checkpoint)
+    if shipped_checkpoint(source) is not None or (Path(source).expanduser() / MANIFEST).exists():
         raise CheckpointError(
-            f"{folder} has no weights that are safe to load: expected *.safetensors, {found}; "
-            "convert them with transformers' save_pretrained"
+            f"{checkpoint / MANIFEST} names another Buddy checkpoint as its base model, {source}: "
+            "expected a model that is none"
         )
+    return source
 
 
 def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any:
@@ -108,15 +124,7 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    from transformers import AutoConfig
-
-    where = local_folder(name, config_only=True, on_progress=on_progress)
-    try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
-    except _LOADING_ERRORS as error:
-        raise _explained(where, error) from error
-    find_family(config)
-    return config
+    return read_config(Path(local_folder(name, config_only=True, on_progress=on_progress)))
 
 
 def load_model(
@@ -141,31 +149,30 @@ def load_model(
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated or unsafe.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(name, on_progress=on_progress)
     attention = _attention(config, attention)
-    where = local_folder(name, on_progress=on_progress)
+    where = Path(local_folder(name, on_progress=on_progress))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        with quiet_transformers():
-            model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
-                where,
+    generation_config = read_generation_config(where)
+    with open_weights(where) as tensors:
+        check_sizes(config, tensors)
+        advice = "fetch or copy the model again"
+        with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
+            kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
+            model, report = kind.from_pretrained(
+                None,
                 config=config,
-                dtype=dtype or "auto",
+                state_dict=tensors,
+                generation_config=generation_config,
+                dtype=dtype or config.dtype or stored_dtype(tensors),
                 attn_implementation=attention,
-                use_safetensors=True,
-                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # and refused below, by name
                 output_loading_info=True,
             )
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"the weights in {where} are truncated or damaged ({error}): copy or fetch them again"
-        ) from error
-    except _LOADING_ERRORS as error:
-        raise _explained(where, error) from error
-    _check_whole(where, model, report)
+    _check_whole(where, report)
+    model.config.name_or_path = str(where)
     model = model.eval().to(torch.device(device))
     verify_once(model)
     return model
@@ -182,11 +189,11 @@ def _attention(config: Any, asked: str | None) -> str:
     return asked or family.implementations[0]
 
 
-def _check_whole(where: str, model: Any, report: Any) -> None:
+def _check_whole(where: Path, report: Any) -> None:
     """Refuse weights that do not fit their config: the rest would be random, or left out."""
-    # A buffer that older files still carry, such as rotary frequencies, is no weight.
-    extra = {name for name in report["unexpected_keys"] if not name.endswith("inv_freq")}
-    wrong = sorted({*report["missing_keys"], *extra, *map(str, report["mismatched_keys"])})
+    extra = {name for name in report["unexpected_keys"] if not is_leftover(name)}
+    mismatched = {str(name) for name, *_ in report["mismatched_keys"]}
+    wrong = sorted({*report["missing_keys"], *extra, *mismatched})
     if wrong:
         raise CheckpointError(
             f"the weights in {where} do not fit its config.json: {len(wrong)} tensors are missing, "
@@ -200,34 +207,11 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
     Raises:
         ModelError: It cannot be found, fetched or understood.
     """
-    from transformers import AutoTokenizer
-
-    path = Path(name).expanduser()
-    own = (path / "buddy.json").is_file() and (path / "tokenizer_config.json").is_file()
-    where = str(path) if own else local_folder(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            where, trust_remote_code=False, padding_side="left"
-        )
-    except _LOADING_ERRORS as error:
-        raise CheckpointError(
-            f"the tokenizer of {name} cannot be loaded from {where}: {_first_line(error)} "
-            "Save one there with the tokenizer's save_pretrained"
-        ) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def _base_of(name: str | Path) -> str | Path:
-    """The model that a Buddy checkpoint was made for."""
-    path = Path(name)
-    if (path / "backbone").is_dir():
-        return path / "backbone"
-    try:
-        return str(json.loads((path / "buddy.json").read_text())["base"]["source"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / 'buddy.json'} is damaged: {error}") from error
+    path = shipped_checkpoint(name) or Path(name).expanduser()
+    if (path / MANIFEST).exists() and holds_tokenizer(path):
+        check_listed(path, tokenizer_files(path))
+        return read_tokenizer(path)
+    return read_tokenizer(Path(local_folder(name)))
 
 
 def load_prior(name: str | Path) -> Tensor | None:
@@ -236,14 +220,6 @@ def load_prior(name: str | Path) -> Tensor | None:
     if preset is None or preset.prior is None:
         return None
     text = (files("buddy.hub") / "priors" / preset.prior).read_text()
-    importance = torch.tensor(json.loads(text)["results"]["importance"])
+    record = parse_json(text, preset.prior, CheckpointError)
+    importance = torch.tensor(record["results"]["importance"])
     return normalise_prior(importance[1:-1])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _explained(where: str, error: Exception) -> CheckpointError:
-    """Say in one line why transformers could not load a model."""
-    return CheckpointError(f"the model in {where} cannot be loaded: {_first_line(error)}")

@@ -17,6 +17,8 @@ from buddy import __version__
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.verify import verify_backbone
+from buddy.errors import CheckpointError
+from buddy.files import read_json
 from buddy.hub.folder import cache_home
 
 _FORMAT: Final = 1
@@ -59,8 +61,8 @@ def _key(model: Any, backbone: Backbone) -> str:
 
 def _says(path: Path, key: str) -> bool:
     try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        noted = read_json(path, CheckpointError)
+    except CheckpointError:
         return False
     return isinstance(noted, dict) and noted.get("key") == key
 

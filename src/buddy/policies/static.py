@@ -82,7 +82,8 @@ class StaticPolicy:
             order = [int(block) for block in argument.split(",")]
         except ValueError:
             raise PolicyError(
-                f"policy static:ORDER takes block numbers, as in static:12,11,20, got {argument!r}"
+                "policy static:ORDER takes block numbers, as in static:12,11,20, got "
+                f"{argument[:80]!r}"
             ) from None
         return cls(order, resources.num_blocks)
 

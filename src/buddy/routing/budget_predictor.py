@@ -1,7 +1,7 @@
 """Budget Predictor: a summary of the prompt -> a distribution over budgets."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.routing.router import RouterConfig
+from buddy.settings import Range, check_ranges
 
 NUM_PINNED: Final = 2
 """Blocks that run besides the `k` that are chosen: the first and the last."""
@@ -19,12 +20,11 @@ NUM_PINNED: Final = 2
 class BudgetPredictorConfig:
     """Size of the Budget Predictor; JSON in a checkpoint."""
 
-    rank: int = 32
+    rank: Annotated[int, Range(1, 2**16)] = 32
     """Width of the hidden layer."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise PolicyError(f"rank must be at least 1, got {self.rank}")
+        check_ranges(self, PolicyError)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only."""

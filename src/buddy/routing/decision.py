@@ -1,6 +1,7 @@
 """Decision Module: a summary of the context -> a score for each middle block, prior fused."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -8,20 +9,20 @@ from torch import Tensor, nn
 
 from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
+from buddy.settings import Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecisionConfig:
     """Size of the Decision Module and weight of the prior."""
 
-    rank: int = 32
+    rank: Annotated[int, Range(1, 2**16)] = 32
     """Width of the hidden layer."""
-    omega: float = 0.1
+    omega: Annotated[float, Range(-1e6, 1e6)] = 0.1
     """Weight of the normalised prior in the fused score."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise PolicyError(f"rank must be at least 1, got {self.rank}")
+        check_ranges(self, PolicyError)
 
 
 class DecisionModule(Float32Module):

@@ -1,7 +1,7 @@
 """KV-aware Planner: the first block's keys and values, pooled as they arrive."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from buddy.depth.policy import Observation, TensorState
 from buddy.errors import PolicyError
+from buddy.settings import Range, check_ranges
 
 ContextSource = Literal["key", "value", "key+value"]
 Summary = Literal["mean", "mean+last", "ema"]
@@ -28,7 +29,7 @@ class PlannerConfig:
 
     context: ContextSource = "value"
     """Keys (after rotary embedding), values, or their sum."""
-    context_layer: int = 1
+    context_layer: Annotated[int, Range(1, MAX_CONTEXT_LAYER)] = 1
     """1-based block whose cache is read; blocks up to it always run and count."""
     summary: Summary = "mean"
     """Plain mean, mean and newest token side by side, or a recency-weighted mean."""
@@ -48,10 +49,7 @@ class PlannerConfig:
                     f"{name} must be one of {', '.join(get_args(choices))}, "
                     f"got {getattr(self, name)!r}"
                 )
-        if not 1 <= self.context_layer <= MAX_CONTEXT_LAYER:
-            raise PolicyError(
-                f"context_layer must be 1 to {MAX_CONTEXT_LAYER}, got {self.context_layer}"
-            )
+        check_ranges(self, PolicyError)
         if not 0 < self.ema_decay < 1:
             raise PolicyError(f"ema_decay must be between 0 and 1, got {self.ema_decay}")
         if self.pool == "scores" and self.summary == "mean+last":

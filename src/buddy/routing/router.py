@@ -1,7 +1,7 @@
 """Router: KV-aware Planner and Decision Module together, one per model and checkpoint."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from buddy.depth.policy import Observation
 from buddy.errors import PolicyError
 from buddy.routing.decision import DecisionConfig, DecisionModule
 from buddy.routing.planner import ContextState, PlannerConfig, read_context
+from buddy.settings import Range, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +23,9 @@ class RouterConfig:
         PolicyError: The model has no block to choose, or not the one that is to be read.
     """
 
-    num_blocks: int
+    num_blocks: Annotated[int, Range(high=1024)]
     """Blocks of the model."""
-    token_width: int
+    token_width: Annotated[int, Range(1, 2**20)]
     """KV heads times head size."""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """What is read, and how it is pooled."""
@@ -32,6 +33,7 @@ class RouterConfig:
     """Size and weight of the prior."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, PolicyError)
         if self.num_blocks < MIN_BLOCKS:
             raise PolicyError(
                 "a router chooses among the blocks between the first and the last, and a model of "
@@ -53,17 +55,6 @@ class RouterConfig:
     def to_json(self) -> dict[str, Any]:
         """Plain values only."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "RouterConfig":
-        """The reverse of `to_json`; an unknown key is a TypeError."""
-        return cls(
-            **{
-                **values,
-                "planner": PlannerConfig(**values["planner"]),
-                "decision": DecisionConfig(**values["decision"]),
-            }
-        )
 
 
 class Router(nn.Module):

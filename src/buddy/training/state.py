@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from buddy.checkpoint.manifest import MANIFEST
 from buddy.errors import TrainingError
+from buddy.hub.manifest import MANIFEST
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"

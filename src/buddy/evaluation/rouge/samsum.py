@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from buddy.data.chat import apply_chat
 from buddy.data.local_tasks import read_split
 from buddy.data.rows import STRING, Kind, Note
 from buddy.errors import DataError, reason
@@ -86,9 +87,9 @@ def prompt_ids(tokenizer: Any, dialogue: str) -> list[int]:
     asked = f"{INSTRUCTION}\n\n{dialogue}"
     if not has_chat(tokenizer):
         return list(tokenizer(f"{asked}\n\nSummary:", verbose=False)["input_ids"])
-    text = tokenizer.apply_chat_template(
+    text = apply_chat(
+        tokenizer,
         [{"role": "user", "content": asked}],
-        add_generation_prompt=True,
         tokenize=False,
         enable_thinking=False,  # read by the templates of models that think aloud
     )

@@ -6,6 +6,7 @@ of memory. Passing this reader is what makes a file safe to hand to them.
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from buddy.errors import CheckpointError
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """Architectures that are converted; Mistral files call themselves llama."""
 
+_BLOCK: Final = re.compile(r"blk\.\d+\.")
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SCALARS: Final = {
     kind: struct.Struct("<" + code)
@@ -39,6 +41,8 @@ class GgufHeader:
     """Strings and numbers by key; an array is represented by its length."""
     num_tensors: int
     """Tensors in the file."""
+    num_blocks: int
+    """Transformer blocks that it has tensors of."""
     num_weights: int
     """Numbers in all tensors that are parameters of the model."""
     rope_factors: tuple[float, ...] | None
@@ -80,7 +84,7 @@ def read_header(path: Path) -> GgufHeader:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     # A corrupt number can be negative, overflow an index or name a missing type.
-    except (ValueError, TypeError, OverflowError, struct.error) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, struct.error) as error:
         raise CheckpointError(
             f"{path} is damaged or cut short: {error}; copy or download it again"
         ) from error
@@ -152,6 +156,8 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
         begins[name] = (num_elements, offset, offset + num_bytes)
         num_weights += 0 if name == _ROPE_FACTORS else num_elements
     alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 0:
+        raise ValueError(f"general.alignment is {str(alignment)[:80]}")
     data_begin = math.ceil(cursor.at / alignment) * alignment if alignment else cursor.at
     for _, _, end in begins.values():
         cursor.at = data_begin
@@ -160,6 +166,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
         path=path,
         metadata=metadata,
         num_tensors=num_tensors,
+        num_blocks=len({name.split(".")[1] for name in begins if _BLOCK.match(name)}),
         num_weights=num_weights,
         rope_factors=_rope_factors(cursor.data, data_begin, begins.get(_ROPE_FACTORS)),
     )
@@ -207,6 +214,12 @@ def _require_convertible(header: GgufHeader) -> None:
     if num_experts != 0:
         raise CheckpointError(
             f"{header.path} is a mixture of {num_experts} experts; expected a dense model"
+        )
+    stated = header.of_model("block_count")
+    if stated != header.num_blocks:
+        raise CheckpointError(
+            f"{header.path} is damaged: it says that it has {str(stated)[:80]} blocks, and has "
+            f"tensors of {header.num_blocks}; copy or download it again"
         )
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise CheckpointError(

@@ -69,7 +69,7 @@ def start_adapters(
     from safetensors.torch import load_file
 
     manifest = read_manifest(checkpoint)
-    check_base(checkpoint, manifest["base"], identity(base, fingerprint))
+    check_base(checkpoint, manifest.base, identity(base, fingerprint))
     path = checkpoint / "adapter" / "adapter_model.safetensors"
     if not path.is_file():
         raise RecipeError(f"lora.start: {checkpoint} has no adapters: leave it out")

@@ -1,0 +1,32 @@
+"""Tensors of a checkpoint: whole, and finite."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from buddy.errors import CheckpointError
+from buddy.hub.inside import file_inside
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file.
+
+    Raises:
+        CheckpointError: The file may not be read or is damaged, or a number is NaN or infinite:
+            blocks would be ranked by nothing.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = file_inside(folder, name)
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): copy the checkpoint again") from error
+    for key, tensor in tensors.items():
+        if not (tensor.is_floating_point() and bool(tensor.isfinite().all())):
+            raise CheckpointError(
+                f"{path}: {key[:200]} holds what is no finite number: copy the checkpoint again, "
+                "or train it again"
+            )
+    return tensors

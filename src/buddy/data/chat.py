@@ -1,0 +1,31 @@
+"""Renders chat templates: Jinja programs that come with a model, run in transformers' sandbox."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from buddy.errors import PromptError
+
+_MOST = 400
+
+
+def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
+    """A conversation in the model's chat template, ready for the answer.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        messages: The conversation, each with `role` and `content`.
+        **options: As transformers' `apply_chat_template` takes them, or the template.
+
+    Raises:
+        PromptError: The template is no Jinja, or refuses the conversation.
+    """
+    try:
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
+    # The template is a program of somebody else's, so it can raise whatever Python can.
+    except Exception as error:
+        said = " ".join(str(error).split())[:_MOST] or "nothing more"
+        raise PromptError(
+            f"the chat template of {tokenizer.name_or_path} fails: {type(error).__name__}: {said}; "
+            "correct chat_template.jinja or tokenizer_config.json there, or use no template "
+            "(buddy generate --raw)"
+        ) from error

@@ -1,0 +1,138 @@
+"""The tokenizer of a model's folder, loaded from a folder that Buddy wrote.
+
+transformers finds a tokenizer's files by itself, and its config may name others, or a class that is
+no tokenizer. So it is given copies of the files that a tokenizer can have, and what of the configs
+is no file, no code and no object.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from buddy.errors import CheckpointError
+from buddy.hub.config import CONFIG, read_config
+from buddy.hub.foreign import explained
+from buddy.hub.inside import file_inside, find_inside, read_table
+from buddy.hub.quiet import quiet_transformers
+
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+TOKENIZER_FILES: Final = (
+    TOKENIZER_CONFIG,
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""The files that tokenizers of the supported families are read from."""
+_TEMPLATES: Final = "additional_chat_templates"
+_NOT_PASSED: Final = frozenset(
+    {
+        *("auto_map", "name_or_path", "init_inputs", "gguf_file", "tokenizer_object"),
+        *("vocab", "merges", "tokenizer_class", "trust_remote_code"),
+        *("is_local", "local_files_only", "cache_dir", "token", "revision", "subfolder"),
+    }
+)
+"""Keys of tokenizer_config.json that name code, files or places, or stand for objects."""
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether the folder has a tokenizer of its own."""
+    return (folder / TOKENIZER_CONFIG).exists()
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Names of the files of the folder that its tokenizer is read from.
+
+    Raises:
+        CheckpointError: One may not be read.
+    """
+    templates = sorted(path.name for path in (folder / _TEMPLATES).glob("*.jinja"))
+    names = [*TOKENIZER_FILES, *(f"{_TEMPLATES}/{name}" for name in templates)]
+    return [name for name in names if find_inside(folder, name) is not None]
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The Hugging Face tokenizer in a folder, padding on the left.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged or would run code.
+    """
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    advice = "save one there with the tokenizer's save_pretrained"
+    config = read_config(folder) if (folder / CONFIG).exists() else PreTrainedConfig()
+    with TemporaryDirectory(prefix="buddy-") as name:
+        written = Path(name)
+        _write(folder, written)
+        with (
+            quiet_transformers(),
+            explained(f"the tokenizer in {folder} cannot be loaded", advice),
+        ):
+            tokenizer = AutoTokenizer.from_pretrained(
+                written, config=config, trust_remote_code=False, padding_side="left"
+            )
+            tokenizer.name_or_path = str(folder)
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            # A setting of a wrong type shows when it is used.
+            tokenizer("a text", truncation=True, max_length=1)
+            tried = tokenizer("a text", return_tensors="pt")
+            tokenizer.decode(tried.input_ids[0], skip_special_tokens=True)
+    return tokenizer
+
+
+def _write(folder: Path, written: Path) -> None:
+    """Copy what may be read of the folder."""
+    for name in tokenizer_files(folder):
+        if name.endswith(".json"):
+            read_table(folder, name)  # refuses what transformers would fail at
+        target = written / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file_inside(folder, name), target)
+    config = dict(read_table(folder, CONFIG)) if (folder / CONFIG).exists() else {}
+    values = read_table(folder, TOKENIZER_CONFIG) if holds_tokenizer(folder) else {}
+    kept = {name: value for name, value in values.items() if _may_pass(name)}
+    named = values.get("tokenizer_class") or config.get("tokenizer_class")
+    if named is not None:
+        _check_class(folder, named, has_code=bool(values.get("auto_map")))
+        kept["tokenizer_class"] = named
+    (written / TOKENIZER_CONFIG).write_text(json.dumps(kept), encoding="utf-8")
+    # By these transformers tells tokenizers that it must correct.
+    about = {key: config[key] for key in ("model_type", "transformers_version") if key in config}
+    (written / CONFIG).write_text(json.dumps(about), encoding="utf-8")
+
+
+def _may_pass(name: str) -> bool:
+    return name not in _NOT_PASSED and not name.endswith(("_file", "_files"))
+
+
+def _check_class(folder: Path, named: Any, *, has_code: bool) -> None:
+    """Refuse a class that is no tokenizer of the tokenizers library.
+
+    transformers would take any class of its own, a model too, and have it read the folder. For a
+    name that it does not know it takes the plain tokenizer.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    path = folder / TOKENIZER_CONFIG
+    if not isinstance(named, str):
+        raise CheckpointError(f"{path}: tokenizer_class must be a name, got {str(named)[:80]}")
+    with explained(f"{path}: tokenizer_class {named[:80]!r} cannot be had", "correct it"):
+        found = tokenizer_class_from_name(named)
+    if found is None and has_code:
+        raise CheckpointError(
+            f"{path}: the tokenizer {named[:80]!r} is code that comes with the model, and Buddy "
+            "runs none: save it as tokenizer.json with PreTrainedTokenizerFast"
+        )
+    fast = isinstance(found, type) and issubclass(found, PreTrainedTokenizerFast)
+    if not (found is None or fast or getattr(found, "__name__", "") == "PythonBackend"):
+        raise CheckpointError(
+            f"{path}: tokenizer_class {named[:80]!r} is no tokenizer of the tokenizers library: "
+            "expected such as PreTrainedTokenizerFast"
+        )

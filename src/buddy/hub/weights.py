@@ -1,0 +1,141 @@
+"""The safetensors of a model's folder: which files they are, and whether they fit the config.
+
+Their headers are read first. A config whose model would have other blocks, or more weights than
+the files hold, is refused before anything of its size is made.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from buddy.backbone.families import find_family
+from buddy.errors import CheckpointError
+from buddy.hub.foreign import explained
+from buddy.hub.inside import file_inside, find_inside, read_table
+
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the model's weights: one, or those that the index names.
+
+    Raises:
+        CheckpointError: There are none, or the index is damaged or names anything but safetensors
+            of this folder.
+    """
+    whole = find_inside(folder, WEIGHTS)
+    if whole is not None:
+        return [whole]
+    if find_inside(folder, INDEX) is None:
+        unsafe = sorted(path.name for path in folder.glob("*.bin"))
+        found = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
+        raise CheckpointError(
+            f"{folder} has no weights that are safe to load: expected {WEIGHTS} or {INDEX}, "
+            f"{found}; convert them with transformers' save_pretrained"
+        )
+    places = read_table(folder, INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{folder / INDEX} has no weight_map: fetch or copy the model again")
+    for name in places.values():
+        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{folder / INDEX} names {str(name)[:200]!r} as a file of weights: expected plain "
+                "names of *.safetensors in the same folder; nothing else is read"
+            )
+    return [file_inside(folder, name) for name in sorted(set(places.values()))]
+
+
+@contextmanager
+def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
+    """The tensors of all files by name, each read when it is asked for, until the block ends.
+
+    Raises:
+        CheckpointError: A file is truncated or damaged, or holds anything but plain weights.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    with ExitStack() as files:
+        tensors: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file = files.enter_context(safe_open(path, framework="pt"))
+                tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"the weights in {path} are truncated or damaged ({error}): copy or fetch them "
+                    "again"
+                ) from error
+        for name, tensor in tensors.items():
+            if tensor.get_dtype() not in _DTYPES and not is_leftover(name):
+                raise CheckpointError(
+                    f"the weights in {folder} are no plain numbers: {name} is stored as "
+                    f"{tensor.get_dtype()}, expected {', '.join(_DTYPES)}; load the model that "
+                    "they were quantised from"
+                )
+        yield tensors
+
+
+def is_leftover(name: str) -> bool:
+    """Whether it is no weight: a buffer that older files carry, such as rotary frequencies."""
+    return name.endswith("inv_freq")
+
+
+def stored_dtype(tensors: Mapping[str, Any]) -> torch.dtype:
+    """The number format of the first weight."""
+    return next(
+        (_DTYPES[one.get_dtype()] for one in tensors.values() if one.get_dtype() in _DTYPES),
+        torch.float32,
+    )
+
+
+def empty_model(config: Any) -> Any:
+    """A model of that config on the meta device: all its parts, and no memory for weights.
+
+    Raises:
+        CheckpointError: transformers makes no model of the config.
+    """
+    from transformers import AutoModelForCausalLM
+
+    advice = "correct it, or fetch or copy the model again"
+    where = f"config.json of {config.name_or_path} describes no model"
+    with explained(where, advice), torch.device("meta"):
+        dtype = config.dtype or torch.bfloat16
+        model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype)
+        model.tie_weights()
+    return model
+
+
+def check_sizes(config: Any, tensors: Mapping[str, Any]) -> None:
+    """Refuse a config that asks for more than the files hold.
+
+    Raises:
+        CheckpointError: It has another number of blocks, or its model more weights.
+    """
+    blocks = re.compile(rf"(?:^|\.){find_family(config).blocks}\.(\d+)\.")
+    stored = {found[1] for name in tensors if (found := blocks.search(name))}
+    where = f"the weights in {config.name_or_path} do not fit its config.json"
+    if len(stored) != config.num_hidden_layers:
+        raise CheckpointError(
+            f"{where}: they are of {len(stored)} blocks, and it has num_hidden_layers "
+            f"{config.num_hidden_layers}; fetch or copy the model again"
+        )
+    wanted = sum(parameter.numel() for parameter in empty_model(config).parameters())
+    held = sum(math.prod(tensor.get_shape()) for tensor in tensors.values())
+    if wanted > held:
+        raise CheckpointError(
+            f"{where}: they are {held:,} numbers, and a model of its sizes has {wanted:,}; fetch "
+            "or copy the model again"
+        )
