@@ -1,8 +1,9 @@
 """ChatSession: a loaded model that answers messages, streaming, and says what it ran."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 from rich.console import Console
 
@@ -10,6 +11,16 @@ from buddy.cli.options import parse_reroute
 from buddy.cli.views.display import fetch_progress, prepare_engine
 from buddy.errors import PromptError
 from buddy.settings import SEED, Range, check_ranges
+
+_USUAL_WISHES: Final = frozenset(
+    {
+        *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"),
+        *("do_sample", "temperature", "top_p", "max_length", "max_new_tokens", "num_beams"),
+        "num_return_sequences",
+        "_from_model_config",
+    }
+)
+"""What generation_config.json may ask for: checked when it is read, or overridden here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +170,6 @@ class ChatSession:
 
         from buddy.cli.views.streaming import Collector
         from buddy.generation.trace import DepthTrace
-        from buddy.hub.foreign import explained
 
         content = messages[-1]["content"]
         if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
@@ -173,13 +183,11 @@ class ChatSession:
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
         interrupted = False
-        advice = "correct the generation_config.json of the model"
         try:
             if not self._is_prepared:
                 prepare_engine(self._console, self.model.executor)
                 self._is_prepared = True
-            # What that file asks for is foreign too, and transformers follows most of it.
-            with explained("the model cannot generate", advice):
+            with _explained_by_wishes(self.model.generation_config):
                 self.model.generate(
                     ids,
                     budget=budget,
@@ -200,3 +208,20 @@ class ChatSession:
             trace,
             interrupted,
         )
+
+
+def _explained_by_wishes(generation_config: Any) -> AbstractContextManager[None]:
+    """Explain a failure by what a foreign generation_config.json asks for, if it asks for more.
+
+    transformers follows most of such a file without a check. Where it asks for nothing special, an
+    error is ours and stays as it is.
+    """
+    from buddy.hub.foreign import explained
+
+    special = sorted(generation_config.to_diff_dict().keys() - _USUAL_WISHES)
+    if not special:
+        return nullcontext()
+    return explained(
+        "the model cannot generate",
+        f"its generation_config.json asks for {', '.join(special)}: delete that there",
+    )

@@ -1,5 +1,6 @@
 """Generation under a budget: transformers' own loop, with a session as its cache."""
 
+import math
 from abc import abstractmethod
 from functools import partial
 from typing import Any, cast
@@ -45,7 +46,7 @@ class FiniteLogits(LogitsProcessor):
         Raises:
             ModelError: A row's are NaN or infinite.
         """
-        if not bool(scores.amax(-1).isfinite().all()):
+        if not all(map(math.isfinite, scores.amax(-1).tolist())):
             raise ModelError(
                 f"the logits after {input_ids.shape[1]} tokens are not finite: the weights are "
                 "damaged, or too large for their number format; fetch or copy the model again, or "
