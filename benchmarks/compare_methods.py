@@ -16,7 +16,6 @@ without it collects. What is there of another recipe or command is refused.
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -70,7 +69,7 @@ def main():
             points += tasks(args, name, folder, depths)
     record = RunRecord(
         kind="comparison",
-        command=shlex.join(["python", *sys.argv]),
+        model=None,
         config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
         results={"points": points, "above_buddy": paired(by_row)},
     )

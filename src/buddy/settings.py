@@ -177,27 +177,36 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
         return _convert(hint, value, where, error)
     if origin is tuple:
         if not isinstance(value, list):
-            raise error(f"{where}: expected a list, got {_short(value)}")
+            raise error(f"{where}: expected a list, got {shortened(value)}")
         return tuple(
             _convert(get_args(hint)[0], one, f"{where}[{place}]", error)
             for place, one in enumerate(value)
         )
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise error(f"{where}: expected a table, got {shortened(value)}")
+        return {
+            name: _convert(get_args(hint)[1], one, f"{where}.{name}", error)
+            for name, one in value.items()
+        }
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(str(one) for one in get_args(hint))
-            raise error(f"{where}: expected one of {choices}, got {_short(value)}")
+            raise error(f"{where}: expected one of {choices}, got {shortened(value)}")
         return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise error(f"{where}: expected a table, got {_short(value)}")
+            raise error(f"{where}: expected a table, got {shortened(value)}")
         return build(hint, value, where, error)  # type: ignore[arg-type]
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if type(value) is not hint:
-        raise error(f"{where}: expected {hint.__name__}, got {_short(value)}")
+        raise error(f"{where}: expected {hint.__name__}, got {shortened(value)}")
     return value
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def shortened(value: Any, most: int = 80) -> str:
+    """A value as a message shows it: on one line, and not long."""
+    # What is cut off need not be written: lists may be huge.
+    text = repr(value[:most] if isinstance(value, list | str) else value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

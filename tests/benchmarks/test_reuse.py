@@ -20,9 +20,11 @@ def script(monkeypatch):
     return lambda name: runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
 
 
-def write(path, *, command="", config=None, results=None):
+def write(path, *, command="", config=None, results=None, model=None):
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(kind="made", command=command, config=config or {}, results=results or {})
+    record = RunRecord(
+        kind="made", command=command, config=config or {}, results=results or {}, model=model
+    )
     record.save(path)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
 from buddy.checkpoint.manifest import (
     MANIFEST,
@@ -99,29 +99,33 @@ def _load(
         made = BuddyForCausalLM(
             model,
             prior=load_prior(name),
-            policy=policy,
+            policy="full",
             kv_policy=kv_policy or DEFAULT_KV_POLICY,
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
         made.source = str(folder.resolve()) if folder.exists() else str(name)
         made.source_fingerprint = base_fingerprint(model)
+        made.set_policy(policy or made.default_policy())
         return made
     manifest = read_manifest(folder)
     source = manifest["base"]["source"]
     model = load_model(source or folder / "backbone", **options)
     fingerprint = base_fingerprint(model)
     check_base(folder, manifest["base"], identity(Backbone(model), fingerprint))
+    merged = None
     if any(name.startswith("adapter/") for name in manifest["files"]):
-        model = _with_adapter(model, folder / "adapter", merge=merge_adapter)
+        model, merged = _with_adapter(model, folder / "adapter", merge=merge_adapter)
     made = BuddyForCausalLM(
         model,
         **_read_routing(folder, manifest, model.device),
-        policy=policy or manifest["policy"],
+        policy="full",
         kv_policy=kv_policy or manifest["kv_policy"],
         engine=engine,
     )
-    made.source, made.source_fingerprint = source, fingerprint
+    made.source, made.source_fingerprint, made.merged_adapter = source, fingerprint, merged
+    # Last: a policy may have been made for another base model.
+    made.set_policy(policy or manifest["policy"])
     return made
 
 
@@ -279,7 +283,8 @@ def _restore(
     return module.eval().to(device)
 
 
-def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
+def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> tuple[Any, str | None]:
+    """The model with the adapter; and the adapter's fingerprint, where it was merged."""
     from peft import PeftModel
 
     if not (folder / "adapter_model.safetensors").is_file():
@@ -289,4 +294,7 @@ def _with_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
         )
     with quiet_peft():
         adapted = PeftModel.from_pretrained(model, str(folder))
-    return adapted.merge_and_unload() if merge else adapted
+    if not merge:
+        return adapted, None
+    mark = adapter_fingerprint(adapted)
+    return adapted.merge_and_unload(), mark

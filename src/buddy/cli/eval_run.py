@@ -1,6 +1,7 @@
 """What every `buddy eval` command does around its measurement: load, log, show progress, record."""
 
-import shlex
+import hashlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from buddy.cli.commands.importance import computed_by
 from buddy.cli.views.display import fetch_progress, stderr
 from buddy.errors import BuddyError, ResultError
 from buddy.files import check_writable
@@ -101,6 +103,7 @@ def eval_run(
     budgets: Sequence[str] | None,
     config: dict[str, Any],
     auto: bool = False,
+    generates: bool = False,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
 
@@ -111,6 +114,7 @@ def eval_run(
         budgets: To compare them at; full depth if none.
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
+        generates: Whether text is decoded, so that the engine has a part in it.
 
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
@@ -126,10 +130,18 @@ def eval_run(
         loaded = BuddyForCausalLM.from_pretrained(
             model, merge_adapter=True, on_progress=on_progress
         )
+    tokenizer = load_tokenizer(model)
     conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
-    identity = {name: value for name, value in full.items() if name != "limit"}
+    settings = {name: value for name, value in config.items() if name != "limit"}
+    identity = {
+        **settings,
+        **computed_by(loaded),
+        "kv_policy": config.get("kv_policy") or loaded.kv_policy,
+        "engine": loaded.executor.describe() if generates else None,
+        "tokenizer": _tokenizer_mark(tokenizer),
+    }
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -145,7 +157,9 @@ def eval_run(
             bar.console.print(f"going on from {log.num_samples} samples in {log.path}", style="dim")
         task = bar.add_task("", total=None)
         try:
-            yield EvalRun(console, loaded, load_tokenizer(model), conditions, log, bar, task, full)
+            for condition in conditions:
+                log.declare({**condition.describe(), "key": condition.key})
+            yield EvalRun(console, loaded, tokenizer, conditions, log, bar, task, full)
         except KeyboardInterrupt:
             bar.stop()
             console.print(
@@ -153,6 +167,12 @@ def eval_run(
                 "goes on"
             )
             raise typer.Exit(130) from None
+
+
+def _tokenizer_mark(tokenizer: Any) -> str:
+    """SHA-256 of what turns texts into tokens, and requests into prompts."""
+    parts = [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> None:
@@ -170,9 +190,7 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
             for condition in run.conditions
         ],
     }
-    record = RunRecord(
-        kind=kind, command=shlex.join(["buddy", *sys.argv[1:]]), config=config, results=results
-    )
+    record = RunRecord(kind=kind, config=config, results=results, model=run.model.facts())
     try:
         record.save(out)
     except BuddyError as error:

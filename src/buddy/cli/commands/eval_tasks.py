@@ -126,8 +126,15 @@ def _evaluate(
         "batch": batch,
         "seed": seed,
     }
+    generates = any(one.OUTPUT_TYPE == "generate_until" for one in loaded["tasks"].values())
     with eval_run.eval_run(
-        model, out, policies=policy, budgets=budget, config=config, auto=True
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        auto=True,
+        generates=generates,
     ) as run:
         lm = BuddyLM(
             run.model,

@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
@@ -30,6 +30,20 @@ Plan = tuple[int, ...]
 """The blocks that run, ascending."""
 WITHIN: Final = ("all", "source")
 """Whose plans are exchanged: those of any inputs, or of inputs from the same source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logged:
+    """An answer, as it is logged."""
+
+    task: str
+    """Source of the row."""
+    nll: float
+    """Summed over the tokens of the answer."""
+    tokens: int
+    """Of the answer."""
+    blocks: Plan
+    """That ran."""
 
 
 class GivenPlans:
@@ -231,19 +245,17 @@ class _Bench:
             for i, (nll, blocks) in zip(rows, found, strict=True):
                 self._keep(i, keys[i], nll, blocks)
                 if self.log is not None:
-                    example = self.examples[i]
-                    tokens = len(example.answer)
-                    self.log.add(
-                        keys[i], task=example.source, nll=nll, tokens=tokens, blocks=blocks
-                    )
+                    source, tokens = self.examples[i].source, len(self.examples[i].answer)
+                    made = Logged(task=source, nll=nll, tokens=tokens, blocks=blocks)
+                    self.log.add(keys[i], **asdict(made))
             self.on_answers(condition, len(rows))
 
     def _recall(self, i: int, key: str) -> bool:
         if key in self._known:
             return True
-        logged = None if self.log is None else self.log.find(key)
+        logged = None if self.log is None else self.log.find(key, Logged)
         if logged is not None:
-            self._keep(i, key, logged["nll"], tuple(logged["blocks"]))
+            self._keep(i, key, logged.nll, logged.blocks)
         return logged is not None
 
     def _keep(self, i: int, key: str, nll: float, blocks: Plan) -> None:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -35,6 +36,18 @@ _BOOTSTRAPS = 1000
 _SPLITS = {"training": "train", "validation": "validation", "test": "test"}
 """What lm-eval's tasks call a split, and the file that holds it."""
 OnCondition = Callable[[Condition], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """What a sample was worth, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    doc_id: int
+    """Its number in the task."""
+    scores: dict[str, float]
+    """By metric."""
 
 
 def load_tasks(
@@ -235,10 +248,18 @@ def _log_scores(lm: BuddyLM, samples: dict[str, list[dict[str, Any]]]) -> None:
         return
     for task, rows in samples.items():
         for row in rows:
-            key = f"{lm.condition.key} {task} {row['doc_id']} {row['filter']}"
-            if lm.log.find(key) is None:
-                scores = {name: row[name] for name in row["metrics"]}
-                lm.log.add(key, task=task, doc_id=row["doc_id"], **scores)
+            # By content: the same number may be another question next time.
+            mark = f"{row['doc_id']} {row['filter']} {row['doc_hash']} {row['prompt_hash']}"
+            key = f"{lm.condition.key} {task} {mark}"
+            if lm.log.find(key, Worth) is None:
+                # Some metrics of corpora are no number of one sample.
+                told = {name: row[name] for name in row["metrics"]}
+                scores = {
+                    name: float(value)
+                    for name, value in told.items()
+                    if isinstance(value, int | float) and math.isfinite(value)
+                }
+                lm.log.add(key, task=task, doc_id=row["doc_id"], scores=scores)
 
 
 def _points(

@@ -6,6 +6,7 @@ from typing import Any
 
 from buddy.errors import ResultError
 from buddy.plots.figures import FIGURES
+from buddy.settings import shortened
 
 _AGAIN = "make the record again with the command that it names"
 
@@ -23,7 +24,7 @@ class Fields:
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            raise ResultError(f"{where} must be an object, got {_short(value)}; {_AGAIN}")
+            raise ResultError(f"{where} must be an object, got {shortened(value, 40)}; {_AGAIN}")
         self._value = value
         self.where = where
 
@@ -88,7 +89,7 @@ class Fields:
         """The error of a field that is missing or not as expected."""
         if name not in self._value:
             return ResultError(f"{self.where} has no {name!r}, {expected}; {_AGAIN}")
-        got = _short(self.get(name))
+        got = shortened(self.get(name), 40)
         return ResultError(f"{self.where}: {name!r} must be {expected}, got {got}; {_AGAIN}")
 
 
@@ -163,8 +164,3 @@ def _bounds(low: float, high: float) -> str:
     if low == -math.inf and high == math.inf:
         return ""
     return f" of at least {low:g}" if high == math.inf else f" from {low:g} to {high:g}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -55,7 +55,6 @@ def train(
     *,
     resume: bool = False,
     listener: Listener | None = None,
-    command: str = "",
 ) -> Path:
     """Train by a recipe.
 
@@ -65,7 +64,6 @@ def train(
             record.
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes, on the main process.
-        command: That is running, for the record.
 
     Returns:
         The Buddy checkpoint's folder.
@@ -99,7 +97,7 @@ def train(
     run.go(resume)
     if run.is_main:
         model.eval().save_pretrained(out / CHECKPOINT)
-        run.record(command).save(out / RECORD)
+        run.record().save(out / RECORD)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return out / CHECKPOINT
@@ -225,11 +223,11 @@ class _Run:
             log.write(step, "warning", text=_COLLAPSE)
             self.listener.warned(_COLLAPSE)
 
-    def record(self, command: str) -> RunRecord:
+    def record(self) -> RunRecord:
         """What was run, and how it ended."""
         return RunRecord(
             kind="training",
-            command=command,
+            model=self.model.facts(),
             config={**asdict(self.recipe), "processes": self.trainer.num_processes},
             results={
                 "steps": self.trainer.steps,

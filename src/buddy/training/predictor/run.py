@@ -65,7 +65,6 @@ def train_budget(
     *,
     resume: bool = False,
     listener: BudgetListener | None = None,
-    command: str = "",
 ) -> Path:
     """Train a Budget Predictor for a checkpoint of stage 1.
 
@@ -75,7 +74,6 @@ def train_budget(
             training state and the record.
         resume: Go on from the state in `out`, if there is one. Tables always go on.
         listener: Told how it goes.
-        command: That is running, for the record.
 
     Returns:
         The new checkpoint's folder: that of stage 1, and the predictor.
@@ -113,7 +111,7 @@ def train_budget(
     whole = load(recipe.model.name, device="cpu")
     whole.predictor = folded(predictor, standard).eval().cpu()
     whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
-    run.record(command).save(out / RECORD)
+    run.record(whole).save(out / RECORD)
     return out / CHECKPOINT
 
 
@@ -235,11 +233,11 @@ class _Run:
             log.write(step, "warning", text=text)
             self.listener.warned(text)
 
-    def record(self, command: str) -> RunRecord:
+    def record(self, model: BuddyForCausalLM) -> RunRecord:
         """What was run, and how it ended."""
         return RunRecord(
             kind="training-budget",
-            command=command,
+            model=model.facts(),
             config={**asdict(self.recipe), "num_blocks": self.trainer.predictor.num_blocks},
             results={
                 "steps": self.trainer.steps,
