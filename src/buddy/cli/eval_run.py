@@ -53,6 +53,15 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data as JSON lines; the hub if not given.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many samples of each task.")]
+AgainstLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="SAMPLES",
+        help="Log of an earlier run on the same rows (.samples.jsonl): also write the differences "
+        "from it, taken row by row.",
+    ),
+]
 RouteOn = Annotated[
     str,
     typer.Option(help="What the route sees: prompt, or full (the answers too: it leaks)."),
@@ -171,7 +180,9 @@ def eval_run(
 
 def _tokenizer_mark(tokenizer: Any) -> str:
     """SHA-256 of what turns texts into tokens, and requests into prompts."""
-    parts = [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # some are written in Python
+    told = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    parts = [told, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -227,6 +238,37 @@ def show_points(
         ]
         table.add_row(label, blocks, *cells)
     console.print(table)
+
+
+def show_differences(console: Console, points: Sequence[dict[str, Any]], against: Path) -> None:
+    """A table: one row a condition, what it is compared with and a task."""
+    from rich.table import Table
+
+    table = Table(
+        title=f"less {against.name}, row by row",
+        title_justify="left",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+    )
+    names = list(dict.fromkeys(one["metric"] for one in points))
+    for name in ("policy", "less", "blocks", "task", *names, "rows"):
+        right = name in ("blocks", "rows", *names)
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for one in points:
+        what = tuple(str(one[name]) for name in ("label", "minus", "blocks", "task"))
+        rows.setdefault(what, {})[one["metric"]] = one
+    for row, found in rows.items():
+        samples = next(iter(found.values()))["samples"]
+        cells = (_difference(found[name]) if name in found else "" for name in names)
+        table.add_row(*row, *cells, str(samples))
+    console.print(table)
+
+
+def _difference(point: dict[str, Any]) -> str:
+    error = "" if point["stderr"] is None else f" ± {point['stderr']:.3f}"
+    return f"{point['value']:+.3f}{error}"
 
 
 def _cell(point: dict[str, Any], *, bare: bool) -> str:
