@@ -107,6 +107,7 @@ def test_a_run_leaves_a_checkpoint_logs_and_a_record(whole):
     record = json.loads((out / "record.json").read_text())
     assert record["kind"] == "training"
     assert record["results"]["steps"] == 12
+    assert record["model"] == BuddyForCausalLM.from_pretrained(out / "checkpoint").facts()
     assert [one["blocks"] for one in record["results"]["evaluation"]] == [6, 4]
 
 
