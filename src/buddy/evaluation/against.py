@@ -99,9 +99,9 @@ class EarlierCondition:
         return [one for one in found if one is not None]
 
 
-def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float | None]:
+def mean_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     """The mean of ours less theirs, row by row, and its standard error over rows."""
-    gaps = [own - other for own, other in zip(ours, theirs, strict=True)]
+    gaps = [own - other for own, other in pairs]
     spread = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
     return statistics.fmean(gaps), spread
 
