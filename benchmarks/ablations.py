@@ -11,7 +11,6 @@ collects.
 """
 
 import argparse
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -67,8 +66,7 @@ def main():
                 for one in trained(args.recipe, folder, sets)["results"]["evaluation"]
             ]
     config = {"recipe": args.recipe.read_text(), "set": args.set}
-    command = shlex.join(["python", *sys.argv])
-    RunRecord(kind="ablations", command=command, config=config, results={"points": points}).save(
+    RunRecord(kind="ablations", config=config, model=None, results={"points": points}).save(
         args.out
     )
     print(table(points))

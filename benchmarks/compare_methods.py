@@ -15,15 +15,15 @@ without it collects. What is there of another recipe or command is refused.
 """
 
 import argparse
-import json
-import shlex
-import statistics
+import itertools
 import subprocess
 import sys
 from pathlib import Path
 
 from reuse import is_measured, is_trained
 
+from buddy.evaluation.against import Against
+from buddy.evaluation.answers.answer_points import Answered, by_answer, differences
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
@@ -54,7 +54,7 @@ LABELS = {
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
-    points, by_row = [], {}
+    points, gaps = [], []
     for name, changes, depths in conditions(args):
         if args.only and name not in args.only:
             continue
@@ -65,14 +65,15 @@ def main():
             buddy("train", args.recipe, "--out", folder, "--resume", *sets)
         for rows in args.rows:
             points += answers(rows, name, folder, depths)
-            by_row.update(losses_by_row(rows[0], name, folder))
+            if name != "buddy" and "buddy" in (args.only or SHARED):
+                gaps += above_buddy(rows[0], name, args.runs, depths)
         if args.tasks_dir:
             points += tasks(args, name, folder, depths)
     record = RunRecord(
         kind="comparison",
-        command=shlex.join(["python", *sys.argv]),
+        model=None,
         config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
-        results={"points": points, "above_buddy": paired(by_row)},
+        results={"points": points, "above_buddy": gaps},
     )
     record.save(args.out)
     for title, *_ in args.rows:
@@ -142,7 +143,7 @@ def measured(name, folder, kind, depths, *command):
     out = folder / f"{kind}.json"
     budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
     arguments = ["eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets]
-    if not is_measured(out, arguments):
+    if not is_measured(out, arguments, folder / "checkpoint"):
         buddy(*arguments)
     named = {"label": label(name), "policy": method(name)}
     return [{**point, **named} for point in read_record(out)["results"]["points"]]
@@ -168,30 +169,18 @@ def answers(rows, name, folder, depths):
     return [{**point, "task": title} for point in found if point["task"] == "all"]
 
 
-def losses_by_row(title, name, folder):
-    """Mean cross-entropy of each answer, by rows, method, depth and the answer's digest."""
-    found = {}
-    with (folder / f"answers-{title}.samples.jsonl").open() as file:
-        for line in map(json.loads, file):
-            if "key" in line:
-                digest = line["key"].rpartition(" ")[2]
-                place = (title, name, len(line["blocks"]))
-                found.setdefault(place, {})[digest] = line["nll"] / line["tokens"]
-    return found
-
-
-def paired(by_row):
+def above_buddy(title, name, runs, depths):
     """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
+    ours = Against(runs / "buddy" / f"answers-{title}.samples.jsonl")
+    theirs = Against(runs / name / f"answers-{title}.samples.jsonl")
     found = []
-    for (title, name, depth), losses in by_row.items():
-        ours = by_row.get((title, "buddy", depth))
-        if ours is None or name == "buddy":
-            continue
-        # A log may hold more rows than were asked for last.
-        gaps = [losses[digest] - ours[digest] for digest in losses.keys() & ours.keys()]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5
-        point = {"task": title, "label": label(name), "blocks": depth, "rows": len(gaps)}
-        found.append({**point, "difference": statistics.fmean(gaps), "stderr": error})
+    for own, other in itertools.product(ours.conditions(), theirs.conditions()):
+        if own.budget == other.budget and own.blocks in depths:
+            marks = other.marks()
+            pairs = zip(other.rows(marks, Answered), own.rows(marks, Answered), strict=True)
+            difference, error = by_answer(differences(list(pairs)))
+            point = {"task": title, "label": label(name), "blocks": own.blocks}
+            found.append({**point, "rows": len(marks), "difference": difference, "stderr": error})
     return found
 
 

@@ -11,9 +11,7 @@ policy, when to route again, whose scores rank the blocks of a batch, how many b
 import argparse
 import math
 import random
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -157,7 +155,7 @@ def main():
     Console(stderr=True).print(table)
     RunRecord(
         kind="decode-quality",
-        command=shlex.join(["python", *sys.argv]),
+        model=models[None].facts(),
         config={key: value for key, value in vars(args).items() if key != "out"},
         results={"rows": len(examples), "cells": cells},
     ).save(args.out)

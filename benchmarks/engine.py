@@ -14,9 +14,7 @@ With `--random` the weights are random numbers in the shape of a model, and noth
 import argparse
 import itertools
 import random
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -252,7 +250,7 @@ def main():
         show(console, found[-1])
     RunRecord(
         kind="engine",
-        command=shlex.join(["python", *sys.argv]),
+        model=base.facts(),
         config={key: str(value) for key, value in vars(args).items()},
         results={
             "shapes": found,

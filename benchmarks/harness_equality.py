@@ -8,8 +8,6 @@ with its context whole.
 import argparse
 import logging
 import os
-import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -76,8 +74,7 @@ def main():
         "seconds": {"buddy": our_s, "hf": their_s},
     }
     config = {"model": args.model, "dtype": "torch.float32", "limit": args.limit}
-    command = shlex.join(["python", *sys.argv])
-    RunRecord(kind="harness-equality", command=command, config=config, results=results).save(
+    RunRecord(kind="harness-equality", config=config, model=model.facts(), results=results).save(
         args.out
     )
     for task in ours:

@@ -9,8 +9,6 @@ does not name have the prior's order.
 """
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -51,10 +49,9 @@ def main():
         for depth, share in shares(model, recipe, source, rows, depths).items()
     ]
     config = {key: str(value) for key, value in vars(args).items()}
-    command = shlex.join(["python", *sys.argv])
-    RunRecord(kind="kinds-told", command=command, config=config, results={"points": points}).save(
-        args.out
-    )
+    RunRecord(
+        kind="kinds-told", config=config, model=model.facts(), results={"points": points}
+    ).save(args.out)
     for depth in depths:
         here = [point for point in points if point["blocks"] == depth]
         told = sum(point["share"] * point["rows"] for point in here)
@@ -66,7 +63,7 @@ def shares(model, recipe, source, rows, depths):
     """Of the rows of one source, how many run their order's blocks at each depth."""
     records = [one.record for one in recipe.router.orders if source in one.sources]
     decision, prompts = model.router.decision, RewardModel(model)
-    order = read_prior(Path(records[0]), model.num_blocks) if records else decision.prior
+    order = read_prior(Path(records[0]), model.resources) if records else decision.prior
     scores = torch.cat(
         [
             decision.fuse(decision(prompts.summaries(rows[start : start + BATCH])))

@@ -7,9 +7,7 @@ token, and a difference is counted.
 """
 
 import argparse
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -81,7 +79,7 @@ def main():
     Console(stderr=True).print(table)
     RunRecord(
         kind="lossless",
-        command=shlex.join(["python", *sys.argv]),
+        model=model.facts(),
         config={key: value for key, value in vars(args).items() if key != "out"},
         results={"cells": cells},
     ).save(args.out)

@@ -11,8 +11,6 @@ would help.
 
 import argparse
 import random
-import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -46,7 +44,8 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
-    swaps = measure(args)
+    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
+    swaps = measure(model, args)
     changes = swaps["change"]
     fits = {name: fit(swaps, name) for name in ("order", "source", "context")}
     results = {
@@ -57,18 +56,18 @@ def main():
         "share_helping": float((changes < 0).float().mean()),
         "held_out": fits,
     }
-    command = shlex.join(["python", *sys.argv])
     config = {key: str(value) for key, value in vars(args).items()}
-    RunRecord(kind="measured-swaps", command=command, config=config, results=results).save(args.out)
+    RunRecord(kind="measured-swaps", config=config, model=model.facts(), results=results).save(
+        args.out
+    )
     for name, value in results.items():
         print(name, value)
 
 
-def measure(args):
+def measure(model, args):
     """The change of each row's loss under each exchange."""
     tokenizer = load_tokenizer(args.model)
-    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
-    prior = torch.nn.functional.pad(read_prior(args.order, model.num_blocks), (1, 1))
+    prior = torch.nn.functional.pad(read_prior(args.order, model.resources), (1, 1))
     examples = []
     for path in args.files:
         rows = read_examples(Source(path=path), tokenizer, max_tokens=args.max_tokens)

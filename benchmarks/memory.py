@@ -8,8 +8,6 @@ and torch take alone is left out.
 
 import argparse
 import resource
-import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -62,7 +60,7 @@ def main():
         Console(stderr=True).print(f"{name}: {value}")
     RunRecord(
         kind="memory",
-        command=shlex.join(["python", *sys.argv]),
+        model=model.facts(),
         config={key: value for key, value in vars(args).items() if key != "out"},
         results=results,
     ).save(args.out)

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 BUDGETS = (1.0, 0.5)
+FACTS = "facts"
 
 
 def work(args):
@@ -33,6 +33,9 @@ def work(args):
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     ids = torch.randint(100, 40_000, (args.batch, args.context))
     for line in sys.stdin:
+        if line.strip() == FACTS:
+            print(json.dumps(model.facts()), flush=True)
+            continue
         trace = DepthTrace()
         model.generate(
             ids,
@@ -65,9 +68,9 @@ class Tree:
             text=True,
         )
 
-    def run(self, budget):
-        """One generation."""
-        self._process.stdin.write(f"{budget}\n")
+    def ask(self, what):
+        """One generation at a budget, or the facts of the model."""
+        self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
@@ -100,9 +103,10 @@ def main():
     for number in range(args.rounds + 1):
         for budget in BUDGETS:
             order = draw.sample(list(trees), len(trees))
-            made = {name: trees[name].run(budget) for name in order}
+            made = {name: trees[name].ask(budget) for name in order}
             if number:  # the first round warms up
                 seen[budget].append(made)
+    facts = trees["this"].ask(FACTS)
     for tree in trees.values():
         tree.end()
     cells = {}
@@ -125,7 +129,7 @@ def main():
         told = subprocess.run(revision, capture_output=True, text=True, check=False).stdout.strip()
         RunRecord(
             kind="over-revision",
-            command=shlex.join(["python", *sys.argv]),
+            model=facts,
             config={**{key: str(value) for key, value in vars(args).items()}, "revision": told},
             results=cells,
         ).save(args.out)

@@ -1,10 +1,12 @@
 """What an earlier run left is used only where it is of the same recipe, or the same command."""
 
-import json
+import functools
 import shlex
 import sys
 from dataclasses import asdict
 
+from buddy import BuddyForCausalLM
+from buddy.identity import differing
 from buddy.records import read_record
 
 
@@ -16,15 +18,9 @@ def is_trained(folder, recipe):
     path = folder / "record.json"
     if not path.exists():
         return False
-    found = _flat(read_record(path)["config"])
+    found = read_record(path)["config"]
     found.pop("processes", None)
-    wanted = _flat(json.loads(json.dumps(asdict(recipe))))
-    absent = object()
-    changed = [
-        key
-        for key in dict.fromkeys([*wanted, *found])
-        if found.get(key, absent) != wanted.get(key, absent)
-    ]
+    changed = differing(found, asdict(recipe))
     if changed:
         sys.exit(
             f"{folder} holds the run of another recipe, with other {', '.join(changed)}: "
@@ -33,26 +29,31 @@ def is_trained(folder, recipe):
     return True
 
 
-def is_measured(path, arguments):
+def is_measured(path, arguments, checkpoint):
     """Whether a record was written by `buddy` with these arguments; one of others ends the process.
 
-    Model, rows, depths and limits are all in the command, and it names the record itself.
+    Rows, depths and limits are all in the command, and it names the record itself. The model is
+    compared by its weights: a folder may have been trained anew.
     """
     if not path.exists():
         return False
-    found, wanted = read_record(path)["command"], shlex.join(["buddy", *map(str, arguments)])
+    record = read_record(path)
+    found, wanted = record["command"], shlex.join(["buddy", *map(str, arguments)])
     if found != wanted:
         sys.exit(
             f"{path} was measured by another command, `{found}` and not `{wanted}`: "
             "delete it to measure again, or name another --runs"
         )
+    changed = differing(record.get("model"), facts(checkpoint))
+    if changed:
+        sys.exit(
+            f"{path} was measured on another model than {checkpoint} is now, with other "
+            f"{', '.join(changed)}: delete it and its samples to measure again"
+        )
     return True
 
 
-def _flat(table, prefix=""):
-    """A table of tables as one, with dots in its keys."""
-    flat = {}
-    for key, value in table.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
+@functools.cache
+def facts(checkpoint):
+    """What tells the model in a folder from others."""
+    return BuddyForCausalLM.from_pretrained(checkpoint, device="cpu").facts()

@@ -9,7 +9,6 @@ does it. All compute losses by the same code.
 """
 
 import argparse
-import shlex
 import statistics
 import sys
 import time
@@ -114,7 +113,7 @@ def main() -> None:
     }
     RunRecord(
         kind="sleb-speed",
-        command=shlex.join(["python", "benchmarks/sleb_speed.py", *sys.argv[1:]]),
+        model=model.facts(),
         config={
             "model": DEFAULT_MODEL,
             "dtype": str(model.dtype),

@@ -14,8 +14,6 @@ another, each block once, and `--rounds 0` searches nothing. The record serves a
 
 import argparse
 import random
-import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -23,7 +21,8 @@ from rich.progress import track
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
-from buddy.records import RunRecord, read_record
+from buddy.policies.measured import read_order
+from buddy.records import RunRecord
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
 from buddy.training.predictor.depth_losses import leaf_losses
@@ -45,8 +44,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument(
         "--begin",
-        type=begun,
-        action="extend",
+        type=begin_of,
+        action="append",
         default=[],
         metavar="RECORD:N",
         help="the first N removals of a record; may be repeated",
@@ -55,7 +54,8 @@ def main():
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
-    begin = list(dict.fromkeys(args.begin))
+    begun = (read_order(path, model.resources)[0][:count] for path, count in args.begin)
+    begin = list(dict.fromkeys(block for removals in begun for block in removals))
     gone, curve, order = list(begin), [], []
     for _ in track(range(args.rounds)):
         rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
@@ -69,7 +69,7 @@ def main():
         order = [rest[place] for place in losses.argsort().tolist() if rest[place] != best]
     RunRecord(
         kind="importance-sleb-answers",
-        command=shlex.join(["python", *sys.argv]),
+        model=model.facts(),
         config={
             "model": args.model,
             "sources": args.sources,
@@ -83,12 +83,12 @@ def main():
     ).save(args.out)
 
 
-def begun(text):
-    """The removals that are not searched."""
+def begin_of(text):
+    """RECORD:N in its parts."""
     path, _, count = text.rpartition(":")
     if not (path and count.isdigit()):
         raise argparse.ArgumentTypeError(f"expected RECORD:N, as in order.json:12, got {text!r}")
-    return read_record(Path(path))["results"]["removal_order"][: int(count)]
+    return Path(path), int(count)
 
 
 def drawn(args):

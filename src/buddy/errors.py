@@ -17,18 +17,17 @@ Each message says what is wrong, what was expected, what was got, and what to do
 `ValueError`s, so that code which knows nothing of Buddy can catch them.
 """
 
-_SHOWN = 80
 
-
-def shown(value: object) -> str:
+def shown(value: object, most: int = 80) -> str:
     """A value as a message shows it: on one line, and not all of a long one."""
     if value is None:
         return "null"
     try:
-        text = repr(value)
+        # What is cut off need not be written: lists may be huge.
+        text = repr(value[:most] if isinstance(value, list | str) else value)
     except (RecursionError, ValueError):  # nests too deeply; an integer of thousands of digits
         return f"a very long {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint, part_fingerprint
 from buddy.checkpoint.card import Card
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource
@@ -90,11 +91,13 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         """Of the base model as it was loaded from there."""
         self.card: Card | None = None
         """The model card that goes with a checkpoint."""
+        self.merged_adapter: str | None = None
+        """Fingerprint of the adapter that was folded into the weights; None where none was."""
         # A PEFT model wraps the causal LM and changes its linear layers in place.
         self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
-        self.set_policy(self._default_policy() if policy is None else policy)
+        self.set_policy(self.default_policy() if policy is None else policy)
         self.executor = ExecutorChoice(self.backbone, engine)
         self._tabulate = Tabulator(self.backbone)
 
@@ -116,7 +119,32 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     @property
     def resources(self) -> PolicyResources:
         """What the model offers to a policy."""
-        return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
+        return PolicyResources(
+            num_blocks=self.num_blocks,
+            fingerprint=self.base_fingerprint,
+            prior=self.prior,
+            router=self.router,
+        )
+
+    @property
+    def base_fingerprint(self) -> str:
+        """Of the base model's weights, whatever adapter is on them or was folded into them."""
+        if self.source_fingerprint is not None and (self.merged_adapter or self.quant):
+            return self.source_fingerprint
+        return base_fingerprint(self.model)
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this model from others, for records: blocks, and fingerprints of its parts."""
+        found = {"num_blocks": self.num_blocks, "base": self.base_fingerprint}
+        adapter = self.merged_adapter or adapter_fingerprint(self.model)
+        if adapter is not None:
+            found["adapter"] = adapter
+        for name, part in (("router", self.router), ("predictor", self.predictor)):
+            if part is not None:
+                found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
+        if self.prior is not None:
+            found["prior"] = part_fingerprint({"prior": self.prior})
+        return found
 
     @property
     def policy(self) -> Policy:
@@ -158,7 +186,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             )
         self._policy, self.policy_spec = made, policy if isinstance(policy, str) else None
 
-    def _default_policy(self) -> str:
+    def default_policy(self) -> str:
+        """The trained router, else the prior's static order, else full depth."""
         if self.router is not None:
             return "routed"
         return "full" if self.prior is None else "static"

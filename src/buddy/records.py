@@ -3,17 +3,27 @@
 import json
 import os
 import platform
-import subprocess
+import shlex
+import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from buddy.errors import ResultError
+import buddy
+from buddy.errors import BuddyError, ResultError, shown
 from buddy.files import read_json, write_text
+from buddy.provenance import own_commit
 
-_PACKAGES = ("buddy-llm", "torch", "transformers", "peft")
+_PACKAGES: Final = ("torch", "transformers", "peft")
+
+
+def command_line() -> str:
+    """The command that is running, as it can be typed again."""
+    program, *arguments = sys.argv
+    is_ours = Path(program).name in ("buddy", "__main__.py")
+    return shlex.join(["buddy", *arguments] if is_ours else ["python", program, *arguments])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,18 +32,21 @@ class RunRecord:
 
     kind: str
     """What was measured, such as `routed-speed`."""
-    command: str
-    """The command that makes it again."""
     config: dict[str, Any]
     """Everything that could have been set otherwise."""
     results: dict[str, Any]
     """The figures; units end their names."""
+    model: dict[str, Any] | None
+    """What `BuddyForCausalLM.facts` says: `num_blocks`, and the fingerprints of its weights. None
+    where several models were measured: `config` or `results` name those."""
+    command: str = field(default_factory=command_line)
+    """The command that makes it again."""
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     """Of Python and of the packages that matter."""
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     """Processor and threads."""
-    commit: str | None = field(default_factory=lambda: _commit())
-    """Of the working tree, with `-dirty` where it was changed; None outside a checkout."""
+    commit: str | None = field(default_factory=own_commit)
+    """Of Buddy's source, with `-dirty` where it was changed; None where it is not known."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """UTC."""
 
@@ -57,13 +70,70 @@ def read_record(path: Path) -> dict[str, Any]:
         ResultError: It is missing, damaged, or no record.
     """
     record = read_json(path, ResultError)
-    if not isinstance(record, dict) or not {"kind", "config", "results"} <= record.keys():
-        raise ResultError(f"{path} is no RunRecord: expected kind, config and results in it")
+    kinds = {"kind": str, "config": dict, "results": dict}
+    if not isinstance(record, dict) or any(
+        not isinstance(record.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise ResultError(
+            f"{path} is no RunRecord: expected kind (a text), config and results (objects) in it"
+        )
+    model = record.get("model")
+    if model is not None and not _is_model(model):
+        raise ResultError(
+            f"{path}: model must be an object of num_blocks and fingerprints, got "
+            f"{shown(model)}: make the record again"
+        )
     return record
 
 
+def _is_model(value: Any) -> bool:
+    if not isinstance(value, dict) or "base" not in value:
+        return False
+    count, *marks = value.get("num_blocks"), *(one for n, one in value.items() if n != "num_blocks")
+    return type(count) is int and all(isinstance(one, str) for one in marks)
+
+
+def check_model(
+    record: dict[str, Any],
+    where: str,
+    *,
+    num_blocks: int,
+    fingerprint: str | None,
+    error: type[BuddyError],
+) -> None:
+    """Refuse a record that was measured on another base model.
+
+    Adapters and routers may differ: what was measured on a base model serves one that was tuned
+    from it. A record of before fingerprints were kept names none, and passes.
+
+    Args:
+        record: As `read_record` gives it.
+        where: What a message calls it.
+        num_blocks: Of the model that it is to be used with.
+        fingerprint: Of that model's base weights; None where they are not known.
+        error: What is raised.
+
+    Raises:
+        BuddyError: Of the kind `error`.
+    """
+    model = record.get("model")
+    if model is None:
+        return
+    if model["num_blocks"] != num_blocks:
+        raise error(
+            f"{where} was measured on a model of {model['num_blocks']} blocks and this one has "
+            f"{num_blocks}: measure it on this model"
+        )
+    if fingerprint is not None and model["base"] != fingerprint:
+        raise error(
+            f"{where} was measured on another model: its base weights have the fingerprint "
+            f"{model['base'][:12]}, this model's have {fingerprint[:12]}: measure it on this model"
+        )
+
+
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    # Buddy's is that of the source that runs, whatever other copy of it may be installed.
+    found = {"python": platform.python_version(), "buddy-llm": buddy.__version__}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -82,18 +152,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), "")
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:  # no git
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

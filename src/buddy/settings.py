@@ -193,6 +193,13 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
             _convert(get_args(hint)[0], one, f"{where}[{place}]", error)
             for place, one in enumerate(value)
         )
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise error(f"{where}: expected a table, got {shown(value)}")
+        return {
+            name: _convert(get_args(hint)[1], one, f"{where}.{name}", error)
+            for name, one in value.items()
+        }
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(str(one) for one in get_args(hint))

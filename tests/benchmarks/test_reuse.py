@@ -1,14 +1,18 @@
 """A benchmark goes on from what is there only if that is what it would have made."""
 
 import runpy
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from buddy import BuddyForCausalLM
+from buddy.evaluation.samples import SampleLog
 from buddy.records import RunRecord
 from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
+from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "ablations.toml"
@@ -20,9 +24,11 @@ def script(monkeypatch):
     return lambda name: runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
 
 
-def write(path, *, command="", config=None, results=None):
+def write(path, *, command="", config=None, results=None, model=None):
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(kind="made", command=command, config=config or {}, results=results or {})
+    record = RunRecord(
+        kind="made", command=command, config=config or {}, results=results or {}, model=model
+    )
     record.save(path)
 
 
@@ -35,7 +41,9 @@ def test_a_run_of_the_same_recipe_is_used_and_one_of_another_refused(script, tmp
         results={"evaluation": [1]},
     )
     assert trained(RECIPE, tmp_path / "run", ["optim.steps=7"])["results"]["evaluation"] == [1]
-    with pytest.raises(SystemExit, match=r"another recipe, with other optim\.steps: delete"):
+    with pytest.raises(
+        SystemExit, match=r"another recipe, with other optim\.steps \(was 7, is 8\): delete"
+    ):
         trained(RECIPE, tmp_path / "run", ["optim.steps=8"])
 
 
@@ -45,7 +53,7 @@ def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monk
     arguments = ["compare", str(RECIPE), "--runs", str(tmp_path), "--only", "buddy"]
     arguments += ["--out", str(tmp_path / "out.json"), "--rows", "rows=none.jsonl:0:1"]
     monkeypatch.setattr("sys.argv", [*arguments, "--set", "lora.rank=5"])
-    with pytest.raises(SystemExit, match=r"another recipe, with other lora\.rank: delete"):
+    with pytest.raises(SystemExit, match=r"other lora\.rank \(was 3, is 5\): delete"):
         script("compare_methods")["main"]()
 
 
@@ -53,10 +61,32 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
     measured = script("compare_methods")["measured"]
     out, model = tmp_path / "tasks.json", tmp_path / "checkpoint"
     command = f"buddy eval tasks --limit 9 --model {model} --out {out} -b '4 blocks'"
-    write(out, command=command, results={"points": [{"value": 1}]})
+    tiny_model().save_pretrained(model)
+    facts = BuddyForCausalLM(tiny_model()).facts()
+    write(out, command=command, results={"points": [{"value": 1}]}, model=facts)
     [point] = measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
     assert point == {"value": 1, "label": "(b) SLEB", "policy": "sleb"}
     with pytest.raises(SystemExit, match=r"--limit 9 .* and not .*--limit 8 .*: delete"):
         measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 8)
     with pytest.raises(SystemExit, match="another command"):
         measured("sleb-4", tmp_path, "tasks", [4, 3], "tasks", "--limit", 9)
+    write(out, command=command, model={**facts, "adapter": "a"})
+    with pytest.raises(SystemExit, match=r"than .*checkpoint is now, with other adapter"):
+        measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
+
+
+def test_how_far_a_method_is_from_buddy_is_taken_row_by_row(script, tmp_path):
+    above_buddy = script("compare_methods")["above_buddy"]
+    losses = {"buddy": {"a": 2.0, "b": 3.0, "c": 9.0}, "sleb-4": {"a": 4.0, "b": 9.0}}
+    for name, rows in losses.items():
+        (tmp_path / name).mkdir()
+        with SampleLog(tmp_path / name / "answers-mine.samples.jsonl", {}) as log:
+            log.declare({"label": name, "blocks": 4, "num_blocks": 6, "key": "k"})
+            for row, nll in rows.items():
+                log.add(f"k {row}", task="t", nll=nll, tokens=2, blocks=[0, 1, 2, 5])
+    [point] = above_buddy("mine", "sleb-4", tmp_path, [4])
+    gaps = [1.0, 3.0]
+    assert point["difference"] == statistics.fmean(gaps)
+    assert point["stderr"] == pytest.approx(statistics.stdev(gaps) / 2**0.5)
+    assert (point["label"], point["blocks"], point["rows"]) == ("(b) SLEB", 4, 2)
+    assert above_buddy("mine", "sleb-4", tmp_path, [3]) == []

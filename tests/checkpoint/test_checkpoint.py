@@ -11,6 +11,7 @@ from buddy import BuddyForCausalLM
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
+from buddy.records import RunRecord
 from tests.tiny import random_ids, random_predictor, random_router, tiny_model
 
 IDS = random_ids(3, 9)
@@ -100,6 +101,42 @@ def test_round_trip_with_adapter(adapted, tmp_path, merge):
     # atol: merging adds the product to the weights before, not after, the multiplication.
     torch.testing.assert_close(logits(loaded)[0], logits(adapted)[0], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(logits(plain)[0], logits(adapted)[0], atol=1e-2)
+
+
+def test_a_model_says_the_same_of_itself_live_loaded_and_merged(adapted, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    adapted.source = str(tmp_path / "base")
+    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.save_pretrained(tmp_path / "small")
+    facts = adapted.facts()
+    assert facts.keys() == {"num_blocks", "base", "adapter", "router"}
+    for merge in (False, True):
+        loaded = BuddyForCausalLM.from_pretrained(tmp_path / "small", merge_adapter=merge)
+        assert loaded.facts() == facts
+    with torch.no_grad():
+        next(p for n, p in adapted.model.named_parameters() if "lora_B" in n).add_(0.5)
+        next(adapted.router.parameters()).add_(0.5)
+    changed = adapted.facts()
+    assert {name for name in facts if facts[name] != changed[name]} == {"adapter", "router"}
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_order_of_the_base_serves_the_tuned_model_and_no_other(adapted, tmp_path, merge):
+    base = tiny_model()
+    base.save_pretrained(tmp_path / "base")
+    adapted.source = str(tmp_path / "base")
+    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.save_pretrained(tmp_path / "tuned")
+    path = tmp_path / "order.json"
+    results = {"removal_order": [4, 2]}
+    measured = BuddyForCausalLM(base).facts()
+    RunRecord(kind="importance-x", config={}, results=results, model=measured).save(path)
+    options = {"policy": f"static:{path}", "merge_adapter": merge}
+    tuned = BuddyForCausalLM.from_pretrained(tmp_path / "tuned", **options)
+    assert tuned.policy.removal_order == (4, 2)
+    tiny_model(seed=5).save_pretrained(tmp_path / "other")
+    with pytest.raises(PolicyError, match=r"order\.json was measured on another model"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "other", policy=f"static:{path}")
 
 
 def test_an_adapter_names_its_base_and_no_folder_of_this_machine(adapted, tmp_path):

@@ -1,7 +1,10 @@
 """`buddy data`, `buddy eval answers` and `buddy search` from file to record; with a tiny model."""
 
+import hashlib
 import json
 import random
+import re
+import statistics
 
 import pytest
 from typer.testing import CliRunner
@@ -182,3 +185,82 @@ def test_training_rows_are_written_whole(folder, tmp_path):
     assert isinstance(refused.exception, DataError)
     assert len(out.read_text().splitlines()) == 4
     assert list(tmp_path.iterdir()) == [out]
+
+
+def logged(path):
+    """By condition, the answers' losses and tokens by row."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    measured = [one["condition"] for one in lines if "condition" in one]
+    keys = {one["label"]: one["key"] for one in measured}
+    return {
+        label: {
+            one["key"].removeprefix(f"{key} "): one
+            for one in lines
+            if one.get("key", "").startswith(f"{key} ")
+        }
+        for label, key in keys.items()
+    }
+
+
+def compared(folder, out, *arguments):
+    command = ["eval", "answers", str(folder / "rows.jsonl"), "--model", str(folder)]
+    return CliRunner().invoke(app, [*command, "--out", str(out), "-b", "4 blocks", *arguments])
+
+
+def test_differences_from_an_earlier_run_are_taken_row_by_row(folder, tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    samples = one.with_suffix(".samples.jsonl")
+    assert compared(folder, one, "--policy", "static:3,1").exit_code == 0
+    done = compared(folder, two, "--policy", "random", "--against", str(samples))
+    assert done.exit_code == 0, done.exception
+    theirs = logged(samples)["static:3,1"]
+    ours = logged(two.with_suffix(".samples.jsonl"))["random"]
+    assert ours.keys() == theirs.keys()
+    gaps = [(ours[row]["nll"] - theirs[row]["nll"]) / ours[row]["tokens"] for row in ours]
+    record = json.loads(two.read_text())
+    found = {(p["task"], p["metric"]): p for p in record["results"]["against"]}
+    point = found["all", "answer_nll"]
+    assert point["value"] == pytest.approx(statistics.fmean(gaps))
+    assert point["stderr"] == pytest.approx(statistics.stdev(gaps) / len(gaps) ** 0.5)
+    assert (point["samples"], point["blocks"]) == (8, 4)
+    assert (point["label"], point["minus"]) == ("random", "static:3,1")
+    assert {task for task, _ in found} == {"all", "x", "y"}
+    told = record["config"]["against"]
+    assert told["sha256"] == hashlib.sha256(samples.read_bytes()).hexdigest()
+    assert told["run"]["model"]["base"] == record["model"]["base"]
+    assert f"{point['value']:+.3f} ± {point['stderr']:.3f}" in done.stderr
+    # The second run is the same as the first where both ran the same.
+    same = compared(folder, tmp_path / "three.json", "--policy", "static:1,3", "--against", samples)
+    assert same.exit_code == 0, same.exception
+    again = results(tmp_path / "three.json")["against"]
+    assert {one["value"] for one in again} == {0.0}
+
+
+def test_differences_from_other_rows_budgets_and_files_are_refused(folder, tmp_path):
+    one = tmp_path / "one.json"
+    samples = str(one.with_suffix(".samples.jsonl"))
+    assert compared(folder, one, "--policy", "random", "--stop", "5").exit_code == 0
+    for number, (arguments, says) in enumerate(
+        [
+            (["--against", samples], "lacks 3 of the 8 rows"),
+            (["--against", samples, "--stop", "5", "-b", "1.0"], "nothing at 6 of 6 blocks, but 4"),
+            (["--against", str(folder / "rows.jsonl")], "no sample log"),
+            (["--against", str(tmp_path / "none")], "cannot be read"),
+        ]
+    ):
+        out = tmp_path / f"refused-{number}.json"
+        done = compared(folder, out, "--policy", "random", *arguments)
+        assert isinstance(done.exception, ResultError), done.exception
+        assert says in str(done.exception)
+        assert "\n" not in str(done.exception)
+        assert not out.exists()
+
+
+def test_samples_of_a_model_that_was_trained_anew_are_refused(folder, tmp_path):
+    path, out = tmp_path / "model", tmp_path / "answers.json"
+    word_tokenizer().save_pretrained(path)
+    for seed in (0, 1):
+        tiny_model("llama", seed=seed).save_pretrained(path)
+        done = CliRunner().invoke(app, [*answers(folder, out), "--model", str(path)])
+    assert isinstance(done.exception, ResultError), done.exception
+    assert re.search(r"other model\.base \(was .*, is .*\): delete it", str(done.exception))

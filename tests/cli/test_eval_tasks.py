@@ -68,6 +68,30 @@ def test_more_rows_go_on_from_those_there_are(folder, tmp_path):
     assert results[0] == results[1]
 
 
+def test_differences_from_an_earlier_run_are_taken_row_by_row(folder, tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    samples = str(one.with_suffix(".samples.jsonl"))
+    budget = ["-b", "4 blocks"]
+    CliRunner().invoke(app, tasks(folder, one, *budget), catch_exceptions=False)
+    other = [*tasks(folder, two, *budget, "--against", samples), "--policy", "static:1,2"]
+    done = CliRunner().invoke(app, other, catch_exceptions=False)
+    results = [json.loads(path.read_text())["results"] for path in (one, two)]
+    value = {(p["label"], p["metric"]): p["value"] for found in results for p in found["points"]}
+    for point in results[1]["against"]:
+        assert (point["minus"], point["samples"]) == ("random", 6)
+        own = value[point["label"], point["metric"]]
+        assert point["value"] == pytest.approx(own - value["random", point["metric"]])
+    assert {p["label"] for p in results[1]["against"]} == {"random", "static:1,2"}
+    assert {p["value"] for p in results[1]["against"] if p["label"] == "random"} == {0.0}
+    assert "row by row" in done.stderr
+    few = tasks(folder, tmp_path / "few.json", *budget, "--limit", "2")
+    CliRunner().invoke(app, few, catch_exceptions=False)
+    fewer = str(tmp_path / "few.samples.jsonl")
+    refused = CliRunner().invoke(app, tasks(folder, two, *budget, "--against", fewer))
+    assert isinstance(refused.exception, ResultError)
+    assert "lacks 4 of the 6 rows" in str(refused.exception)
+
+
 @pytest.mark.parametrize("stops", ["samples", "record"])
 def test_a_full_disk_keeps_what_there_is_and_the_same_command_ends_the_run(folder, tmp_path, stops):
     whole, out = tmp_path / "whole.json", tmp_path / "out.json"

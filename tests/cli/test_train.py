@@ -108,6 +108,7 @@ def test_a_run_leaves_a_checkpoint_logs_and_a_record(whole):
     record = json.loads((out / "record.json").read_text())
     assert record["kind"] == "training"
     assert record["results"]["steps"] == 12
+    assert record["model"] == BuddyForCausalLM.from_pretrained(out / "checkpoint").facts()
     assert [one["blocks"] for one in record["results"]["evaluation"]] == [6, 4]
 
 
@@ -247,7 +248,7 @@ def test_a_run_is_not_overwritten_nor_mixed_with_another(folder, whole):
     assert "holds a run already" in str(refused(folder, whole[0]))
     found = refused(folder, whole[0], "optim.learning_rate=1e-3", resume=True)
     assert isinstance(found, TrainingError)
-    assert "state of another run (optim differ)" in str(found)
+    assert "state of another run, with other optim." in str(found)
 
 
 def test_a_damaged_state_is_refused(folder, whole, tmp_path):

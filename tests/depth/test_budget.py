@@ -77,6 +77,15 @@ def test_a_model_of_few_blocks_runs_at_full_depth_alone(num_blocks):
         Budget.full(0)
 
 
+def test_a_budget_that_was_made_for_another_depth_is_refused():
+    mine = Budget(18, 32)
+    assert parse_budget(mine, 32) is mine
+    with pytest.raises(BudgetError, match=r"18 of 30 blocks is for a model of 30, and .* has 32"):
+        parse_budget(Budget(18, 30), 32)
+    with pytest.raises(BudgetError, match="is for a model of 32"):
+        parse_budgets([0.5, mine], 30, 2)
+
+
 def test_auto_is_left_to_the_predictor():
     assert parse_budget("auto", 30) == AUTO
 

@@ -6,6 +6,7 @@ from buddy import BuddyForCausalLM
 from buddy.depth.budget_source import ConstantBudget, PhasedBudget
 from buddy.errors import BudgetError, PolicyError
 from buddy.evaluation.conditions import plan_conditions
+from buddy.records import RunRecord
 from tests.engine.test_steering import ByNorm
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 
@@ -25,6 +26,21 @@ def test_phases_make_conditions_of_their_own():
     assert phased.label != plain.label
     assert len({one.key for one in (full, plain, phased, other)}) == 4
     assert (other.blocks, other.prefill_blocks) == (NUM_BLOCKS, 3)
+
+
+def test_samples_are_named_by_what_ran_and_not_by_the_file_that_said_so(tmp_path):
+    model, path = tiny_buddy(predictor=True), tmp_path / "order.json"
+    budgets = ("prefill:1.0,decode:0.5", "0.5", "auto")
+
+    def keys(order):
+        made = RunRecord(kind="x", config={}, results={"removal_order": order}, model=None)
+        made.save(path)
+        found = plan_conditions(model, (f"static:{path}",), budgets, auto=True)
+        return [one.key for one in found]
+
+    first, again = keys([1, 2, 3, 4]), keys([4, 3, 2, 1])
+    assert len({*first, *again}) == 6
+    assert keys([1, 2, 3, 4]) == first
 
 
 def test_phases_that_are_equal_are_one_budget():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import PromptError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
-from buddy.evaluation.rouge.rouge_points import Answer, to_results, ways_of
+from buddy.evaluation.rouge.rouge_points import Answer, Logged, to_results, ways_of
 from buddy.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.evaluation.samples import SampleLog
 from tests.tiny import random_router, tiny_model
@@ -74,10 +75,10 @@ def test_answers_are_those_of_generate_alone_both_ways(model, tokenizer, dialogu
             # A row alone has no pads: batching does not change it.
             assert entry["text"] == text
             assert entry["scores"] == rouge_scorer()(dialogue.summary, text)
-            answer = Answer.from_log(entry)
+            answer = Answer.from_log(Logged(**entry))
             plans = [step.plans[0] for step in trace.steps]
             assert answer.plans == {plan: plans.count(plan) for plan in plans}
-            assert answer.to_log() == entry
+            assert asdict(answer.to_log()) == entry
             changed += len(answer.plans) > 1
     assert changed > 0, "plans never change: the two ways would be one"
 

@@ -1,5 +1,6 @@
 """What a sample log keeps, and what it refuses."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,16 +10,21 @@ import pytest
 from buddy.errors import ResultError
 from buddy.evaluation.samples import SampleLog
 
-RUN = {"model": "tiny", "seed": 1}
+RUN = {"model": {"base": "tiny"}, "seed": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    score: float
 
 
 def test_samples_come_back_after_a_restart(tmp_path):
     path = tmp_path / "run.samples.jsonl"
     with SampleLog(path, RUN) as log:
-        assert log.find("a") is None
+        assert log.find("a", Score) is None
         log.add("a", score=-1.25)
     with SampleLog(path, RUN) as log:
-        assert log.find("a") == {"key": "a", "score": -1.25}
+        assert log.find("a", Score) == Score(-1.25)
         log.add("b", score=0.1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("key") for line in lines] == [None, "a", "b"]
@@ -31,11 +37,11 @@ def test_a_line_cut_off_by_a_crash_is_dropped_and_the_next_is_whole(tmp_path):
         log.add("b", score=2)
     path.write_text(path.read_text()[:-9])
     with SampleLog(path, RUN) as log:
-        assert log.find("a") is not None
-        assert log.find("b") is None
+        assert log.find("a", Score) is not None
+        assert log.find("b", Score) is None
         log.add("b", score=2)
     with SampleLog(path, RUN) as log:
-        assert log.find("b") == {"key": "b", "score": 2}
+        assert log.find("b", Score) == Score(2.0)
 
 
 def test_a_log_of_another_run_is_refused_and_kept(tmp_path):
@@ -43,8 +49,12 @@ def test_a_log_of_another_run_is_refused_and_kept(tmp_path):
     with SampleLog(path, RUN) as log:
         log.add("a", score=1)
     before = path.read_bytes()
-    with pytest.raises(ResultError, match="another run"):
+    with pytest.raises(ResultError, match=r"other seed \(was 1, is 2\): delete it") as caught:
         SampleLog(path, {**RUN, "seed": 2})
+    assert "\n" not in str(caught.value)
+    other = {"model": {"base": "tiny", "adapter": "a"}, "seed": 1}
+    with pytest.raises(ResultError, match=r"other model\.adapter \(was not there, is 'a'\)"):
+        SampleLog(path, other)
     assert path.read_bytes() == before
 
 
@@ -83,4 +93,4 @@ else:
     assert done.returncode == 0, done.stderr
     assert "are kept" in done.stdout
     with SampleLog(path, RUN) as log:
-        assert log.find("a") == {"key": "a", "score": 1}
+        assert log.find("a", Score) == Score(1.0)

@@ -114,7 +114,7 @@ def test_ranks_are_those_of_each_input_alone():
 
 
 def observe(observation, name, backbone, *contexts, path=None, ids=IDS, on_batch=None):
-    file = ResumeFile(path, ids, [name, *contexts])
+    file = ResumeFile(path, ids, {"indicator": name, "contexts": contexts})
     return observation(
         name,
         backbone,

@@ -97,7 +97,7 @@ def test_calibration_text_is_cut_into_whole_windows(tmp_path):
 def test_a_record_orders_the_static_policy(tmp_path):
     path = tmp_path / "order.json"
     record = RunRecord(
-        kind="importance-test", command="-", config={}, results={"removal_order": [3, 1]}
+        kind="importance-test", config={}, results={"removal_order": [3, 1]}, model=None
     )
     record.save(path)
     resources = PolicyResources(num_blocks=NUM_BLOCKS)

@@ -139,7 +139,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_with_another(folder):
     run(folder)
     with pytest.raises(TrainingError, match="holds a run already"):
         run(folder)
-    with pytest.raises(TrainingError, match=r"another run \(grpo differ\)"):
+    with pytest.raises(TrainingError, match=r"another run, with other grpo\."):
         run(folder, resume=True, grpo__lambda_cost=1.0)
 
 

@@ -79,11 +79,11 @@ def test_stopped_it_goes_on_to_the_same_table(live, tmp_path, monkeypatch):
 
 def test_another_models_or_other_rows_table_is_refused(live, tmp_path):
     measure(live, tmp_path)
-    with pytest.raises(TrainingError, match=r"another run \(rows differ\)"):
+    with pytest.raises(TrainingError, match=r"another run, with other rows \("):
         measure(live, tmp_path, rows=6)
     with torch.no_grad():
         live.model.router.decision.up.bias[0] += 1
-    with pytest.raises(TrainingError, match=r"another run \(model differ\)"):
+    with pytest.raises(TrainingError, match=r"another run, with other model \("):
         measure(live, tmp_path)
 
 

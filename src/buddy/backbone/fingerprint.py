@@ -1,10 +1,12 @@
 """A short name for a model's weights."""
 
 import hashlib
-from typing import Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _SAMPLES: Final = 64
 """Weights of each parameter that the fingerprint looks at."""
@@ -25,3 +27,28 @@ def base_fingerprint(model: nn.Module) -> str:
         digest.update(name.replace(".base_layer", "").encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def part_fingerprint(tensors: Mapping[str, Tensor], config: Any = None) -> str:
+    """SHA-256 of all weights of a part beside the base model, such as a router, and its config.
+
+    Args:
+        tensors: By name.
+        config: Plain JSON.
+    """
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().to(torch.float32).cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def adapter_fingerprint(model: nn.Module) -> str | None:
+    """Of the adapter that PEFT has put on a model; None where there is none."""
+    if not hasattr(model, "peft_config"):
+        return None
+    from peft import get_peft_model_state_dict
+
+    # As a checkpoint of a bfloat16 model keeps them; in training they are float32.
+    tensors = get_peft_model_state_dict(model)
+    return part_fingerprint({name: one.to(torch.bfloat16) for name, one in tensors.items()})

@@ -86,8 +86,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     return build(AdapterConfig, mine, str(path), CheckpointError)
 
 
-def load_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
-    """Wrap a model by PEFT, with the adapter's weights; or fold them into its own.
+def load_adapter(model: nn.Module, folder: Path) -> Any:
+    """Wrap a model by PEFT, with the adapter's weights.
 
     Raises:
         CheckpointError: The adapter is damaged, or is none for this model.
@@ -119,7 +119,7 @@ def load_adapter(model: nn.Module, folder: Path, *, merge: bool) -> Any:
             f"{where}: {len(wrong)} tensors are missing or unexpected, such as {wrong[0][:200]}; "
             "copy the checkpoint again"
         )
-    return adapted.merge_and_unload() if merge else adapted
+    return adapted
 
 
 def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | None) -> None:

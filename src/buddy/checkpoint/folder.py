@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, save_adapter
 from buddy.checkpoint.card import CARD, read_card, write_card
@@ -103,32 +103,37 @@ def _load(
         made = BuddyForCausalLM(
             model,
             prior=load_prior(name),
-            policy=policy,
+            policy="full",
             kv_policy=kv_policy or DEFAULT_KV_POLICY,
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
         made.source = str(folder.resolve()) if folder.exists() else str(name)
         made.source_fingerprint = base_fingerprint(model)
+        made.set_policy(policy or made.default_policy())
         return made
     manifest = read_manifest(folder)
     wanted = policy or check_policy(folder, manifest)
     model = load_model(base_model(folder), **options)
     backbone, fingerprint = Backbone(model), base_fingerprint(model)
     check_base(folder, manifest.base, identity(backbone, fingerprint))
-    routing = _read_routing(folder, manifest, backbone)
+    routing, merged = _read_routing(folder, manifest, backbone), None
     if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
-        model = load_adapter(model, folder / FOLDER, merge=merge_adapter)
+        model = load_adapter(model, folder / FOLDER)
+        if merge_adapter:
+            merged, model = adapter_fingerprint(model), model.merge_and_unload()
     made = BuddyForCausalLM(
         model,
         **routing,
-        policy=wanted,
+        policy="full",
         kv_policy=kv_policy or manifest.kv_policy,
         engine=engine,
     )
     made.source, made.source_fingerprint = manifest.base.source, fingerprint
-    made.card = read_card(folder)
+    made.merged_adapter, made.card = merged, read_card(folder)
+    # Last: a policy may have been made for another base model.
+    made.set_policy(wanted)
     return made
 
 

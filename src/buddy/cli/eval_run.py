@@ -1,6 +1,7 @@
 """What every `buddy eval` command does around its measurement: load, log, show progress, record."""
 
-import shlex
+import hashlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from buddy.cli.commands.importance import computed_by
 from buddy.cli.views.display import fetch_progress, stderr
 from buddy.errors import BuddyError, ResultError
 from buddy.files import check_writable
@@ -51,6 +53,15 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data as JSON lines; the hub if not given.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many samples of each task.")]
+AgainstLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        metavar="SAMPLES",
+        help="Log of an earlier run on the same rows (.samples.jsonl): also write the differences "
+        "from it, taken row by row.",
+    ),
+]
 RouteOn = Annotated[
     str,
     typer.Option(help="What the route sees: prompt, or full (the answers too: it leaks)."),
@@ -107,6 +118,7 @@ def eval_run(
     budgets: Sequence[str] | None,
     config: dict[str, Any],
     auto: bool = False,
+    generates: bool = False,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
 
@@ -117,6 +129,7 @@ def eval_run(
         budgets: To compare them at; full depth if none.
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
+        generates: Whether text is decoded, so that the engine has a part in it.
 
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
@@ -132,10 +145,18 @@ def eval_run(
         loaded = BuddyForCausalLM.from_pretrained(
             model, merge_adapter=True, on_progress=on_progress
         )
+    tokenizer = load_tokenizer(model)
     conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
-    identity = {name: value for name, value in full.items() if name != "limit"}
+    settings = {name: value for name, value in config.items() if name != "limit"}
+    identity = {
+        **settings,
+        **computed_by(loaded),
+        "kv_policy": config.get("kv_policy") or loaded.kv_policy,
+        "engine": loaded.executor.describe() if generates else None,
+        "tokenizer": _tokenizer_mark(tokenizer),
+    }
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -151,7 +172,9 @@ def eval_run(
             bar.console.print(f"going on from {log.num_samples} samples in {log.path}", style="dim")
         task = bar.add_task("", total=None)
         try:
-            yield EvalRun(console, loaded, load_tokenizer(model), conditions, log, bar, task, full)
+            for condition in conditions:
+                log.declare({**condition.describe(), "key": condition.key})
+            yield EvalRun(console, loaded, tokenizer, conditions, log, bar, task, full)
         except KeyboardInterrupt:
             bar.stop()
             console.print(
@@ -159,6 +182,14 @@ def eval_run(
                 "goes on"
             )
             raise typer.Exit(130) from None
+
+
+def _tokenizer_mark(tokenizer: Any) -> str:
+    """SHA-256 of what turns texts into tokens, and requests into prompts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # some are written in Python
+    told = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    parts = [told, tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> None:
@@ -176,9 +207,7 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
             for condition in run.conditions
         ],
     }
-    record = RunRecord(
-        kind=kind, command=shlex.join(["buddy", *sys.argv[1:]]), config=config, results=results
-    )
+    record = RunRecord(kind=kind, config=config, results=results, model=run.model.facts())
     try:
         record.save(out)
     except BuddyError as error:
@@ -215,6 +244,37 @@ def show_points(
         ]
         table.add_row(label, blocks, *cells)
     console.print(table)
+
+
+def show_differences(console: Console, points: Sequence[dict[str, Any]], against: Path) -> None:
+    """A table: one row a condition, what it is compared with and a task."""
+    from rich.table import Table
+
+    table = Table(
+        title=f"less {against.name}, row by row",
+        title_justify="left",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+    )
+    names = list(dict.fromkeys(one["metric"] for one in points))
+    for name in ("policy", "less", "blocks", "task", *names, "rows"):
+        right = name in ("blocks", "rows", *names)
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for one in points:
+        what = tuple(str(one[name]) for name in ("label", "minus", "blocks", "task"))
+        rows.setdefault(what, {})[one["metric"]] = one
+    for row, found in rows.items():
+        samples = next(iter(found.values()))["samples"]
+        cells = (_difference(found[name]) if name in found else "" for name in names)
+        table.add_row(*row, *cells, str(samples))
+    console.print(table)
+
+
+def _difference(point: dict[str, Any]) -> str:
+    error = "" if point["stderr"] is None else f" ± {point['stderr']:.3f}"
+    return f"{point['value']:+.3f}{error}"
 
 
 def _cell(point: dict[str, Any], *, bare: bool) -> str:

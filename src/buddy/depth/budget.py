@@ -107,7 +107,13 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
         BudgetError: Anything else, or a budget that the model cannot spend.
     """
     if isinstance(value, Budget):
-        return Budget(value.blocks, num_blocks)
+        if value.num_blocks != num_blocks:
+            raise BudgetError(
+                f"a budget of {value.blocks} of {value.num_blocks} blocks is for a model of "
+                f"{value.num_blocks}, and this one has {num_blocks}: give "
+                f'"{value.blocks} blocks", or make a Budget for this model'
+            )
+        return value
     if isinstance(value, str):
         amount = read_amount(value)
         if amount == AUTO:

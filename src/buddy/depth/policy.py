@@ -182,6 +182,9 @@ class PolicyResources:
 
     num_blocks: int
     """Blocks of the model."""
+    fingerprint: str | None = None
+    """Of the base model's weights: what was measured on another one is refused. None where it is
+    not known."""
     prior: Float[Tensor, " middle"] | None = None
     """Importance of the middle blocks, larger = keep; None where none was measured."""
     router: Any = None

@@ -1,5 +1,6 @@
 """What is compared in one run: every policy at every budget, checked before anything runs."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -35,23 +36,42 @@ class Condition:
 
     @property
     def key(self) -> str:
-        """Tells samples apart in a log; those of one fixed set of blocks are shared."""
-        fixed = self.fixed_blocks()
+        """Tells samples apart in a log; those of one fixed set of blocks are shared.
+
+        What ran is named, not the file that said so: that may hold another order by now.
+        """
+        if self.is_auto:
+            always = len({block % self.policy.num_blocks for block in self.policy.pinned})
+            depths: Sequence[int] = range(max(1, always), self.policy.num_blocks + 1)
+        else:
+            depths = [self.blocks if self.prefill_blocks is None else self.prefill_blocks]
+            depths = list(dict.fromkeys([*depths, self.blocks]))
+        fixed = self._fixed(depths)
         if fixed is None:
             return f"{self.spec}@{self.depth}"
-        return "blocks:" + ",".join(str(block) for block in fixed)
+        named = "+".join(",".join(map(str, blocks)) for blocks in fixed)
+        if self.is_auto:
+            return f"{AUTO}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
+        return f"blocks:{named}"
 
     def fixed_blocks(self) -> tuple[int, ...] | None:
-        """The blocks that run whatever the input; None where the input decides."""
-        if self.policy.context_layer > 0 or self.is_auto or self.prefill_blocks is not None:
+        """The blocks that run whatever the input; None where the input decides, or the token."""
+        if self.is_auto or self.prefill_blocks is not None:
             return None
-        nothing = torch.zeros(1, 1, dtype=torch.long)
+        fixed = self._fixed([self.blocks])
+        return None if fixed is None else fixed[0]
+
+    def _fixed(self, depths: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+        """At each of some depths, the blocks that run whatever the input."""
+        if is_online(self.policy) or self.policy.context_layer > 0:
+            return None
+        nothing = torch.zeros(len(depths), 1, dtype=torch.long)
         state = self.policy.observe(None, Observation(nothing, nothing.bool()))
         if not isinstance(state, BatchSize):  # it remembers something of the input
             return None
-        budget = torch.tensor([self.blocks])
-        plan = select_blocks(self.policy.scores(state, budget), budget, pinned=self.policy.pinned)
-        return plan.executed_sets[0]
+        budgets = torch.tensor(depths)
+        scores = self.policy.scores(state, budgets)
+        return select_blocks(scores, budgets, pinned=self.policy.pinned).executed_sets
 
     @property
     def depth(self) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,18 @@ from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.scoring import token_logprobs
 from buddy.model import BuddyForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """A batch of windows, as it is logged."""
+
+    task: str
+    """Name of the text."""
+    nll: tuple[float, ...]
+    """Of each window, summed over its scored tokens."""
+    blocks: tuple[tuple[int, ...], ...]
+    """Of each window, its plan."""
 
 
 def sliding_windows(
@@ -117,14 +130,15 @@ def run_perplexity(
         for part in torch.split(ids, batch):
             digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
             key = f"{condition.key} {text} {digest}"
-            logged = log.find(key) if log is not None else None
-            if logged is None:
+            made = log.find(key, Windows) if log is not None else None
+            if made is None:
                 found = window_losses(model, condition, part, stride=stride, leaks=leaks)
-                logged = {"nll": [loss for loss, _ in found], "blocks": [b for _, b in found]}
+                nll, blocks = zip(*found, strict=True)
+                made = Windows(task=text, nll=nll, blocks=blocks)
                 if log is not None:
-                    log.add(key, task=text, **logged)
-            losses += logged["nll"]
-            plans += [tuple(blocks) for blocks in logged["blocks"]]
+                    log.add(key, **asdict(made))
+            losses += made.nll
+            plans += made.blocks
             on_windows(condition, len(part))
         points += _points(condition, text, losses, stride)
         execution += execution_rates(condition, {text: plans})

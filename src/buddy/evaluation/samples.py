@@ -1,20 +1,105 @@
 """The log of every sample: written as the run goes, and what an interrupted run goes on from."""
 
+import hashlib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from buddy.errors import ResultError
-from buddy.files import write_text
+from buddy.files import parse_json, write_text
+from buddy.identity import differing
+from buddy.settings import build
+
+Sample = TypeVar("Sample")
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a log holds.
+
+    Attributes:
+        path: Of the log.
+        identity: All that the samples depend on but what is in their keys.
+        conditions: That were measured: as `Condition.describe`, and `key`, which begins the keys
+            of its samples.
+        entries: By key.
+        sha256: Of the whole file.
+    """
+
+    path: Path
+    identity: dict[str, Any]
+    conditions: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sha256: str = ""
+
+    def find(self, key: str, kind: type[Sample]) -> Sample | None:
+        """What was logged under this key, as a dataclass; None if nothing was.
+
+        Raises:
+            ResultError: It is no such sample.
+        """
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        values = {name: value for name, value in entry.items() if name != "key"}
+        return build(kind, values, f"{self.path}: sample {key!r}", ResultError)
+
+
+def read_samples(path: Path) -> Samples:
+    """Read a log.
+
+    A last line that was cut off is left out: the run was killed while it wrote it.
+
+    Raises:
+        ResultError: It cannot be read, or is damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"sample log {path} cannot be read: {error.strerror or error}") from error
+    header, *lines = content.split(b"\n")
+    if lines and not _is_whole(lines[-1]):
+        lines.pop()
+    first = parse_json(header, f"sample log {path}, line 1,", ResultError)
+    identity = first.get("run") if isinstance(first, dict) else None
+    if not isinstance(identity, dict):
+        raise ResultError(f"{path} is no sample log: its first line does not say of which run")
+    found = Samples(path, identity, sha256=hashlib.sha256(content).hexdigest())
+    for number, line in enumerate(lines, start=2):
+        entry = parse_json(
+            line, f"{path}, line {number} (delete the file to start again),", ResultError
+        )
+        told = entry if isinstance(entry, dict) else {}
+        if isinstance(told.get("key"), str):
+            found.entries[told["key"]] = told
+        elif isinstance(told.get("condition"), dict):
+            found.conditions.append(told["condition"])
+        else:
+            raise ResultError(
+                f"{path}, line {number}, is damaged: expected a sample with its key; delete the "
+                "file to start again"
+            )
+    return found
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether the last line, which has no end, is a sample for all that."""
+    try:
+        parse_json(line, "", ResultError)
+    except ResultError:
+        return False
+    return True
 
 
 class SampleLog:
-    """JSON lines: what the run was on the first one, then one a sample.
+    """JSON lines: what the run was on the first one, then one a sample or a condition.
 
     Args:
         path: Made, or continued if it belongs to the same run.
-        identity: All that the samples depend on but what is in their keys: model, data, seed.
+        identity: All that the samples depend on but what is in their keys: fingerprints of the
+            model, settings, seed.
 
     Raises:
         ResultError: The file is damaged, belongs to another run, or cannot be written.
@@ -22,58 +107,64 @@ class SampleLog:
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path = path
-        self._entries: dict[str, dict[str, Any]] = {}
-        header = json.dumps({"run": identity}, sort_keys=True)
-        lines = [header, *self._read(header)]
-        # Written whole, so that a line cut off by a crash does not swallow the next.
-        write_text(path, "".join(f"{line}\n" for line in lines))
-        self._file = path.open("a", encoding="utf-8")
-
-    def _read(self, header: str) -> list[str]:
-        if not self.path.exists():
-            return []
-        try:
-            first, *rest = self.path.read_text(encoding="utf-8").splitlines() or [header]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ResultError(f"sample log {self.path} cannot be read: {error}") from error
-        if first != header:
-            raise ResultError(
-                f"{self.path} holds samples of another run (other model, data or settings): "
-                "delete it to start again, or name another --out"
-            )
-        kept = []
-        for number, line in enumerate(rest, start=2):
-            try:
-                entry = json.loads(line)
-                self._entries[entry["key"]] = entry
-            except (ValueError, KeyError, TypeError) as error:
-                if number - 1 == len(rest):
-                    break  # the run was killed while it wrote its last line
+        self._samples = Samples(path, identity)
+        if path.exists() and path.stat().st_size:
+            self._samples = read_samples(path)
+            differs = differing(self._samples.identity, identity)
+            if differs:
                 raise ResultError(
-                    f"{self.path}, line {number}, is damaged ({error}): delete the file to start "
-                    "again"
-                ) from error
-            kept.append(line)
-        return kept
+                    f"{path} holds samples of another run, with other {', '.join(differs)}: "
+                    "delete it to start again, or name another --out"
+                )
+        lines = [
+            {"run": identity},
+            *({"condition": one} for one in self._samples.conditions),
+            *self._samples.entries.values(),
+        ]
+        # Written whole, so that a line cut off by a crash does not swallow the next.
+        write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        self._file = path.open("a", encoding="utf-8")
 
     @property
     def num_samples(self) -> int:
         """Logged so far, by earlier runs too."""
-        return len(self._entries)
+        return len(self._samples.entries)
 
-    def find(self, key: str) -> dict[str, Any] | None:
-        """What was logged under this key; None if nothing was."""
-        return self._entries.get(key)
+    def find(self, key: str, kind: type[Sample]) -> Sample | None:
+        """As `Samples.find`."""
+        return self._samples.find(key, kind)
+
+    def declare(self, condition: dict[str, Any]) -> None:
+        """Log what is measured, once.
+
+        Raises:
+            ResultError: As `add`.
+        """
+        condition = json.loads(json.dumps(condition))
+        if condition not in self._samples.conditions:
+            self._write({"condition": condition})
+            self._samples.conditions.append(condition)
 
     def add(self, key: str, **entry: Any) -> None:
         """Log a sample, at once.
 
         Raises:
-            ResultError: The disk is full, or the file cannot be written; earlier samples stay.
+            ResultError: The disk is full, or the file cannot be written; or a number is not
+                finite. Earlier samples stay.
         """
-        line = {"key": key, **entry}
+        self._samples.entries[key] = self._write({"key": key, **entry})
+
+    def _write(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Returns the line as it will be read."""
         try:
-            self._file.write(json.dumps(line) + "\n")
+            text = json.dumps(line, allow_nan=False)
+        except ValueError as error:
+            raise ResultError(
+                f"a sample has a number that is not finite ({line.get('key')}): the model's "
+                "weights are broken, or its dtype is too narrow; try another dtype"
+            ) from error
+        try:
+            self._file.write(f"{text}\n")
             self._file.flush()
         except OSError as error:
             raise ResultError(
@@ -81,7 +172,8 @@ class SampleLog:
                 f"{self.num_samples} samples before are kept, and the same command goes on "
                 "from them"
             ) from error
-        self._entries[key] = line
+        read: dict[str, Any] = json.loads(text)
+        return read
 
     def __enter__(self) -> "SampleLog":
         return self

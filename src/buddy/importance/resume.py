@@ -13,6 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from buddy.errors import ResultError
+from buddy.files import parse_json
+from buddy.identity import differing
 
 SAVE_EVERY_S: Final = 20.0
 
@@ -23,15 +25,14 @@ class ResumeFile:
     Args:
         path: None to keep nothing.
         windows: The text that is measured.
-        identity: What else the measurement depends on (model, indicator ...); plain JSON.
+        identity: What else the measurement depends on (model, indicator ...), by name; plain JSON.
     """
 
     def __init__(
-        self, path: Path | None, windows: Int[Tensor, "windows tokens"], identity: Any
+        self, path: Path | None, windows: Int[Tensor, "windows tokens"], identity: dict[str, Any]
     ) -> None:
-        digest = hashlib.sha256(windows.cpu().numpy().tobytes())
-        digest.update(json.dumps(identity, sort_keys=True).encode())
-        self._path, self._mark = path, digest.hexdigest()
+        digest = hashlib.sha256(windows.cpu().numpy().tobytes()).hexdigest()
+        self._path, self._identity = path, {**identity, "text": [list(windows.shape), digest]}
         self._written_s = time.monotonic()
 
     def read(self, *names: str) -> dict[str, Tensor] | None:
@@ -54,10 +55,12 @@ class ResumeFile:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ResultError(f"{path} is damaged ({error}): delete it to start again") from error
-        if metadata.get("mark") != self._mark:
+        saved = parse_json(metadata.get("identity", "{}"), f"the identity in {path}", ResultError)
+        differs = differing(saved, self._identity)
+        if differs:
             raise ResultError(
-                f"{path} belongs to another measurement (other text, model or settings): "
-                "delete it to start again, or name another file"
+                f"{path} belongs to another measurement, with other {', '.join(differs)}: delete "
+                "it to start again, or name another --out"
             )
         missing = [name for name in names if name not in tensors]
         if missing:
@@ -82,7 +85,7 @@ class ResumeFile:
             handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             os.close(handle)
             whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            save_file(whole, staging, metadata={"mark": self._mark})
+            save_file(whole, staging, metadata={"identity": json.dumps(self._identity)})
             os.replace(staging, path)
         except OSError as error:
             raise ResultError(f"{path} cannot be written: {error}") from error

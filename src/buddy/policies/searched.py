@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
-from buddy.errors import PolicyError
-from buddy.records import read_record
+from buddy.errors import PolicyError, shown
+from buddy.policies.measured import read_sets
 
 
 class SearchedPolicy:
@@ -44,7 +44,8 @@ class SearchedPolicy:
         order = list(removal_order)
         if len(set(order)) != len(order) or not all(0 <= block < num_blocks for block in order):
             raise PolicyError(
-                f"a removal order names each block once, from 0 to {num_blocks - 1}, got {order}"
+                f"a removal order names each block once, from 0 to {num_blocks - 1}, got "
+                f"{shown(order)}"
             )
         self.num_blocks = num_blocks
         self.source = source
@@ -59,7 +60,8 @@ class SearchedPolicy:
         if len(blocks) != depth or len(found) != depth or not found <= set(range(self.num_blocks)):
             raise PolicyError(
                 f"the set for {depth} blocks must name {depth} blocks, each once, from 0 to "
-                f"{self.num_blocks - 1}, got {list(blocks)}: search it again for this model"
+                f"{self.num_blocks - 1}, got {shown(list(blocks))}: search it "
+                "again for this model"
             )
         missing = [block for block in self.pinned if block not in found]
         if missing:
@@ -86,18 +88,8 @@ class SearchedPolicy:
                 "policy searched takes a record, as in searched:RECORD.json: write it with buddy "
                 f"search; got {argument!r}"
             )
-        path = Path(argument)
-        record = read_record(path)
-        sets, order = (record["results"].get(name) for name in ("sets", "removal_order"))
-        whole = isinstance(sets, dict) and all(map(_are_blocks, [order, *sets.values()]))
-        if not whole or not sets or not all(depth.isdecimal() for depth in sets):
-            raise PolicyError(f"{path} has no sets and removal_order: write it with buddy search")
-        return cls(
-            {int(depth): blocks for depth, blocks in sets.items()},
-            order,
-            resources.num_blocks,
-            source=f"{record['kind']} {path.name}",
-        )
+        sets, order, source = read_sets(Path(argument), resources)
+        return cls(sets, order, resources.num_blocks, source=source)
 
     def observe(self, state: Any, seen: Observation) -> BatchSize:
         """Nothing but the batch size matters."""
@@ -113,7 +105,3 @@ class SearchedPolicy:
         """As shown in a summary line."""
         depths = ", ".join(map(str, self.sets))
         return f"searched sets of {depths} blocks, {self.source}"
-
-
-def _are_blocks(value: Any) -> bool:
-    return isinstance(value, list) and all(type(block) is int for block in value)

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
-from buddy.errors import PolicyError
-from buddy.records import read_record
+from buddy.errors import PolicyError, shown
+from buddy.policies.measured import read_order
 
 
 class StaticPolicy:
@@ -35,7 +35,8 @@ class StaticPolicy:
         order = list(removal_order)
         if len(set(order)) != len(order) or not all(0 <= block < num_blocks for block in order):
             raise PolicyError(
-                f"a removal order names each block once, from 0 to {num_blocks - 1}, got {order}"
+                f"a removal order names each block once, from 0 to {num_blocks - 1}, got "
+                f"{shown(order)}"
             )
         self.num_blocks = num_blocks
         self.removal_order = tuple(order)
@@ -77,7 +78,8 @@ class StaticPolicy:
                 )
             return cls.from_prior(resources.prior, resources.num_blocks)
         if argument.endswith(".json"):
-            return cls._from_record(Path(argument), resources.num_blocks)
+            order, source = read_order(Path(argument), resources)
+            return cls(order, resources.num_blocks, source=source)
         try:
             order = [int(block) for block in argument.split(",")]
         except ValueError:
@@ -86,12 +88,6 @@ class StaticPolicy:
                 f"{argument[:80]!r}"
             ) from None
         return cls(order, resources.num_blocks)
-
-    @classmethod
-    def _from_record(cls, path: Path, num_blocks: int) -> "StaticPolicy":
-        record = read_record(path)
-        order = removal_order_of(record, path)
-        return cls(order, num_blocks, source=f"{record['kind']} {path.name}")
 
     def observe(self, state: Any, seen: Observation) -> BatchSize:
         """Nothing but the batch size matters."""
@@ -106,15 +102,3 @@ class StaticPolicy:
     def describe(self) -> str:
         """As shown in a summary line."""
         return f"static, {self.source}"
-
-
-def removal_order_of(record: dict[str, Any], path: Path) -> list[int]:
-    """The removal order in a record that was read from a path.
-
-    Raises:
-        PolicyError: There is none.
-    """
-    order = record["results"].get("removal_order")
-    if not isinstance(order, list) or not all(isinstance(block, int) for block in order):
-        raise PolicyError(f"{path} has no removal_order: write it with buddy importance")
-    return order

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from buddy.errors import TrainingError
 from buddy.hub.manifest import MANIFEST
+from buddy.identity import differing
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"
@@ -155,12 +156,9 @@ def load_state(
 
 
 def _check_identity(path: Path, saved: Any, wanted: dict[str, Any]) -> None:
-    # As JSON gives it back, tuples are lists.
-    expected = json.loads(json.dumps(wanted))
-    if saved == expected:
-        return
-    differs = sorted(key for key in {*saved, *expected} if saved.get(key) != expected.get(key))
-    raise TrainingError(
-        f"{path} is the state of another run ({', '.join(differs)} differ): run it with the recipe "
-        "it was begun with, or name another --out"
-    )
+    differs = differing(saved, wanted)
+    if differs:
+        raise TrainingError(
+            f"{path} is the state of another run, with other {', '.join(differs)}: run it with the "
+            "recipe it was begun with, or name another --out"
+        )

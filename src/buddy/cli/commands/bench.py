@@ -1,6 +1,5 @@
 """`buddy bench`: how fast a model is by budget, and where its time goes."""
 
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -98,7 +97,7 @@ def bench(
     who_ran = _who_ran(loaded, results, batch)
     RunRecord(
         kind="eval-speed",
-        command=shlex.join(["buddy", *sys.argv[1:]]),
+        model=loaded.facts(),
         config={
             "model": model,
             **_setting(loaded),

@@ -39,20 +39,24 @@ def answers(
             min=0, metavar="SEED", help="Also give each input another input's plan: what it costs."
         ),
     ] = None,
+    against: eval_run.AgainstLog = None,
     batch: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 16,
 ) -> None:
     """Cross-entropy of answers, given their prompts, in nats a token.
 
     Each answer is routed from its prompt alone. Interrupted, the same command goes on where it
-    stopped; --start, --stop and --shuffle-plans may change.
+    stopped; --start, --stop, --shuffle-plans and --against may change.
     """
     from buddy.data.examples import Source, read_examples
+    from buddy.evaluation.against import Against
     from buddy.evaluation.answers.answers import rounds_of, run_answers
 
     source = Source(path=file, start=start, stop=stop, template=cast(Any, template))
+    earlier = None if against is None else Against(against)
     config = {"template": template, "max_tokens": max_tokens, "batch": batch}
     with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
         run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
+        run.config["against"] = None if earlier is None else earlier.describe()
         longest = _longest(max_tokens, run.model.config.max_position_embeddings)
         left_out: list[str] = []
         examples = read_examples(source, run.tokenizer, max_tokens=longest, note=left_out.append)
@@ -71,9 +75,12 @@ def answers(
             batch=batch,
             shuffle_seed=shuffle_plans,
             log=run.log,
+            against=earlier,
             on_answers=on_answers,
         )
     _show(run.console, results)
+    if against is not None:
+        eval_run.show_differences(run.console, results["against"], against)
     eval_run.save_record(run, "eval-answers", out, results)
 
 

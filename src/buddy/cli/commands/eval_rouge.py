@@ -55,7 +55,9 @@ def rouge(
         "batch": batch,
         "scorer": "rouge-score, stemmed, F-measure",
     }
-    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+    with eval_run.eval_run(
+        model, out, policies=policy, budgets=budget, config=config, generates=True
+    ) as run:
         run.tell_left_out(left_out)
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
         batches = ask_all(run.model, run.tokenizer, dialogues, made)

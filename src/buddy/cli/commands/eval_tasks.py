@@ -37,6 +37,7 @@ def tasks(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 16,
+    against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
     """Accuracy on tasks of lm-evaluation-harness, at several budgets.
@@ -59,6 +60,7 @@ def gsm8k(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 8,
+    against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
     """Grade-school mathematics, answered in words: exact match of the final number."""
@@ -77,6 +79,7 @@ def mmlu(
     route_on: eval_run.RouteOn = "prompt",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 16,
+    against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
     """Multiple choice over 57 subjects, averaged over all rows."""
@@ -103,9 +106,11 @@ def _evaluate(
     reroute: str,
     kv_policy: str | None,
     batch: int,
+    against: Path | None,
     seed: int,
 ) -> None:
     quiet()
+    from buddy.evaluation.against import Against
     from buddy.evaluation.tasks.extra import require_lm_eval
 
     require_lm_eval()
@@ -114,6 +119,7 @@ def _evaluate(
     from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
 
     names = names or list(COMMONSENSE)
+    earlier = None if against is None else Against(against)
     loaded = load_tasks(names, data_dir=data_dir, fewshot=fewshot, limit=limit)
     config = {
         "tasks": names,
@@ -127,8 +133,15 @@ def _evaluate(
         "batch": batch,
         "seed": seed,
     }
+    generates = any(one.OUTPUT_TYPE == "generate_until" for one in loaded["tasks"].values())
     with eval_run.eval_run(
-        model, out, policies=policy, budgets=budget, config=config, auto=True
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        auto=True,
+        generates=generates,
     ) as run:
         lm = BuddyLM(
             run.model,
@@ -138,6 +151,7 @@ def _evaluate(
             kv_policy=kv_policy,
             batch_size=batch,
         )
+        run.config["against"] = None if earlier is None else earlier.describe()
         lm.log, lm.on_sample = run.log, run.advance
         rows = sum(min(len(one.eval_docs), limit or 10**9) for one in loaded["tasks"].values())
         run.total(rows * len(run.conditions))
@@ -148,6 +162,7 @@ def _evaluate(
             limit=limit,
             seed=seed,
             chat_template=chat_template,
+            against=earlier,
             on_condition=run.show,
         )
     columns = dict.fromkeys((one["task"], one["metric"]) for one in results["points"])
@@ -157,6 +172,8 @@ def _evaluate(
         if COMMONSENSE.get(task, metric) == metric and not task.startswith("mmlu_")
     ]
     eval_run.show_points(run.console, results["points"], shown)
+    if against is not None:
+        eval_run.show_differences(run.console, results["against"], against)
     eval_run.save_record(run, kind, out, results)
 
 

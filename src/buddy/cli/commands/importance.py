@@ -1,13 +1,15 @@
 """`buddy importance`: how much each block of a model matters, and the order to remove them in."""
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from buddy.model import BuddyForCausalLM
 
 
 def importance(
@@ -55,7 +57,7 @@ def importance(
     options = {
         "batch": batch,
         "resume": out.with_name(f".{out.name}.partial"),
-        "identity": {"model": model, "indicator": indicator, "dtype": str(loaded.dtype)},
+        "identity": {"indicator": indicator, **computed_by(loaded)},
     }
     with measuring(console) as bar:
         if indicator == "sleb":
@@ -65,7 +67,7 @@ def importance(
             results = _score(indicator, loaded.backbone, ids, protected, options, bar)
     RunRecord(
         kind=f"importance-{indicator}",
-        command=shlex.join(["buddy", *sys.argv[1:]]),
+        model=loaded.facts(),
         config={
             "model": model,
             "indicator": indicator,
@@ -82,6 +84,17 @@ def importance(
     order = " ".join(str(block) for block in results["removal_order"])
     console.print(f"least important first: {order}", style="dim")
     sys.stdout.write(f"{out}\n")
+
+
+def computed_by(model: "BuddyForCausalLM") -> dict[str, Any]:
+    """What the values of a measurement depend on besides its settings, for its identity."""
+    return {
+        "model": model.facts(),
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        "attention": model.backbone.attention,
+        "quant": model.quant,
+    }
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`buddy observe`: does a block's importance depend on the input, and on its context's length?"""
 
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from buddy.cli.commands.importance import measuring
+from buddy.cli.commands.importance import computed_by, measuring
 from buddy.files import check_writable
 
 observe = typer.Typer(
@@ -147,7 +146,8 @@ class _Observed:
         from buddy.importance.resume import ResumeFile
 
         number = len(self._files)
-        identity = [self._config["model"], self._config["dtype"], self._batch, indicator, *contexts]
+        about = {"batch": self._batch, "indicator": indicator, "contexts": contexts}
+        identity = {**about, **computed_by(self._model)}
         path = self._out.with_name(f".{self._out.name}.{number}.partial")
         file = ResumeFile(path, self._inputs[text], identity)
         self._files.append(file)
@@ -169,7 +169,7 @@ class _Observed:
 
         RunRecord(
             kind=kind,
-            command=shlex.join(["buddy", *sys.argv[1:]]),
+            model=self._model.facts(),
             config=self._config | config,
             results=results,
         ).save(self._out)

@@ -1,13 +1,12 @@
 """`buddy search`: the best set of blocks at each of some depths, by exchanges."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buddy.cli.commands.importance import measuring
+from buddy.cli.commands.importance import computed_by, measuring
 
 if TYPE_CHECKING:
     from buddy.data.rows import Note
@@ -50,16 +49,16 @@ def search(
     from buddy.hub.loading import load_tokenizer
     from buddy.importance.search.searched import swap_search
     from buddy.model import BuddyForCausalLM
-    from buddy.policies.static import removal_order_of
-    from buddy.records import read_record
+    from buddy.policies.measured import read_order
 
     check_writable(out)
-    wanted, begun = _parse(depths), removal_order_of(read_record(order), order)
+    wanted = _parse(depths)
     console = stderr()
     with fetch_progress(console) as on_progress:
         loaded = BuddyForCausalLM.from_pretrained(
             model, policy="full", merge_adapter=True, on_progress=on_progress
         )
+    begun, _ = read_order(order, loaded.resources)
     left_out: list[str] = []
     passages = _passages(
         load_tokenizer(model), text, data_dir, answers, windows, tokens, left_out.append
@@ -84,7 +83,7 @@ def search(
             max_swaps=max_swaps,
             batch=batch,
             resume=out.with_name(f".{out.name}.partial"),
-            identity={"model": model, "dtype": dtype},
+            identity=computed_by(loaded),
             on_try=on_try,
         )
     config = {
@@ -101,7 +100,7 @@ def search(
         "seed": seed,
         "dtype": dtype,
     }
-    _save(out, config, begun, found, passages.num_targets)
+    _save(out, config, loaded.facts(), begun, found, passages.num_targets)
     for depth, one in found.items():
         blocks = " ".join(map(str, one.blocks))
         before, after = (loss / passages.num_targets for loss in (one.first_loss, one.loss))
@@ -140,6 +139,7 @@ def _passages(
 def _save(
     out: Path,
     config: dict[str, Any],
+    model: dict[str, Any],
     order: list[int],
     found: "dict[int, SearchedSet]",
     num_targets: int,
@@ -157,7 +157,7 @@ def _save(
     }
     RunRecord(
         kind="searched",
-        command=shlex.join(["buddy", *sys.argv[1:]]),
+        model=model,
         config=config,
         results=results,
     ).save(out)

@@ -1,7 +1,5 @@
 """buddy train: stage 1, adapters and router together, by a recipe."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import typer
@@ -23,12 +21,6 @@ def train(
 
     settings = read_recipe(Recipe, recipe, changes or [])
     with TrainingBar() as bar:
-        checkpoint = run(
-            settings,
-            out,
-            resume=resume,
-            listener=bar.listener(),
-            command=shlex.join(["buddy", *sys.argv[1:]]),
-        )
+        checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")

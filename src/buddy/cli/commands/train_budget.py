@@ -1,6 +1,5 @@
 """`buddy train-budget`: stage 2, the Budget Predictor of a trained checkpoint, by a recipe."""
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -21,11 +20,5 @@ def train_budget(
 
     settings = read_recipe(BudgetRecipe, recipe, changes or [])
     with BudgetBar() as bar:
-        checkpoint = run(
-            settings,
-            out,
-            resume=resume,
-            listener=bar.listener(),
-            command=shlex.join(["buddy", *sys.argv[1:]]),
-        )
+        checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     sys.stdout.write(f"{checkpoint}\n")

@@ -16,19 +16,19 @@ METRICS: Final = ("nll", "answer_nll")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer under one plan.
+    """An answer under one plan, as it is logged too.
 
     Attributes:
         nll: Summed negative log-likelihood.
         tokens: Of the answer.
         blocks: That ran.
-        source: Of the example.
+        task: Source of the example.
     """
 
     nll: float
     tokens: int
     blocks: tuple[int, ...]
-    source: str
+    task: str
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -38,6 +38,28 @@ def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dic
         values = [(one.nll, one.tokens) for one, _ in mine]
         points += _both(condition, task, values)
     return points
+
+
+def difference_points(
+    condition: Condition, pairs: Sequence[tuple[Answered, Answered]], **rest: Any
+) -> list[dict[str, Any]]:
+    """How much more an answer costs here than in an earlier run, row by row.
+
+    Args:
+        condition: Of this run.
+        pairs: Each row here, and there.
+        **rest: For every figure.
+    """
+    points = []
+    for task, mine in _by_source(pairs).items():
+        values = differences(mine)
+        points += _both(condition, task, values, **rest)
+    return points
+
+
+def differences(pairs: Sequence[tuple[Answered, Answered]]) -> list[tuple[float, int]]:
+    """For `by_token` and `by_answer`: the first's loss less the second's, and the tokens."""
+    return [(one.nll - other.nll, one.tokens) for one, other in pairs]
 
 
 def exchange_points(
@@ -55,7 +77,7 @@ def exchange_points(
     """
     points = []
     for task, mine in _by_source(pairs).items():
-        values = [(other.nll - own.nll, own.tokens) for own, other in mine]
+        values = differences([(other, own) for own, other in mine])
         changed = sum(other.blocks != own.blocks for own, other in mine) / len(mine)
         points += _both(condition, task, values, within=within, changed=changed)
     return points
@@ -68,7 +90,7 @@ def _by_source(
         return {}
     found = {ALL: list(pairs)}
     for pair in pairs:
-        found.setdefault(pair[0].source, []).append(pair)
+        found.setdefault(pair[0].task, []).append(pair)
     return found
 
 

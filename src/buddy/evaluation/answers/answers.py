@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
@@ -19,7 +19,14 @@ from buddy.data.examples import Example
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation
 from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
-from buddy.evaluation.answers.answer_points import ALL, Answered, answer_points, exchange_points
+from buddy.evaluation.against import Against
+from buddy.evaluation.answers.answer_points import (
+    ALL,
+    Answered,
+    answer_points,
+    difference_points,
+    exchange_points,
+)
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.samples import SampleLog
@@ -130,6 +137,7 @@ def run_answers(
     batch: int = 16,
     shuffle_seed: int | None = None,
     log: SampleLog | None = None,
+    against: Against | None = None,
     on_answers: Callable[[Condition, int], None] = lambda condition, answers: None,
 ) -> dict[str, Any]:
     """Answer losses of every condition over all examples.
@@ -141,26 +149,39 @@ def run_answers(
         batch: Examples at a time.
         shuffle_seed: Also give each input the plan of another one; None to leave that out.
         log: Keeps each answer's loss, and gives back those it has.
+        against: An earlier run on the same rows, to take differences from.
         on_answers: Told of answers done; under `rounds_of` plans each.
 
     Returns:
-        `points` and `execution`, over all examples and by source; and `exchanged`, what the plan
-        of another input costs.
+        `points` and `execution`, over all examples and by source; `exchanged`, what the plan of
+        another input costs; and `against`, the difference from the earlier run.
 
     Raises:
         DataError: Plans are to be exchanged, and there is one example.
+        ResultError: The earlier run is of other rows or budgets.
     """
     if shuffle_seed is not None and len(examples) < 2:
         raise DataError("plans can be exchanged between 2 examples or more, got 1")
     sources = [example.source for example in examples]
     bench = _Bench(model, examples, batch, log, on_answers)
-    results: dict[str, Any] = {"points": [], "exchanged": [], "execution": []}
-    for condition in conditions:
+    results: dict[str, Any] = {"points": [], "exchanged": [], "execution": [], "against": []}
+    marks = list(map(row_mark, examples))
+    # Before anything is measured.
+    earlier = [
+        [(one.about, one.rows(marks, Answered)) for one in against.beside(condition)]
+        if against is not None
+        else []
+        for condition in conditions
+    ]
+    for condition, beside in zip(conditions, earlier, strict=True):
         own = bench.under_policy(condition)
         results["points"] += answer_points(condition, own)
+        for about, theirs in beside:
+            pairs = list(zip(own, theirs, strict=True))
+            results["against"] += difference_points(condition, pairs, **about)
         plans: dict[str, list[Plan]] = {ALL: [one.blocks for one in own]}
         for one in own:
-            plans.setdefault(one.source, []).append(one.blocks)
+            plans.setdefault(one.task, []).append(one.blocks)
         results["execution"] += execution_rates(condition, plans)
         if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
             continue
@@ -177,6 +198,12 @@ def rounds_of(condition: Condition, *, shuffle: bool) -> int:
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
 
 
+def row_mark(example: Example) -> str:
+    """Names a row by its content."""
+    content = json.dumps([example.source, example.prompt, example.answer])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
 @dataclass(slots=True)
 class _Bench:
     """Runs examples that have not been run, and remembers what came out."""
@@ -190,12 +217,7 @@ class _Bench:
     _known: dict[str, Answered] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._digests = [
-            hashlib.sha256(json.dumps([one.source, one.prompt, one.answer]).encode()).hexdigest()[
-                :24
-            ]
-            for one in self.examples
-        ]
+        self._digests = list(map(row_mark, self.examples))
 
     def under_policy(self, condition: Condition) -> list[Answered]:
         """Every example, under the plan that the policy chooses."""
@@ -231,19 +253,15 @@ class _Bench:
             for i, (nll, blocks) in zip(rows, found, strict=True):
                 self._keep(i, keys[i], nll, blocks)
                 if self.log is not None:
-                    example = self.examples[i]
-                    tokens = len(example.answer)
-                    self.log.add(
-                        keys[i], task=example.source, nll=nll, tokens=tokens, blocks=blocks
-                    )
+                    self.log.add(keys[i], **asdict(self._known[keys[i]]))
             self.on_answers(condition, len(rows))
 
     def _recall(self, i: int, key: str) -> bool:
         if key in self._known:
             return True
-        logged = None if self.log is None else self.log.find(key)
+        logged = None if self.log is None else self.log.find(key, Answered)
         if logged is not None:
-            self._keep(i, key, logged["nll"], tuple(logged["blocks"]))
+            self._keep(i, key, logged.nll, logged.blocks)
         return logged is not None
 
     def _keep(self, i: int, key: str, nll: float, blocks: Plan) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.errors import DataError, PromptError
 from buddy.evaluation.conditions import Condition
-from buddy.evaluation.rouge.rouge_points import METRICS, Answer, Way, to_results, ways_of
+from buddy.evaluation.rouge.rouge_points import METRICS, Answer, Logged, Way, to_results, ways_of
 from buddy.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.evaluation.samples import SampleLog
 from buddy.generation.trace import DepthTrace
@@ -157,14 +157,14 @@ class _Answerer:
         a run was interrupted.
         """
         keys = [f"{self.condition.key} {way} {asked.mark}" for asked in batch]
-        logged = [None if self.log is None else self.log.find(key) for key in keys]
+        logged = [None if self.log is None else self.log.find(key, Logged) for key in keys]
         whole = [Answer.from_log(entry) for entry in logged if entry is not None]
         if len(whole) == len(batch):
             return whole
         made = self._generate(batch, way)
         if self.log is not None:
             for key, answer in zip(keys, made, strict=True):
-                self.log.add(key, **answer.to_log())
+                self.log.add(key, **asdict(answer.to_log()))
         return made
 
     def _generate(self, batch: Sequence[Asked], way: Way | None) -> list[Answer]:

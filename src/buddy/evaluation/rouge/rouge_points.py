@@ -17,6 +17,20 @@ WAYS: Final[dict[Way, str]] = {"step": "recompute", "prefill": "reuse"}
 Plan = tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logged:
+    """An answer, as it is logged."""
+
+    task: str
+    """`samsum`."""
+    text: str
+    """As it was scored."""
+    scores: dict[str, float]
+    """F-measures, 0 to 1."""
+    plans: dict[str, int]
+    """Tokens that each plan made: a hexadecimal number, the first block its lowest bit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer.
@@ -36,16 +50,16 @@ class Answer:
         """How many were generated, its end included."""
         return sum(self.plans.values())
 
-    def to_log(self) -> dict[str, Any]:
-        """Plain values; a plan is a hexadecimal number, the first block its lowest bit."""
+    def to_log(self) -> Logged:
+        """As it is logged."""
         plans = {f"{sum(1 << b for b in plan):x}": count for plan, count in self.plans.items()}
-        return {"task": TASK, "text": self.text, "scores": self.scores, "plans": plans}
+        return Logged(task=TASK, text=self.text, scores=self.scores, plans=plans)
 
     @classmethod
-    def from_log(cls, entry: Mapping[str, Any]) -> "Answer":
+    def from_log(cls, logged: Logged) -> "Answer":
         """The reverse of `to_log`."""
-        plans = {_bits(int(mask, 16)): count for mask, count in entry["plans"].items()}
-        return cls(entry["text"], entry["scores"], plans)
+        plans = {_bits(int(mask, 16)): count for mask, count in logged.plans.items()}
+        return cls(logged.text, logged.scores, plans)
 
 
 def _bits(mask: int) -> Plan:

@@ -44,8 +44,26 @@ class _Document:
         return max(len(one.routed) + max(map(len, one.rests)) for one in self.questions)
 
 
-def _revive(logged: dict[str, Any]) -> Scored:
-    return Scored(**{name: tuple(values) for name, values in logged.items()})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedScores:
+    """What came out for a document, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    scored: tuple[Scored, ...]
+    """One a question."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedText:
+    """A generation, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    text: str
+    """That followed the prompt."""
+    blocks: tuple[int, ...]
+    """The prompt's plan."""
 
 
 @register_model("buddy")
@@ -142,11 +160,11 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         pending: list[_Document] = []
         for document in self._documents(requests):
-            logged = self.log.find(document.key) if self.log is not None else None
+            logged = self.log.find(document.key, LoggedScores) if self.log is not None else None
             if logged is None:
                 pending.append(document)
             else:
-                self._take(document, [_revive(one) for one in logged["scored"]], results)
+                self._take(document, logged.scored, results)
         pending.sort(key=lambda document: document.length, reverse=True)
         for start in range(0, len(pending), self.batch_size):
             batch = pending[start : start + self.batch_size]
@@ -157,7 +175,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             for document in batch:
                 mine = [next(scored) for _ in document.questions]
                 if self.log is not None:
-                    self.log.add(document.key, task=document.task, scored=[asdict(m) for m in mine])
+                    made = LoggedScores(task=document.task, scored=tuple(mine))
+                    self.log.add(document.key, **asdict(made))
                 self._take(document, mine, results)
         return results
 
@@ -208,11 +227,11 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         keys = [self._key(request.task_name, request.args) for request in requests]
         pending = []
         for place, key in enumerate(keys):
-            logged = self.log.find(key) if self.log is not None else None
+            logged = self.log.find(key, LoggedText) if self.log is not None else None
             if logged is None:
                 pending.append(place)
             else:
-                results[place] = self._finish(requests[place], logged["text"], logged["blocks"])
+                results[place] = self._finish(requests[place], logged.text, logged.blocks)
         pending.sort(key=lambda place: len(requests[place].args[0]), reverse=True)
         for start in range(0, len(pending), self.batch_size):
             batch = pending[start : start + self.batch_size]

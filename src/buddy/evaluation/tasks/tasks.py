@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +15,28 @@ from lm_eval.tasks import TaskManager
 from buddy.data.commonsense import COMMONSENSE
 from buddy.data.local_tasks import LOCAL_TASKS, LocalTask, read_split
 from buddy.errors import DataError, reason, shown
+from buddy.evaluation.against import Against, EarlierCondition, mean_difference
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
+from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.harness import BuddyLM
 
 _BOOTSTRAPS = 1000
 _SPLITS = {"training": "train", "validation": "validation", "test": "test"}
 """What lm-eval's tasks call a split, and the file that holds it."""
 OnCondition = Callable[[Condition], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """What a sample was worth, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    doc_id: int
+    """Its number in the task."""
+    scores: dict[str, float]
+    """By metric."""
 
 
 def load_tasks(
@@ -197,6 +212,7 @@ def run_tasks(
     limit: int | None = None,
     seed: int = 1234,
     chat_template: bool = False,
+    against: Against | None = None,
     on_condition: OnCondition = lambda condition: None,
 ) -> dict[str, Any]:
     """Evaluate every condition on every task.
@@ -208,14 +224,22 @@ def run_tasks(
         limit: At most this many rows of each task.
         seed: Of few-shot sampling.
         chat_template: Put each prompt into the tokenizer's chat template.
+        against: An earlier run on the same rows, to take differences from.
         on_condition: Told when one begins.
 
     Returns:
-        `points`, one a metric, and `execution`, how often each block ran.
+        `points`, one a metric; `execution`, how often each block ran; and `against`, the
+        difference from the earlier run.
+
+    Raises:
+        ResultError: The earlier run is of other budgets or rows.
     """
     points: list[dict[str, Any]] = []
     execution: list[dict[str, Any]] = []
-    for condition in conditions:
+    differences: list[dict[str, Any]] = []
+    # Before anything is measured.
+    earlier_runs = [against.beside(one) if against is not None else [] for one in conditions]
+    for condition, beside in zip(conditions, earlier_runs, strict=True):
         on_condition(condition)
         lm.set_condition(condition)
         for task in loaded["tasks"].values():
@@ -231,24 +255,62 @@ def run_tasks(
                 fewshot_as_multiturn=chat_template,
             ),
         )
-        _log_scores(lm, found["samples"])
+        worth = _worth(found["samples"])
+        if lm.log is not None:
+            _keep(lm.log, condition, worth)
+        for earlier in beside:
+            differences += _differences(condition, worth, earlier)
         plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
         depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
         points += _points(condition, found, depths)
         execution += execution_rates(condition, lm.execution)
-    return {"points": points, "execution": execution}
+    return {"points": points, "execution": execution, "against": differences}
 
 
-def _log_scores(lm: BuddyLM, samples: dict[str, list[dict[str, Any]]]) -> None:
-    """What each sample was worth, beside what the model said of it."""
-    if lm.log is None:
-        return
+def _worth(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Worth]:
+    """What each sample was worth, by task and content: its number may be another question's."""
+    found = {}
     for task, rows in samples.items():
         for row in rows:
-            key = f"{lm.condition.key} {task} {row['doc_id']} {row['filter']}"
-            if lm.log.find(key) is None:
-                scores = {name: row[name] for name in row["metrics"]}
-                lm.log.add(key, task=task, doc_id=row["doc_id"], **scores)
+            mark = f"{row['doc_id']} {row['filter']} {row['doc_hash']} {row['prompt_hash']}"
+            suffix = "" if row["filter"] == "none" else f",{row['filter']}"
+            # Some metrics of corpora are no number of one sample.
+            told = {f"{name}{suffix}": row[name] for name in row["metrics"]}
+            scores = {
+                name: float(value)
+                for name, value in told.items()
+                if isinstance(value, int | float) and math.isfinite(value)
+            }
+            found[f"{task} {mark}"] = Worth(task=task, doc_id=row["doc_id"], scores=scores)
+    return found
+
+
+def _keep(log: SampleLog, condition: Condition, worth: dict[str, Worth]) -> None:
+    """Log what is not there yet."""
+    for mark, one in worth.items():
+        key = f"{condition.key} {mark}"
+        if log.find(key, Worth) is None:
+            log.add(key, **asdict(one))
+
+
+def _differences(
+    condition: Condition, worth: dict[str, Worth], earlier: EarlierCondition
+) -> list[dict[str, Any]]:
+    """Of each task and metric, and the averages: by how much this run is above the earlier one."""
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    theirs = earlier.rows(list(worth), Worth)
+    for own, other in zip(worth.values(), theirs, strict=True):
+        for metric in own.scores.keys() & other.scores.keys():
+            pairs.setdefault((own.task, metric), []).append(
+                (own.scores[metric], other.scores[metric])
+            )
+    points = []
+    for (task, metric), both in sorted(pairs.items()):
+        value, error = mean_difference(both)
+        points.append(
+            condition.point(task, metric, value, stderr=error, samples=len(both), **earlier.about)
+        )
+    return [*points, *({**one, **earlier.about} for one in _means(condition, points))]
 
 
 def _points(

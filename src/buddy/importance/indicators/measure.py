@@ -39,7 +39,7 @@ def measure(
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
-    file = ResumeFile(resume, windows, [batch, identity or {}])
+    file = ResumeFile(resume, windows, {"batch": batch, **(identity or {})})
     gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
     file.remove()
     return indicator.scores()

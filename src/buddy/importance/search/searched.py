@@ -82,8 +82,9 @@ def swap_search(
     """
     _check(order, depths, backbone.num_blocks)
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
-    settings = [list(order), list(depths), seed, batch, counted, identity or {}]
-    file = ResumeFile(resume, text.ids, ["searched", *settings])
+    settings = {"order": list(order), "depths": list(depths), "seed": seed, "batch": batch}
+    about = {"search": "sets", **settings, "targets": counted, **(identity or {})}
+    file = ResumeFile(resume, text.ids, about)
     found = _read(file, depths)
     losses = NearbyLosses(backbone, text.split(batch), pruning)
     try:

@@ -77,7 +77,7 @@ def sleb_search(
         )
     batches = torch.split(windows, batch)
     targets = len(windows) * (windows.shape[1] - 1)
-    file = ResumeFile(resume, windows, ["sleb", batch, identity or {}])
+    file = ResumeFile(resume, windows, {"search": "sleb", "batch": batch, **(identity or {})})
     found = _Found.read(file, num_blocks, len(batches))
     for number, block in enumerate(found.order[:rounds], start=1):
         on_round(number, block, found.nll[number] / targets)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from buddy.plots.draw.depth_lines import draw_depth_lines
 from buddy.plots.figures import COLUMN_INCHES
 from buddy.plots.names import sentence, text_name
-from buddy.plots.read.fields import Fields, open_results, same_num_blocks
+from buddy.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
 from buddy.plots.read.points import Point, choose
 from buddy.plots.style import BLACK, in_paper_style
 
@@ -46,7 +46,7 @@ def draw(
 
 def _gaps(results: Fields) -> list[Point]:
     """The differences of one record, as points."""
-    num_blocks = results.objects("points")[0].integer("num_blocks", 1)
+    num_blocks = results.objects("points")[0].integer("num_blocks", 1, MOST_BLOCKS)
     return [
         Point(
             policy=item.text("label"),

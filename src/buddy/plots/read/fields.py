@@ -2,12 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from buddy.errors import ResultError
+from buddy.errors import ResultError, shown
 from buddy.plots.figures import FIGURES
+from buddy.settings import Range
 
-_AGAIN = "make the record again with the command that it names"
+MOST_BLOCKS: Final = 10_000
+"""Deeper models are taken for damage: a figure has a column for each block."""
+_MOST: Final = 2**53
+_DRAWN: Final = Range(-1e300, 1e300)
+"""Axes need room beyond what they show."""
+_AGAIN: Final = "make the record again with the command that it names"
 
 
 class Fields:
@@ -23,7 +29,7 @@ class Fields:
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            raise ResultError(f"{where} must be an object, got {_short(value)}; {_AGAIN}")
+            raise ResultError(f"{where} must be an object, got {shown(value, 40)}; {_AGAIN}")
         self._value = value
         self.where = where
 
@@ -41,7 +47,8 @@ class Fields:
     def integer(self, name: str, low: int, high: int | None = None) -> int:
         """A whole number from `low` to `high`."""
         value = self.get(name)
-        if not _is_integer(value) or value < low or (high is not None and value > high):
+        most = _MOST if high is None else high
+        if not _is_integer(value) or not low <= value <= most:
             bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
             raise self.wrong(name, f"a whole number {bounds}")
         return int(value)
@@ -71,7 +78,7 @@ class Fields:
         if (
             not isinstance(value, list)
             or not value
-            or not all(_is_integer(block) and block >= 0 for block in value)
+            or not all(_is_integer(block) and 0 <= block < MOST_BLOCKS for block in value)
             or len(set(value)) != len(value)
         ):
             raise self.wrong(name, "a list of different block numbers")
@@ -88,7 +95,7 @@ class Fields:
         """The error of a field that is missing or not as expected."""
         if name not in self._value:
             return ResultError(f"{self.where} has no {name!r}, {expected}; {_AGAIN}")
-        got = _short(self.get(name))
+        got = shown(self.get(name), 40)
         return ResultError(f"{self.where}: {name!r} must be {expected}, got {got}; {_AGAIN}")
 
 
@@ -156,15 +163,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) in (int, float) and value in _DRAWN
 
 
 def _bounds(low: float, high: float) -> str:
     if low == -math.inf and high == math.inf:
         return ""
     return f" of at least {low:g}" if high == math.inf else f" from {low:g} to {high:g}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from buddy.errors import ResultError
-from buddy.plots.read.fields import Fields, open_results, same_num_blocks
+from buddy.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
 
 _WAYS: Final[dict[str | None, str]] = {"step": "recompute", "prefill": "reuse"}
 """What the paper calls rerouting at each step, and keeping the prompt's route."""
@@ -131,7 +131,7 @@ def _listing(what: str, names: Sequence[str]) -> str:
 
 
 def _point(item: Fields) -> Point:
-    num_blocks = item.integer("num_blocks", 1)
+    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
     return Point(
         policy=item.text("policy"),
         label=item.text("label"),
@@ -147,7 +147,7 @@ def _point(item: Fields) -> Point:
 
 
 def _execution(item: Fields) -> Execution:
-    num_blocks = item.integer("num_blocks", 1)
+    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
     return Execution(
         policy=item.text("policy"),
         label=item.text("label"),

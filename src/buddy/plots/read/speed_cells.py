@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from buddy.errors import ResultError
 from buddy.plots.names import policy_name
-from buddy.plots.read.fields import Fields, open_results, same_num_blocks
+from buddy.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
 
 PHASES: Final = ("prefill", "decode")
 PARTS: Final = ("blocks", "router", "gather_scatter", "kv_fill", "head", "host")
@@ -114,7 +114,7 @@ def setting_name(setting: tuple[int, int]) -> str:
 
 
 def _cell(item: Fields, record: int) -> SpeedCell:
-    num_blocks = item.integer("num_blocks", 1)
+    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
     if item.text("phase") not in PHASES:
         raise item.wrong("phase", " or ".join(PHASES))
     latency = item.positive("latency_ms")

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from buddy.checkpoint.folder import load
+from buddy.depth.policy import PolicyResources
 from buddy.depth.select import check_spendable
-from buddy.errors import RecipeError
+from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
-from buddy.records import read_record
+from buddy.policies.measured import read_importance
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import normalise_prior
 from buddy.routing.router import Router, RouterConfig
@@ -78,7 +79,7 @@ def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
         )
     check_context(recipe.data, base)
     for one in recipe.router.orders:
-        read_prior(Path(one.record), base.num_blocks)
+        read_prior(Path(one.record), base.resources, "router.orders")
     evaluated = BudgetSettings(choices=recipe.log.evaluate_budgets)
     return {
         *budget_range(recipe.budget, base.num_blocks),
@@ -103,7 +104,7 @@ def _prior(setting: str, base: BuddyForCausalLM) -> Tensor | None:
     if setting == "none":
         return None
     if setting != "default":
-        return read_prior(Path(setting), base.num_blocks)
+        return read_prior(Path(setting), base.resources)
     if base.prior is None:
         raise RecipeError(
             'router.prior: this model has no prior of its own: set "none", or measure one with '
@@ -112,23 +113,20 @@ def _prior(setting: str, base: BuddyForCausalLM) -> Tensor | None:
     return base.prior
 
 
-def read_prior(path: Path, num_blocks: int) -> Tensor:
+def read_prior(path: Path, resources: PolicyResources, setting: str = "router.prior") -> Tensor:
     """The normalised prior of the middle blocks, from a record of `buddy importance`.
 
-    A search (SLEB) measures no importance: the places in its removal order take its stead.
+    Args:
+        path: Of the record.
+        resources: Of the model that it is to serve.
+        setting: That names the record, for messages.
 
     Raises:
+        ResultError: The file cannot be read, or is no record.
         RecipeError: The record is of another model, or of another kind.
     """
-    results = read_record(path)["results"]
-    importance = results.get("importance")
-    if importance is None and "removal_order" in results:
-        importance = [float(num_blocks)] * num_blocks
-        for place, block in enumerate(results["removal_order"]):
-            importance[block] = float(place)
-    if not isinstance(importance, list) or len(importance) != num_blocks:
-        raise RecipeError(
-            f"router.prior: {path} has no importance of {num_blocks} blocks: expected a record of "
-            "buddy importance for this model"
-        )
+    try:
+        importance = read_importance(path, resources)
+    except PolicyError as error:
+        raise RecipeError(f"{setting}: {error}") from error
     return normalise_prior(torch.tensor(importance[1:-1]))

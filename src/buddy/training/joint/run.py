@@ -62,7 +62,6 @@ def train(
     *,
     resume: bool = False,
     listener: Listener | None = None,
-    command: str = "",
 ) -> Path:
     """Train by a recipe.
 
@@ -72,7 +71,6 @@ def train(
             record.
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes, on the main process.
-        command: That is running, for the record.
 
     Returns:
         The Buddy checkpoint's folder.
@@ -118,7 +116,7 @@ def train(
     if run.is_main:
         model.card = stage_1_card(recipe, len(examples), run.found)
         model.eval().save_pretrained(out / CHECKPOINT)
-        run.record(command).save(out / RECORD)
+        run.record().save(out / RECORD)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return out / CHECKPOINT
@@ -248,11 +246,11 @@ class _Run:
             log.write(step, "warning", text=_COLLAPSE)
             self.listener.warned(_COLLAPSE)
 
-    def record(self, command: str) -> RunRecord:
+    def record(self) -> RunRecord:
         """What was run, and how it ended."""
         return RunRecord(
             kind="training",
-            command=command,
+            model=self.model.facts(),
             config={**asdict(self.recipe), "processes": self.trainer.num_processes},
             results={
                 "steps": self.trainer.steps,

@@ -19,6 +19,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.errors import ResultError, TrainingError
 from buddy.files import write_bytes
+from buddy.identity import differing
 from buddy.routing.budget_predictor import NUM_PINNED
 from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 
@@ -141,10 +142,10 @@ def _read(path: Path, identity: dict[str, str]) -> tuple[int, Tensor, Tensor]:
         raise TrainingError(
             f"the table {path} is damaged ({error}): delete it to measure again"
         ) from error
-    if saved != identity:
-        differs = ", ".join(key for key in identity if saved.get(key) != identity[key])
+    differs = differing(saved, identity)
+    if differs:
         raise TrainingError(
-            f"the table {path} was measured for another run ({differs} differ): delete it, or "
-            "name another --out"
+            f"the table {path} was measured for another run, with other {', '.join(differs)}: "
+            "delete it, or name another --out"
         )
     return done, summaries, by_depth

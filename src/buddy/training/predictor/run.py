@@ -72,7 +72,6 @@ def train_budget(
     *,
     resume: bool = False,
     listener: BudgetListener | None = None,
-    command: str = "",
 ) -> Path:
     """Train a Budget Predictor for a checkpoint of stage 1.
 
@@ -82,7 +81,6 @@ def train_budget(
             training state and the record.
         resume: Go on from the state in `out`, if there is one. Tables always go on.
         listener: Told how it goes.
-        command: That is running, for the record.
 
     Returns:
         The new checkpoint's folder: that of stage 1, and the predictor.
@@ -133,7 +131,7 @@ def train_budget(
     whole.predictor = folded(predictor, standard).eval().cpu()
     whole.card = with_stage_2(whole.card, recipe)
     whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
-    run.record(command).save(out / RECORD)
+    run.record(whole).save(out / RECORD)
     return out / CHECKPOINT
 
 
@@ -252,11 +250,11 @@ class _Run:
             log.write(step, "warning", text=text)
             self.listener.warned(text)
 
-    def record(self, command: str) -> RunRecord:
+    def record(self, model: BuddyForCausalLM) -> RunRecord:
         """What was run, and how it ended."""
         return RunRecord(
             kind="training-budget",
-            command=command,
+            model=model.facts(),
             config={**asdict(self.recipe), "num_blocks": self.trainer.predictor.num_blocks},
             results={
                 "steps": self.trainer.steps,

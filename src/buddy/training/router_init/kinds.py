@@ -81,7 +81,8 @@ def fit_orders(
         is_kind = torch.tensor([source in one.sources for source in sources])
         teller = _teller(standardised, is_kind.to(summaries.device))
         standard.fold(teller)
-        order = read_prior(Path(one.record), model.num_blocks).to(decision.prior.device)
+        order = read_prior(Path(one.record), model.resources, "router.orders")
+        order = order.to(decision.prior.device)
         _set_ramp(decision, 2 * place, teller, order - decision.prior)
         told &= (teller(summaries)[:, 0] > 0).cpu() == is_kind
     return float(told.float().mean())
