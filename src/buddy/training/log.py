@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +36,9 @@ class TrainingLog:
         try:
             self.path.write_text(text, encoding="utf-8")
             self._file = self.path.open("a", encoding="utf-8")
+            self._events = _Events(folder / "tensorboard", step) if tensorboard else None
         except OSError as error:
             raise self._failed(error) from error
-        self._events: Any = None
-        if tensorboard:
-            events = str(folder / "tensorboard")
-            self._events = need_tensorboard()(events, purge_step=step + 1)
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self.path.exists():
@@ -53,47 +53,82 @@ class TrainingLog:
 
     def _failed(self, error: OSError) -> TrainingError:
         return TrainingError(
-            f"the log {self.path} cannot be written: {error.strerror or error}; the last training "
-            "state is intact: make room and run the same command with --resume"
+            f"the log of {self.path.parent} cannot be written: {error.strerror or error}; the last "
+            "training state is intact: make room and run the same command with --resume"
         )
 
     def write(self, step: int, kind: str, **values: Any) -> None:
         """Add one line; numbers go to TensorBoard as `kind/name`, those of a dict one by one."""
+        scalars: dict[str, float] = {}
+        for name, value in values.items():
+            if isinstance(value, dict):
+                scalars |= {f"{kind}/{name}/{key}": float(one) for key, one in value.items()}
+            elif isinstance(value, int | float):
+                scalars[f"{kind}/{name}"] = float(value)
         try:
             self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
             self._file.flush()
+            if self._events is not None:
+                self._events.add(step, scalars)
         except OSError as error:
             raise self._failed(error) from error
-        if self._events is None:
-            return
-        for name, value in values.items():
-            if isinstance(value, dict):
-                for key, one in value.items():
-                    self._events.add_scalar(f"{kind}/{name}/{key}", one, step)
-            elif isinstance(value, int | float):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Write what is still held."""
-        self._file.close()
+        """Close the files; all that was written is in them."""
+        with suppress(OSError):  # what could not be written has been told
+            self._file.close()
         if self._events is not None:
             self._events.close()
 
 
-def need_tensorboard() -> Any:
-    """What writes TensorBoard's events.
+class _Events:
+    """A file of TensorBoard events.
+
+    TensorBoard's own writer has a thread, which shows a user the traceback of a full disk.
+
+    Args:
+        folder: Made if it is not there.
+        step: Steps done; TensorBoard forgets later ones, which come again.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._event, records = need_tensorboard()
+        folder.mkdir(exist_ok=True)
+        path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._file = path.open("wb", buffering=0)
+        self._records = records(self._file)
+        self._write(step=step + 1, file_version="brain.Event:2")
+        self._write(step=step + 1, session_log={"status": "START"})
+
+    def add(self, step: int, scalars: dict[str, float]) -> None:
+        """Write numbers of a step, by their names."""
+        values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+        if values:
+            self._write(step=step, summary={"value": values})
+
+    def _write(self, **fields: Any) -> None:
+        event = self._event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def need_tensorboard() -> tuple[Any, Any]:
+    """TensorBoard's event, and what writes events as records.
 
     Raises:
         TrainingError: The package is not installed.
     """
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as error:
         raise TrainingError(
             'TensorBoard events need the tensorboard package: pip install "buddy-llm[train]", or '
             "set log.tensorboard=false"
         ) from error
-    return SummaryWriter
+    return Event, RecordWriter
 
 
 @dataclass(slots=True)
