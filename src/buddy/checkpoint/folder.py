@@ -31,6 +31,7 @@ from buddy.checkpoint.manifest import (
 from buddy.engine.executors.choice import EngineName
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
+from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import load_model, load_prior, shipped_checkpoint
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_peft
@@ -82,6 +83,33 @@ def load(
         quantise_backbone(made.backbone, quant)
         made.quant = quant
     return made
+
+
+def load_outline(
+    name: str | Path,
+    *,
+    policy: str | None = None,
+    kv_policy: KVPolicy | None = None,
+    engine: EngineName = "auto",
+    on_progress: Progress | None = None,
+) -> BuddyForCausalLM:
+    """What can be told of a model before its weights are fetched: blocks, context, policy, budgets.
+
+    It refuses what the model itself would refuse, and runs nothing.
+
+    Raises:
+        BuddyError: As `load`, and as the model's constructor.
+    """
+    model = model_without_weights(name, on_progress=on_progress)
+    folder = shipped_checkpoint(name) or Path(name).expanduser()
+    routing: dict[str, Any] = {"prior": load_prior(name)}
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder)
+        routing = _read_routing(folder, manifest, torch.device("cpu"))
+        policy, kv_policy = policy or manifest["policy"], kv_policy or manifest["kv_policy"]
+    return BuddyForCausalLM(
+        model, **routing, policy=policy, kv_policy=kv_policy or DEFAULT_KV_POLICY, engine=engine
+    )
 
 
 def _load(

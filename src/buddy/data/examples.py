@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from buddy.data.rows import Row, read_rows
 from buddy.errors import DataError
+from buddy.files import check_readable
 
 Template = Literal["chat", "alpaca"]
 """How an instruction is put to the model: its own chat template, or that of Stanford Alpaca."""
@@ -82,6 +83,23 @@ class Source:
         return f"{path.parent.name}/{path.stem}" if path.parent.name else path.stem
 
 
+def check_source(source: Source) -> None:
+    """Refuse a file that cannot be read, before the work that it is for.
+
+    Raises:
+        DataError: There is none, or it cannot be opened.
+    """
+    if source.path is not None:
+        check_readable(_path(source.path), DataError)
+
+
+def _path(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # ~NAME, of somebody who has no home here
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
 def read_examples(source: Source, tokenizer: Any, *, max_tokens: int) -> list[Example]:
     """The examples of a source, in its order; each row once.
 
@@ -121,7 +139,7 @@ def _row_source(row: Row, source: Source) -> str:
 
 def _load(source: Source) -> list[Row]:
     if source.path is not None:
-        return read_rows(Path(source.path).expanduser())
+        return read_rows(_path(source.path))
     try:
         from datasets import load_dataset
     except ImportError as error:

@@ -23,6 +23,17 @@ def inspect_model(
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
+    backbone = Backbone(model_without_weights(name, on_progress=on_progress))
+    return backbone.family.title, backbone.shape()
+
+
+def model_without_weights(name: str | Path, *, on_progress: Progress | None = None) -> Any:
+    """A Hugging Face causal LM on the meta device, as its config describes it.
+
+    Raises:
+        ModelError: It cannot be found or fetched.
+        FamilyError: The family is not supported.
+    """
     from transformers import AutoModelForCausalLM
 
     config = load_config(name, on_progress=on_progress)
@@ -30,5 +41,4 @@ def inspect_model(
         dtype = getattr(config, "dtype", None) or torch.bfloat16
         model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype)
     model.tie_weights()
-    backbone = Backbone(model)
-    return backbone.family.title, backbone.shape()
+    return model

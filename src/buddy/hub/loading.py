@@ -18,7 +18,7 @@ from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
-from buddy.hub.store import ensure_default, resolve_gguf
+from buddy.hub.store import ensure_default, is_cached, resolve_gguf
 from buddy.hub.verified import verify_once
 from buddy.routing.prior import normalise_prior
 
@@ -34,6 +34,21 @@ def shipped_checkpoint(name: str | Path) -> Path | None:
     return Path(str(files("buddy.hub") / "trained" / preset.trained))
 
 
+def _base_name(name: str | Path) -> str:
+    """What names the base model of a Buddy checkpoint; any other name as it is.
+
+    Raises:
+        ModelError: It names a user's folder where there is none.
+    """
+    text = str(shipped_checkpoint(name) or name)
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"no model at {text}: {error}") from error
+    is_checkpoint = text not in PRESETS and (path / "buddy.json").is_file()
+    return _base_name(_base_of(path)) if is_checkpoint else text
+
+
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     """Turn a model's name into a local folder or a hub id; fetch the default model if needed.
 
@@ -41,14 +56,12 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
         FetchError: The default model could not be fetched.
         CheckpointError: A file or folder is not a model.
     """
-    text = str(shipped_checkpoint(name) or name)
+    text = _base_name(name)
     if text == DEFAULT_MODEL:
         return str(ensure_default(on_progress=on_progress))
     if text in PRESETS:
         return str(PRESETS[text].hub_id)
     path = Path(text).expanduser()
-    if (path / "buddy.json").is_file():
-        return locate(_base_of(path), on_progress=on_progress)
     if path.suffix.lower() == ".gguf":
         return str(resolve_gguf(path, on_progress=on_progress))
     if path.is_dir():
@@ -110,7 +123,10 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
     """
     from transformers import AutoConfig
 
-    where = local_folder(name, config_only=True, on_progress=on_progress)
+    if _base_name(name) == DEFAULT_MODEL and not is_cached(DEFAULT_MODEL):
+        where = str(files("buddy.hub") / "configs" / DEFAULT_MODEL)  # so that it needs no fetch
+    else:
+        where = local_folder(name, config_only=True, on_progress=on_progress)
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
     except _LOADING_ERRORS as error:

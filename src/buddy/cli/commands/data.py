@@ -6,19 +6,22 @@ from typing import Annotated
 
 import typer
 
+from buddy.cli import options
+from buddy.files import check_writable, write_text
+
 
 def data(
     task: Annotated[list[str], typer.Argument(help="Tasks of lm-eval, and samsum.")],
-    out: Annotated[Path, typer.Option(help="Where the rows go (JSON lines).")],
+    out: Annotated[Path, options.checked(check_writable, help="Where the rows go (JSON lines).")],
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder with TASK/train.jsonl; the hub if not given."),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="At most this many of each task, drawn at random; all if none."),
+        options.count(1, help="At most this many of each task, drawn at random; all if none."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw, and of the rows' order.")] = 0,
+    seed: Annotated[int, options.seed("Of the draw, and of the rows' order.")] = 0,
     without: Annotated[
         list[Path] | None,
         typer.Option(help="Leave out the questions of these rows; may be repeated."),
@@ -36,9 +39,7 @@ def data(
     from buddy.cli.views.display import stderr
     from buddy.data.rows import read_rows
     from buddy.evaluation.tasks.export import export_rows
-    from buddy.files import check_writable, write_text
 
-    check_writable(out)
     quiet()
     console = stderr()
     written = export_rows(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from buddy.cli import eval_run, options
+from buddy.cli.loading import check_room
 from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ def rouge(
     ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many dialogues, drawn at random.")
+        int | None, options.count(1, help="At most this many dialogues, drawn at random.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, options.seed("Of the draw.")] = 0,
     max_new_tokens: options.MaxNewTokens = 100,
     kv_policy: options.KVPolicy = None,
-    batch: Annotated[int, typer.Option(min=1, help="Dialogues at a time.")] = 8,
+    batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
 ) -> None:
     """ROUGE of SAMSum summaries, the route recomputed at every token or reused from the prompt.
 
@@ -54,7 +55,14 @@ def rouge(
         "batch": batch,
         "scorer": "rouge-score, stemmed, F-measure",
     }
-    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+    with eval_run.eval_run(
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        check=lambda outline: check_room(outline, max_new_tokens),
+    ) as run:
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
         batches = ask_all(run.model, run.tokenizer, dialogues, made)
         run.total(len(dialogues) * sum(len(ways_of(one)) for one in run.conditions))
@@ -82,17 +90,18 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
+    from buddy.cli.views.tables import show_table
     from buddy.evaluation.rouge.rouge_points import METRICS, WAYS
 
     table = Table(
         title="ROUGE F, %", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    table.add_column("policy", no_wrap=True, max_width=14)
-    table.add_column("blocks", justify="right")
+    table.add_column("policy", no_wrap=True)
+    table.add_column("blocks", justify="right", no_wrap=True)
     table.add_column("route", no_wrap=True)
     for metric in METRICS:
         table.add_column(metric.replace("rouge", "ROUGE-"), justify="right", no_wrap=True)
-    table.add_column("plans", justify="right")
+    table.add_column("plans", justify="right", no_wrap=True)
     points, execution = _by_row(results["points"]), iter(results["execution"])
     differences = _by_row(results["differences"])
     for (label, blocks, way), row in points.items():
@@ -102,7 +111,7 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         if way == "prefill":
             gains = [_percent(point, sign="+") for point in differences[label, blocks, "step"]]
             table.add_row("", "", "difference", *gains, style="dim")
-    console.print(table, soft_wrap=False)
+    show_table(console, table)
 
 
 def _by_row(points: list[dict[str, Any]]) -> dict[tuple[str, int, Any], list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError
@@ -9,6 +9,17 @@ if TYPE_CHECKING:
     from buddy.engine.executors.protocol import Executor
 
 EngineName = Literal["auto", "native", "general"]
+
+
+def check_engine(engine: str) -> EngineName:
+    """Refuse what is no engine.
+
+    Raises:
+        ModelError: It is none of the three.
+    """
+    if engine not in get_args(EngineName):
+        raise ModelError(f"engine must be one of {', '.join(get_args(EngineName))}, got {engine!r}")
+    return cast(EngineName, engine)
 
 
 class ExecutorChoice:
@@ -23,11 +34,7 @@ class ExecutorChoice:
     """
 
     def __init__(self, backbone: Backbone, engine: EngineName) -> None:
-        if engine not in get_args(EngineName):
-            raise ModelError(
-                f"engine must be one of {', '.join(get_args(EngineName))}, got {engine!r}"
-            )
-        self.engine = engine
+        self.engine = check_engine(engine)
         self._backbone = backbone
         self._made_for: tuple[Any, ...] = ()
         self._executor: Executor | None = None

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buddy.checkpoint.folder import load
+from buddy.checkpoint.folder import load, load_outline
+from buddy.data.examples import check_source
+from buddy.depth.budget import read_budget
+from buddy.depth.policy import check_policy
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.records import read_record
@@ -14,7 +17,31 @@ from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.joint.lora import add_lora, context_layers, start_adapters
-from buddy.training.joint.recipe import Recipe
+from buddy.training.joint.recipe import BudgetSettings, Recipe
+from buddy.training.joint.trainer import budget_range
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what shows to be wrong before weights are fetched.
+
+    Raises:
+        BuddyError: Data that cannot be read, or a budget, a policy or a prior that the base model
+            cannot have.
+    """
+    for source in (*recipe.data.train, *recipe.data.validation):
+        check_source(source)
+    if recipe.router.policy != "routed":
+        check_policy(recipe.router.policy)
+    budgets = (recipe.budget, BudgetSettings(choices=recipe.log.evaluate_budgets))
+    for one in budgets:
+        for text in (one.low, one.high, *one.choices):
+            read_budget(text)
+    outline = load_outline(recipe.model.name)
+    for one in budgets:
+        budget_range(one, outline.num_blocks)
+    _prior(recipe.router.prior, outline)
+    if recipe.router.policy != "routed":
+        outline.set_policy(recipe.router.policy)
 
 
 def build_model(recipe: Recipe, device: str | torch.device | None = None) -> BuddyForCausalLM:

@@ -17,7 +17,7 @@ from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.joint.evaluate import Evaluation, evaluate
-from buddy.training.joint.model import build_model
+from buddy.training.joint.model import build_model, check_recipe
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog
@@ -75,6 +75,7 @@ def train(
         DataError: A data file is missing, empty or malformed.
         TrainingError: The run cannot begin, or not go on.
     """
+    check_recipe(recipe)
     accelerator = Accelerator()
     _prepare(out, resume, accelerator)
     with accelerator.main_process_first():  # the others find the model in the cache

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from buddy.checkpoint.folder import load
-from buddy.data.examples import Example, read_all
+from buddy.data.examples import Example, check_source, read_all
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
@@ -88,12 +88,14 @@ def train_budget(
     """
     listener = listener or BudgetListener()
     check_unclaimed(out / STATE, resume)
+    for source in (*recipe.data.train, *recipe.data.validation):
+        check_source(source)
+    make_folder(out)
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
     live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
     examples = read_all(recipe.data.train, tokenizer, max_tokens=recipe.data.max_tokens)
     held_out = _validation(recipe, tokenizer)
-    make_folder(out)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.optim.seed)
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
