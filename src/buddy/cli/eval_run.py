@@ -16,7 +16,7 @@ from buddy.cli import options
 from buddy.cli.loading import load_checked
 from buddy.cli.views.bars import Bars
 from buddy.cli.views.display import stderr
-from buddy.cli.views.tables import show_table
+from buddy.cli.views.tables import name_column, show_table
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import check_writable
 
@@ -200,7 +200,7 @@ def show_points(
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy")
     table.add_column("blocks", justify="right", no_wrap=True)
     for task, metric in columns:
         table.add_column(f"{task}\n{metric}", justify="right", no_wrap=True)

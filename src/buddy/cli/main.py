@@ -79,7 +79,7 @@ def _guarded(work: Any) -> int:
     except BrokenPipeError:
         return 141
     except KeyboardInterrupt:
-        return _say("interrupted", 130)
+        return _say("interrupted", _INTERRUPTED)
     except _USAGE_ERROR as error:
         return _say(_usage(cast(Any, error)), 2)
     except BuddyError as error:
@@ -96,6 +96,7 @@ def _guarded(work: Any) -> int:
     return 0
 
 
+_INTERRUPTED: Final = 130
 _NO_MEMORY: Final = (
     "there is not enough memory: take a smaller batch, shorter texts or a smaller model"
 )
@@ -121,5 +122,6 @@ def _say(text: str, code: int) -> int:
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     if sys.stderr.isatty():
         line = textwrap.fill(line, os.get_terminal_size(2).columns or 80, break_long_words=False)
+        line = f"\n{line}" if code == _INTERRUPTED else line  # after the ^C that is shown
     sys.stderr.write(f"{line}\n")
     return code

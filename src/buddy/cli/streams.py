@@ -12,6 +12,9 @@ from buddy.errors import PromptError
 _PLAIN: Final = {"█": "#", "·": ".", "±": "+-", "…": "...", "–": "-", "×": "x", "→": "->"}  # noqa: RUF001
 """What stands for our own signs where they cannot be encoded."""
 
+ERRORS: Final = "buddy"
+"""The handler of what cannot be encoded: see `_without`."""
+
 
 class _Output(io.FileIO):
     """A standard output that says what keeps it from being written.
@@ -52,7 +55,6 @@ def open_streams() -> None:
     on stdin; on the outputs, what the encoding lacks is written as `\xe9`. A closed stdin or
     stdout is None, as Python leaves it; what goes to a closed stderr is lost.
     """
-    codecs.register_error("buddy", _without)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -68,7 +70,7 @@ def open_streams() -> None:
 def _writer(given: TextIO | None, raw: _Output) -> TextIO:
     encoding = "utf-8" if given is None else given.encoding
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding, "buddy", line_buffering=not raw.is_answer or raw.isatty()
+        io.BufferedWriter(raw), encoding, ERRORS, line_buffering=not raw.is_answer or raw.isatty()
     )
 
 
@@ -77,6 +79,9 @@ def _without(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     signs = error.object[error.start : error.end]
     return "".join(_PLAIN.get(sign) or ascii(sign)[1:-1] for sign in signs), error.end
+
+
+codecs.register_error(ERRORS, _without)
 
 
 def read_stdin() -> str:

@@ -67,7 +67,7 @@ def bench(
         typer.Option("--transformers/--no-transformers", help="Time transformers' own generate."),
     ] = True,
 ) -> None:
-    """Time prefill and decode by budget, and see where the time goes.
+    """Time prefill and decode by budget, and what takes the time.
 
     Full depth is always timed, and transformers' own generate on the same weights. Speed-ups are
     medians of ratios taken within a round.

@@ -27,7 +27,7 @@ def data(
         typer.Option(help="Leave out the questions of these rows; may be repeated."),
     ] = None,
 ) -> None:
-    """Write training rows of tasks: prompts and right answers as evaluation words them.
+    """Write training rows, worded as evaluation words them.
 
     Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
     the file is a sample of the mix. Another draw `--without` the rows of a first one holds

@@ -94,10 +94,10 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     """One row a condition: the loss of all answers, and what another input's plan costs."""
     from rich.table import Table
 
-    from buddy.cli.views.tables import show_table
+    from buddy.cli.views.tables import name_column, show_table
 
     table = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy")
     names = ["nats a\ntoken", "mean of\nanswers", "plans"]
     if results["exchanged"]:
         names += ["plan of\nanother", "of another,\nsame source"]

@@ -31,10 +31,11 @@ def rouge(
     kv_policy: options.KVPolicy = None,
     batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
 ) -> None:
-    """ROUGE of SAMSum summaries, the route recomputed at every token or reused from the prompt.
+    """ROUGE of SAMSum summaries, routed by each token or the prompt.
 
-    Both ways answer the same dialogues, and their difference is taken answer by answer.
-    Interrupted, the same command goes on where it stopped.
+    The route is recomputed at every token, or reused from the prompt. Both ways answer the same
+    dialogues, and their difference is taken answer by answer. Interrupted, the same command goes on
+    where it stopped.
     """
     from buddy.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
     from buddy.evaluation.rouge.rouge_points import ways_of
@@ -90,13 +91,13 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from buddy.cli.views.tables import show_table
+    from buddy.cli.views.tables import name_column, show_table
     from buddy.evaluation.rouge.rouge_points import METRICS, WAYS
 
     table = Table(
         title="ROUGE F, %", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy")
     table.add_column("blocks", justify="right", no_wrap=True)
     table.add_column("route", no_wrap=True)
     for metric in METRICS:

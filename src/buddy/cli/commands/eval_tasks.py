@@ -63,7 +63,7 @@ def gsm8k(
     batch: Batch = 8,
     seed: Seed = 1234,
 ) -> None:
-    """Grade-school mathematics, answered in words: exact match of the final number."""
+    """Grade-school mathematics: exact match of the final number."""
     _evaluate("eval-gsm8k", ["gsm8k"], route_on="prompt", **_settings(locals()))
 
 

@@ -37,7 +37,7 @@ def importance(
         options.count(1, help="Blocks that sleb removes; all but the ends if not given."),
     ] = None,
 ) -> None:
-    """Measure each block's importance; write scores, prior and removal order.
+    """Measure each block's importance, and the removal order.
 
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.

@@ -16,7 +16,7 @@ def info(
     context: Annotated[int, options.count(1, help="Positions that a token attends to.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model's family and sizes, and a table of budget, blocks, FLOPs and bytes."""
+    """Show a model's sizes, and what each budget of it costs."""
     from rich.table import Table
     from rich.text import Text
 

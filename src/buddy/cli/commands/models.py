@@ -24,14 +24,14 @@ def listing(
     from rich.text import Text
 
     from buddy.cli.views.display import stdout
-    from buddy.cli.views.tables import show_table
+    from buddy.cli.views.tables import name_column, show_table
 
     rows = _rows()
     if as_json:
         sys.stdout.write(json.dumps(rows, allow_nan=False) + "\n")
         return
     table = Table()
-    table.add_column("name", no_wrap=True)
+    name_column(table, "name")
     table.add_column("on disk", justify="right", no_wrap=True)
     table.add_column("source")
     for row in rows:

@@ -12,7 +12,7 @@ from buddy.cli import options
 from buddy.cli.commands.importance import measuring
 
 observe = typer.Typer(
-    help="See how a block's importance varies with the input and its context.",
+    help="See how a block's importance varies with the input.",
 )
 
 Model = Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")]
@@ -35,7 +35,7 @@ def ranks(
     tokens: Annotated[int, options.count(4, help="Tokens of an input.")] = 256,
     batch: Batch = 1,
 ) -> None:
-    """Rank the blocks by each input alone; rank 0 = least important, goes first.
+    """Rank the blocks by each input alone; rank 0 goes first.
 
     Interrupted, the same command goes on where it stopped.
     """
@@ -65,7 +65,7 @@ def context(
     every: Annotated[int, options.count(1, help="Tokens from one to the next.")] = 32,
     batch: Batch = 1,
 ) -> None:
-    """Rank the blocks by the first tokens of each input, more and more of them.
+    """Rank the blocks by more and more tokens of each input.
 
     Interrupted, the same command goes on where it stopped.
     """

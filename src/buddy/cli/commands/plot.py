@@ -30,9 +30,9 @@ def plot(
         float, options.number(Range(1, 100), help="In inches; 3.3 is a column.")
     ] = COLUMN_INCHES,
 ) -> None:
-    """Draw a figure from what other commands measured; no model is run.
+    """Draw a figure from what other commands measured.
 
-    Needs matplotlib, which the extra `plots` of buddy-llm installs.
+    No model is run. Needs matplotlib, which the extra `plots` of buddy-llm installs.
     """
     from buddy.plots.figures import draw
     from buddy.plots.output import save_figure

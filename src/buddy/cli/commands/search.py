@@ -41,10 +41,11 @@ def search(
     ] = None,
     seed: Annotated[int, options.seed("Of the order in which they are tried.")] = 0,
 ) -> None:
-    """Search the best set of blocks at each depth, whatever the sets at others.
+    """Search the best set of blocks at each of some depths.
 
-    One executed block goes and a skipped one comes, as long as that lowers the loss. Interrupted,
-    the same command goes on where it stopped. Use the result with `--policy searched:FILE.json`.
+    No set need be part of another. One executed block goes and a skipped one comes, as long as
+    that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
+    with `--policy searched:FILE.json`.
     """
     from buddy.cli.loading import check_room, load_checked
     from buddy.cli.views.display import stderr

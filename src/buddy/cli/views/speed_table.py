@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buddy.cli.views.tables import show_table
+from buddy.cli.views.tables import name_column, show_table
 
 _PIECES: Final = {
     "blocks": "green",
@@ -92,7 +92,7 @@ def breakdown_table(rows: Sequence[Row], bar_width: int) -> Table:
 
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy")
     table.add_column("depth", justify="right", no_wrap=True)
     return table
 
