@@ -124,12 +124,29 @@ def check_writable(path: Path) -> None:
     """Refuse a place where no file can be written, before the work that it is for.
 
     Raises:
-        ResultError: There is no such folder, or something there that is no file.
+        ResultError: There is no such folder, or none that may be written; or something there that
+            is no file.
     """
+    try:
+        obstacle = _obstacle(path)
+    except (OSError, ValueError) as error:  # no name for a file, such as one that is too long
+        obstacle = f" cannot be written: {getattr(error, 'strerror', None) or error}; name another"
+    if obstacle:
+        raise ResultError(f"{path}{obstacle}")
+
+
+def _obstacle(path: Path) -> str:
     if not path.parent.is_dir():
-        raise ResultError(f"{path}: there is no folder {path.parent}; make it first")
+        return f": there is no folder {path.parent}; make it first"
     if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is no regular file: name another")
+        return " is no regular file: name another"
+    if _staging(path).exists() or not os.access(path.parent, os.W_OK):
+        return f" cannot be written: no file can be made in {path.parent}; name another folder"
+    return ""
+
+
+def _staging(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -144,7 +161,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         ResultError: It cannot be written; what was there before is intact.
     """
     check_writable(path)
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    staging = _staging(path)
     try:
         staging.write_bytes(content)
         os.replace(staging, path)

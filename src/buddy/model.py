@@ -127,8 +127,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         )
 
     @property
-    def base_fingerprint(self) -> str:
+    def base_fingerprint(self) -> str | None:
         """Of the base model's weights, whatever adapter is on them or was folded into them."""
+        if self.device.type == "meta":  # an outline has no weights; a checkpoint's says whose it is
+            return self.source_fingerprint
         if self.source_fingerprint is not None and (self.merged_adapter or self.quant):
             return self.source_fingerprint
         return base_fingerprint(self.model)

@@ -119,30 +119,13 @@ def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--budget", "0"], "budget 0 is not allowed"),
-        (["--budget", "-1"], "budget -1 is not allowed"),
-        (["--budget", "1.5"], "budget 1.5 is not allowed"),
-        (["--budget", "nan"], "budget nan is not allowed"),
         (["--budget", "abc"], "budget 'abc' cannot be read"),
-        (["--budget", "2 blocks"], "budget of 2 blocks"),
-        (["--budget", "31 blocks"], "budget of 31 blocks"),
         (["--budget", "auto"], "trained Budget Predictor"),
         (["--budget", "0.5"], "choose another policy"),
-        (["--policy", "nonsense"], "no policy 'nonsense'"),
-        (["--policy", "static"], "no measured prior"),
-        (["--policy", "routed"], "no trained router"),
-        (["--kv-policy", "keep"], "kv_policy must be one of zero, mask, project, lazy"),
-        (["--engine", "fast"], "engine must be one of auto, native, general"),
-        (["--quant", "int2"], "quant must be one of int8, int4"),
-        (["--reroute", "never"], "reroute must be"),
-        (["--reroute", "0"], "reroute must be"),
-        (["--reroute", "²"], "reroute must be"),
-        (["--policy", f"random:{10**20}"], "below 2**63"),
-        (["--raw", "--system", "w3"], "leave one out"),
-        (["--trace", "/nowhere/t.json"], "there is no folder /nowhere"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(folder, arguments, says):
+    """Of a real process; `tests/hostile/test_flags.py` has the table of all."""
     done = generate(folder, *arguments)
     assert done.returncode == 2
     assert says in done.stderr
@@ -153,7 +136,7 @@ def test_a_bad_option_is_one_line_and_exit_code_2(folder, arguments, says):
 
 @pytest.mark.parametrize(
     ("prompt", "says"),
-    [("", "prompt is empty"), ("  ", "prompt is empty"), ("w3 " * 70, "context holds 64")],
+    [("  ", "prompt is empty"), ("w3 " * 70, "context holds 64")],
 )
 def test_a_bad_prompt_is_one_line_and_exit_code_2(folder, prompt, says):
     done = generate(folder, prompt=prompt)

@@ -52,7 +52,7 @@ def test_a_budget_is_read_as_written(value, num_blocks, blocks):
         (True, "cannot be read"),
         ("2 blocks", "3 to 30 blocks"),
         ("31 blocks", "3 to 30 blocks"),
-        ("-4 blocks", "3 to 30 blocks"),
+        ("-4 blocks", "cannot be read"),
         ("9" * 5000 + " blocks", "cannot be read"),
         (0.05, "3 to 30 blocks, or a fraction from 0.1"),
     ],

@@ -1,5 +1,8 @@
 """The laws on the real default model; float32, so that a difference is a mistake."""
 
+import json
+from importlib.resources import files
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -8,6 +11,7 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.engine.naive import naive_decode
 from buddy.errors import FetchError
 from buddy.hub.presets import DEFAULT_MODEL
+from buddy.hub.store import ensure_default
 from tests.tiny import delete_blocks, random_router
 
 pytestmark = pytest.mark.real
@@ -105,3 +109,12 @@ def test_a_batch_of_mixed_budgets_generates_as_each_row_alone(buddy, tokenizer):
         alone = buddy.generate(**one, budget=budgets[row], max_new_tokens=12, do_sample=False)
         text = tokenizer.decode(alone[0, one["input_ids"].shape[1] :], skip_special_tokens=True)
         assert tokenizer.decode(out[row, width:], skip_special_tokens=True) == text
+
+
+def test_the_config_that_ships_is_that_of_the_model(buddy):
+    def read(folder):
+        values = json.loads((folder / "config.json").read_text())
+        return {name: value for name, value in values.items() if name != "transformers_version"}
+
+    shipped = files("buddy.hub") / "configs" / "smollm2-135m"
+    assert read(shipped) == read(ensure_default())

@@ -90,6 +90,18 @@ def quantise_int4(
     return (low | (high << 4)).flatten(1), scales
 
 
+def check_quantisation(quantisation: str) -> None:
+    """Refuse what is no quantisation.
+
+    Raises:
+        ModelError: Neither "int8" nor "int4".
+    """
+    if quantisation not in get_args(Quantisation):
+        raise ModelError(
+            f"quant must be one of {', '.join(get_args(Quantisation))}, got {quantisation!r}"
+        )
+
+
 def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
     """Quantise all linear layers in place.
 
@@ -98,10 +110,7 @@ def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
     """
-    if quantisation not in get_args(Quantisation):
-        raise ModelError(
-            f"quant must be one of {', '.join(get_args(Quantisation))}, got {quantisation!r}"
-        )
+    check_quantisation(quantisation)
     for block in backbone.blocks:
         for parent in list(block.modules()):
             for name, child in list(parent.named_children()):

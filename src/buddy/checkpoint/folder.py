@@ -31,6 +31,7 @@ from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.foreign import reason
+from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
 from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.progress import Progress
@@ -85,6 +86,39 @@ def load(
     if quant is not None:
         quantise_backbone(made.backbone, quant)
         made.quant = quant
+    return made
+
+
+def load_outline(
+    name: str | Path,
+    *,
+    policy: str | None = None,
+    kv_policy: KVPolicy | None = None,
+    engine: EngineName = "auto",
+    on_progress: Progress | None = None,
+) -> BuddyForCausalLM:
+    """What can be told of a model before its weights are fetched: blocks, context, policy, budgets.
+
+    It refuses what the model itself would refuse, and runs nothing.
+
+    Raises:
+        BuddyError: As `load`, and as the model's constructor.
+    """
+    model = model_without_weights(name, on_progress=on_progress)
+    folder = shipped_checkpoint(name) or Path(name).expanduser()
+    routing: dict[str, Any] = {"prior": load_prior(name)}
+    fingerprint = None
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        fingerprint = manifest.base.fingerprint
+        routing = _read_routing(folder, manifest, Backbone(model))
+        policy = policy or check_policy(folder, manifest)
+        kv_policy = kv_policy or manifest.kv_policy
+    made = BuddyForCausalLM(
+        model, **routing, policy="full", kv_policy=kv_policy or DEFAULT_KV_POLICY, engine=engine
+    )
+    made.source_fingerprint = fingerprint
+    made.set_policy(policy or made.default_policy())
     return made
 
 

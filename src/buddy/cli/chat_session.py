@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from rich.console import Console
 
+from buddy.cli.loading import load_checked
 from buddy.cli.options import parse_reroute
-from buddy.cli.views.display import fetch_progress, prepare_engine
+from buddy.cli.views.display import prepare_engine
 from buddy.errors import PromptError
 from buddy.settings import SEED, Range, check_ranges
 
@@ -21,6 +22,9 @@ _USUAL_WISHES: Final = frozenset(
     }
 )
 """What generation_config.json may ask for: checked when it is read, or overridden here."""
+
+if TYPE_CHECKING:
+    from buddy.model import BuddyForCausalLM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,39 @@ class Sampling:
         }
 
 
+def check_message(role: str, content: str) -> None:
+    """Refuse a message that no model can answer.
+
+    Raises:
+        PromptError: It is empty, or no text.
+    """
+    what = "prompt" if role == "user" else f"{role} message"
+    if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
+        raise PromptError(f"the {what} is no UTF-8 text")
+    if role == "user" and not content.strip():
+        raise PromptError("the prompt is empty: write what the model is to answer")
+
+
+def check_budget(
+    model: "BuddyForCausalLM", budget: str | None, prefill_budget: str | None
+) -> int | None:
+    """Blocks that a budget allows, None if each prompt decides.
+
+    Raises:
+        BudgetError: It cannot be read, or the model or its policy cannot spend it.
+    """
+    from buddy.depth.budget_source import Progress, blocks_of_lanes
+    from buddy.depth.policy import is_online
+    from buddy.depth.select import check_spendable
+
+    source, policy = model.read_sources(budget, prefill_budget, 1)[0], cast(Any, model.policy)
+    if source is not None and not is_online(policy):
+        for is_prompt in (True, False):
+            asked = Progress(is_prompt=is_prompt, new_tokens=1, num_blocks=model.num_blocks)
+            check_spendable(blocks_of_lanes(source, asked), model.num_blocks, policy.pinned)
+    return model.read_budgets(budget, 1)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One generated answer.
@@ -82,6 +119,8 @@ class ChatSession:
         reroute: As typed.
         engine: Who decodes.
         quant: Weights in fewer bits.
+        budget: Looked at before the weights are fetched, as all that the config can tell.
+        prefill_budget: The same.
         console: Where progress is shown.
     """
 
@@ -94,24 +133,25 @@ class ChatSession:
         reroute: str,
         engine: str,
         quant: str | None,
+        budget: str | None,
+        prefill_budget: str | None,
         console: Console,
     ) -> None:
         from buddy.engine.run import check_reroute
         from buddy.hub.loading import load_tokenizer
-        from buddy.model import BuddyForCausalLM
 
         self._console, self._is_prepared = console, False
-        self.reroute = check_reroute(cast(Any, parse_reroute(reroute)))
-        with fetch_progress(console) as on_progress:
-            self.model = BuddyForCausalLM.from_pretrained(
-                model,
-                policy=policy,
-                kv_policy=kv_policy,
-                merge_adapter=True,
-                engine=engine,
-                quant=quant,
-                on_progress=on_progress,
-            )
+        self.reroute = check_reroute(parse_reroute(reroute))
+        self.model = load_checked(
+            model,
+            lambda outline: check_budget(outline, budget, prefill_budget),
+            console,
+            policy=policy,
+            kv_policy=kv_policy,
+            engine=engine,
+            merge_adapter=True,
+            quant=quant,
+        )
         self.tokenizer = load_tokenizer(model)
 
     @property
@@ -122,8 +162,7 @@ class ChatSession:
 
     def check_budget(self, budget: str | None, prefill_budget: str | None = None) -> int | None:
         """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
-        self.model.read_sources(budget, prefill_budget, 1)
-        return self.model.read_budgets(budget, 1)[0]
+        return check_budget(self.model, budget, prefill_budget)
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.
@@ -171,11 +210,8 @@ class ChatSession:
         from buddy.cli.views.streaming import Collector
         from buddy.generation.trace import DepthTrace
 
-        content = messages[-1]["content"]
-        if not content.isprintable() and any("\ud800" <= c <= "\udfff" for c in content):
-            raise PromptError("the prompt is no UTF-8 text")
-        if not content.strip():
-            raise PromptError("the prompt is empty: write what the model is to answer")
+        for message in messages:
+            check_message(**message)
         self.check_budget(budget, prefill_budget)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 
+from buddy.cli import options
 from buddy.cli.commands.importance import computed_by
-from buddy.cli.views.display import fetch_progress, stderr
-from buddy.errors import BuddyError, ResultError
+from buddy.cli.loading import load_checked
+from buddy.cli.views.bars import Bars
+from buddy.cli.views.display import stderr
+from buddy.cli.views.tables import name_column, show_table
+from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import check_writable
 
 if TYPE_CHECKING:
@@ -31,15 +27,28 @@ if TYPE_CHECKING:
     from buddy.evaluation.samples import SampleLog
     from buddy.model import BuddyForCausalLM
 
+
+def check_route_on(value: str) -> None:
+    """Refuse what is nothing that a route could see.
+
+    Raises:
+        PolicyError: Neither prompt nor full.
+    """
+    if value not in ("prompt", "full"):
+        raise PolicyError(f"--route-on must be prompt or full, got {value!r}")
+
+
 Out = Annotated[
     Path,
-    typer.Option(
-        help="Where the RunRecord goes (JSON); the samples go beside it (.samples.jsonl)."
+    options.checked(
+        check_writable,
+        help="Where the RunRecord goes (JSON); the samples go beside it (.samples.jsonl).",
     ),
 ]
 Budgets = Annotated[
     list[str] | None,
-    typer.Option(
+    options.checked(
+        options.check_phases,
         "--budget",
         "-b",
         help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto. Full depth if none.',
@@ -47,12 +56,15 @@ Budgets = Annotated[
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option("--policy", help="Repeat for several: SPEC or LABEL=SPEC, as generate takes it."),
+    options.checked(
+        options.check_labelled_policy,
+        help="Repeat for several: SPEC or LABEL=SPEC, as generate takes it.",
+    ),
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data as JSON lines; the hub if not given.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most this many samples of each task.")]
+Limit = Annotated[int | None, options.count(1, help="At most this many samples of each task.")]
 AgainstLog = Annotated[
     Path | None,
     typer.Option(
@@ -64,7 +76,9 @@ AgainstLog = Annotated[
 ]
 RouteOn = Annotated[
     str,
-    typer.Option(help="What the route sees: prompt, or full (the answers too: it leaks)."),
+    options.checked(
+        check_route_on, help="What the route sees: prompt, or full (the answers too: it leaks)."
+    ),
 ]
 
 
@@ -85,7 +99,7 @@ class EvalRun:
     tokenizer: Any
     conditions: "list[Condition]"
     log: "SampleLog"
-    bar: Progress
+    bar: Bars
     task: TaskID
     config: dict[str, Any]
 
@@ -119,6 +133,7 @@ def eval_run(
     config: dict[str, Any],
     auto: bool = False,
     generates: bool = False,
+    check: "Callable[[BuddyForCausalLM], object]" = lambda outline: None,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
 
@@ -130,6 +145,7 @@ def eval_run(
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
         generates: Whether text is decoded, so that the engine has a part in it.
+        check: Refuses what this model cannot do, before its weights are fetched.
 
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
@@ -137,16 +153,17 @@ def eval_run(
     from buddy.evaluation.conditions import plan_conditions
     from buddy.evaluation.samples import SampleLog
     from buddy.hub.loading import load_tokenizer
-    from buddy.model import BuddyForCausalLM
 
-    check_writable(out)
     console = stderr()
-    with fetch_progress(console) as on_progress:
-        loaded = BuddyForCausalLM.from_pretrained(
-            model, merge_adapter=True, on_progress=on_progress
-        )
+    asked = (policies or (), budgets or ("1.0",))
+
+    def check_all(outline: "BuddyForCausalLM") -> None:
+        check(outline)
+        plan_conditions(outline, *asked, auto=auto)
+
+    loaded = load_checked(model, check_all, console, merge_adapter=True)
     tokenizer = load_tokenizer(model)
-    conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
+    conditions = plan_conditions(loaded, *asked, auto=auto)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
     settings = {name: value for name, value in config.items() if name != "limit"}
@@ -154,19 +171,12 @@ def eval_run(
         **settings,
         **computed_by(loaded),
         "kv_policy": config.get("kv_policy") or loaded.kv_policy,
-        "engine": loaded.executor.describe() if generates else None,
+        "engine": loaded.executor.name if generates else None,
         "tokenizer": _tokenizer_mark(tokenizer),
     }
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
     with (
         SampleLog(out.with_suffix(".samples.jsonl"), identity) as log,
-        Progress(*columns, console=console, transient=True) as bar,
+        Bars(console) as bar,
     ):
         if log.num_samples:
             bar.console.print(f"going on from {log.num_samples} samples in {log.path}", style="dim")
@@ -225,11 +235,10 @@ def show_points(
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("blocks", justify="right")
+    name_column(table, "policy")
+    table.add_column("blocks", justify="right", no_wrap=True)
     for task, metric in columns:
-        last = (task, metric) == columns[-1]
-        table.add_column(f"{task}\n{metric}", justify="right", overflow="fold", no_wrap=last)
+        table.add_column(f"{task}\n{metric}", justify="right", no_wrap=True)
     # Many columns leave room for one error: that of the last, which is the average.
     bare = set(columns[:-1]) if len(columns) > 4 else set()
     rows: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
@@ -243,7 +252,7 @@ def show_points(
             _cell(row[column], bare=column in bare) if column in row else "" for column in columns
         ]
         table.add_row(label, blocks, *cells)
-    console.print(table)
+    show_table(console, table)
 
 
 def show_differences(console: Console, points: Sequence[dict[str, Any]], against: Path) -> None:
@@ -269,7 +278,7 @@ def show_differences(console: Console, points: Sequence[dict[str, Any]], against
         samples = next(iter(found.values()))["samples"]
         cells = (_difference(found[name]) if name in found else "" for name in names)
         table.add_row(*row, *cells, str(samples))
-    console.print(table)
+    show_table(console, table)
 
 
 def _difference(point: dict[str, Any]) -> str:

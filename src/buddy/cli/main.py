@@ -2,8 +2,12 @@
 
 import os
 import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import typer
+from typer.main import get_command
 
 from buddy.cli.commands.bench import bench
 from buddy.cli.commands.chat import chat
@@ -18,14 +22,13 @@ from buddy.cli.commands.plot import plot
 from buddy.cli.commands.search import search
 from buddy.cli.commands.train import train
 from buddy.cli.commands.train_budget import train_budget
-from buddy.errors import BuddyError
+from buddy.errors import BuddyError, ResultError
 
 app = typer.Typer(
     help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 app.command()(generate)
 app.command()(chat)
@@ -42,11 +45,83 @@ app.add_typer(evaluate, name="eval")
 app.command()(plot)
 
 
+_USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)
+"""Of click, which typer brings along or depends on, by its version."""
+
+
 def main() -> None:
-    """Entry point: an error of ours is one line on stderr and exit code 2."""
+    """Entry point: what goes wrong is one line on stderr.
+
+    The exit code is 2 for what was asked wrongly, 1 for what the machine could not do, 130 after
+    Ctrl-C, and 141 where whoever read the output has gone, as of a process that SIGPIPE ended.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    code = _guarded(lambda: _run(sys.argv[1:] or ["--help"]))
+    sys.exit(_guarded(lambda: sys.stdout and sys.stdout.flush()) or code)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if sys.stdout is None:
+        raise ResultError("stdout is closed: connect it to a terminal, a file, a pipe or /dev/null")
+    if not sys.stderr.isatty():  # bars of others are lines there: a few will do
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
+    command = get_command(app)
+    with command.make_context("buddy", list(arguments)) as context:
+        command.invoke(context)
+
+
+def _guarded(work: Any) -> int:
+    """The exit code of a piece of work, once what went wrong is said."""
     try:
-        app()
+        work()
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except BrokenPipeError:
+        return 141
+    except KeyboardInterrupt:
+        return _say("interrupted", _INTERRUPTED)
+    except _USAGE_ERROR as error:
+        return _say(_usage(cast(Any, error)), 2)
     except BuddyError as error:
-        sys.stderr.write(f"buddy: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+        return _say(str(error), 2)
+    except MemoryError:
+        return _say(_NO_MEMORY, 1)
+    except RuntimeError as error:  # torch says it so
+        if "allocate memory" in str(error) or "out of memory" in str(error):
+            return _say(_NO_MEMORY, 1)
+        raise
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _say(f"{where}{error.strerror or error}", 1)
+    return 0
+
+
+_INTERRUPTED: Final = 130
+_NO_MEMORY: Final = (
+    "there is not enough memory: take a smaller batch, shorter texts or a smaller model"
+)
+
+
+def _usage(error: Any) -> str:
+    """What click says of a command line, and where help is."""
+    said = error.message if hasattr(error, "possibilities") else error.format_message()
+    text = f"{said[:1].lower()}{said[1:]}".rstrip(".")
+    if near := getattr(error, "possibilities", None):
+        text += f". Did you mean {' or '.join(sorted(near))}?"
+    if error.ctx is None:
+        return text
+    commands = getattr(error.ctx.command, "commands", {})
+    if said == "Missing command.":
+        text += f": expected one of {', '.join(commands)}"
+    return f"{text}; see {error.ctx.command_path} --help"
+
+
+def _say(text: str, code: int) -> int:
+    """Print an error on one line, without what would steer a terminal; there, no word is split."""
+    line = " ".join(f"buddy: {text}".split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    if sys.stderr.isatty():
+        line = textwrap.fill(line, os.get_terminal_size(2).columns or 80, break_long_words=False)
+        line = f"\n{line}" if code == _INTERRUPTED else line  # after the ^C that is shown
+    sys.stderr.write(f"{line}\n")
+    return code

@@ -1,9 +1,119 @@
-"""Options that several commands share."""
+"""Options that several commands share. Each looks at its value before anything is loaded."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+
+from buddy.depth.budget import read_budget, split_phases
+from buddy.files import check_writable
+from buddy.settings import SEED, Range
+
+MANY: Final = 2**31 - 1
+"""No count of tokens, rows or rounds is larger."""
+
+
+def checked(check: Callable[[Any], object], *names: str, help: str, **more: Any) -> Any:
+    """An option whose values `check` may refuse, each of a list; none given is never refused."""
+
+    def callback(value: Any) -> Any:
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is not None:
+                check(one)
+        return value
+
+    return typer.Option(*names, help=help, callback=callback, **more)
+
+
+def number(allowed: Range, *names: str, help: str, **more: Any) -> Any:
+    """An option that takes a number of a range."""
+
+    def check(value: int | float) -> None:
+        if value not in allowed:
+            raise typer.BadParameter(f"must be {allowed}, got {value}")
+
+    return checked(check, *names, help=help, **more)
+
+
+def count(least: int, *names: str, help: str, **more: Any) -> Any:
+    """An option that takes a count of things."""
+    return number(Range(least, MANY), *names, help=help, **more)
+
+
+def seed(help: str) -> Any:
+    """An option that takes a seed of random numbers."""
+    return number(SEED, help=help)
+
+
+def check_budget(text: str) -> None:
+    """Refuse what is no budget of any model.
+
+    Raises:
+        BudgetError: It cannot be read.
+    """
+    read_budget(text)
+
+
+def check_phases(text: str) -> None:
+    """As `check_budget`; prompt and answer may have a budget each."""
+    for one in split_phases(text):
+        if one is not None:
+            read_budget(one)
+
+
+def _check_temperature(value: float) -> None:
+    if value != 0 and value not in Range(1e-4, 1e4):
+        raise typer.BadParameter(
+            f"must be 0, which takes the likeliest token, or from 0.0001 to 10,000, got {value}"
+        )
+
+
+def parse_reroute(text: str) -> str | int:
+    """`step` and `prefill` as they are, a number as a number; the engine refuses the rest."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
+
+
+# What follows imports torch, and does so only where the option is given.
+
+
+def _check_reroute(text: str) -> None:
+    if text != "step":
+        from buddy.engine.run import check_reroute
+
+        check_reroute(parse_reroute(text))
+
+
+def _check_kv_policy(name: str) -> None:
+    from buddy.engine.state.cache import check_kv_policy
+
+    check_kv_policy(name)
+
+
+def _check_engine(name: str) -> None:
+    if name != "auto":
+        from buddy.engine.executors.choice import check_engine
+
+        check_engine(name)
+
+
+def _check_quant(name: str) -> None:
+    from buddy.backbone.quantised import check_quantisation
+
+    check_quantisation(name)
+
+
+def _check_policy(spec: str) -> None:
+    from buddy.depth.policy import check_policy
+
+    check_policy(spec)
+
+
+def check_labelled_policy(text: str) -> None:
+    """Refuse `SPEC` or `LABEL=SPEC` where the spec is no policy of any model."""
+    _, equals, spec = text.partition("=")
+    _check_policy(spec if equals else text)
+
 
 Model = Annotated[
     str,
@@ -11,7 +121,8 @@ Model = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
+    checked(
+        check_budget,
         "--budget",
         "-b",
         help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto. Full depth if not given.',
@@ -19,43 +130,56 @@ Budget = Annotated[
 ]
 PrefillBudget = Annotated[
     str | None,
-    typer.Option(help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding."),
+    checked(
+        check_budget,
+        help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding.",
+    ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, max=2**31, help="Stop after this many tokens.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much probability.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of sampling.")]
+MaxNewTokens = Annotated[int, count(1, help="Stop after this many tokens.")]
+Temperature = Annotated[
+    float, checked(_check_temperature, help="0 takes the likeliest token; higher is more random.")
+]
+TopP = Annotated[
+    float, number(Range(above=0, high=1), help="Sample from this much probability, above 0 to 1.")
+]
+Seed = Annotated[int, seed("Of sampling.")]
 System = Annotated[str | None, typer.Option(help="System message.")]
 Reroute = Annotated[
     str,
-    typer.Option(help="Choose blocks again every step (step), never (prefill), or every N steps."),
+    checked(
+        _check_reroute,
+        help="Choose blocks again every step (step), never (prefill), or every N steps.",
+    ),
 ]
 KVPolicy = Annotated[
     str | None,
-    typer.Option(help="What skipped blocks leave in the cache: zero, mask, project or lazy."),
+    checked(
+        _check_kv_policy,
+        help="What skipped blocks leave in the cache: zero, mask, project or lazy.",
+    ),
 ]
 Engine = Annotated[
     str,
-    typer.Option(help="Who decodes: native (compiled, CPU), general, or auto: native if it can."),
+    checked(
+        _check_engine,
+        help="Who decodes: native (compiled, CPU), general, or auto: native if it can.",
+    ),
 ]
 Quant = Annotated[
     str | None,
-    typer.Option(help="Weights in fewer bits: int8 or int4. As they are if not given."),
+    checked(_check_quant, help="Weights in fewer bits: int8 or int4. As they are if not given."),
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(
-        help="Who chooses the blocks: routed, static, static:12,11,20, random:SEED or full."
+    checked(
+        _check_policy,
+        help="Who chooses the blocks: routed, static, static:12,11,20, random:SEED or full.",
     ),
 ]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the named corpora.")]
+RecordOut = Annotated[Path, checked(check_writable, help="Where the RunRecord goes (JSON).")]
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
-
-
-def parse_reroute(text: str) -> str | int:
-    """`step` and `prefill` as they are, a number as a number; the engine refuses the rest."""
-    return int(text) if text.isascii() and text.isdecimal() else text
-
 
 Recipe = Annotated[Path, typer.Argument(help="TOML file; see recipes/.", show_default=False)]
 RunFolder = Annotated[Path, typer.Option(help="Folder for checkpoint, logs and training state.")]

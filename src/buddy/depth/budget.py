@@ -2,12 +2,13 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Any, Final, Literal, SupportsFloat
 
-from buddy.errors import BudgetError, shown
+from buddy.errors import BudgetError
 
 MIN_BLOCKS: Final = 3
 """The first block feeds the router, the last feeds the head, and one is left to choose. A model of
@@ -16,8 +17,14 @@ fewer blocks has nothing to choose, and runs at full depth alone."""
 AUTO: Final = "auto"
 """The budget that leaves the choice to the Budget Predictor."""
 
-
-_COUNT = re.compile(r"([+-]?\d{1,9})\s*blocks?")
+_WRITTEN = re.compile(
+    r"""\s*(
+        (?P<count> [0-9]{1,9} ) [ ]* blocks?
+      | (?P<number> [0-9]{1,9} (\.[0-9]{0,30})? | \.[0-9]{1,30} ) (?P<percent> %? )
+      | auto
+    )\s*""",
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
 _EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
 
 
@@ -63,7 +70,7 @@ class Budget:
         return cls(num_blocks, num_blocks)
 
     @classmethod
-    def from_ratio(cls, ratio: float, num_blocks: int) -> "Budget":
+    def from_ratio(cls, ratio: int | float | Fraction, num_blocks: int) -> "Budget":
         """Round `ratio * num_blocks` to whole blocks; a half goes down, never over the budget.
 
         The product is taken on the decimal that the caller wrote, so 0.55 of 30 blocks is
@@ -77,76 +84,103 @@ class Budget:
         fewer than three blocks are ours.
         """
         least = least_blocks(num_blocks)
-        if math.isnan(ratio) or not 0 < ratio <= 1:
-            hint = (
-                f'; for a count write "{int(ratio)} blocks"' if least <= ratio <= num_blocks else ""
-            )
-            raise BudgetError(f"budget {ratio:g} is not allowed: expected {_EXAMPLES}{hint}")
-        exact = Fraction(repr(float(ratio))) * num_blocks
+        exact = _share(ratio) * num_blocks
         blocks = math.ceil(exact - Fraction(1, 2))
         if blocks < least:
             raise BudgetError(
-                f"budget {ratio:g} of {num_blocks} blocks rounds to {blocks}: "
+                f"budget {float(ratio):g} of {num_blocks} blocks rounds to {blocks}: "
                 f"expected {_allowed(num_blocks)}"
             )
         return cls(blocks, num_blocks)
 
 
-BudgetLike = Budget | float | int | str
-"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, or a `Budget`."""
+BudgetLike = Budget | SupportsFloat | str
+"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, a `Budget`, or a
+scalar of numpy or torch."""
 
 
-def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]:
-    """Read one budget as a caller writes it.
+def read_budget(value: BudgetLike) -> int | Fraction | Literal["auto"]:
+    """Read one budget as a caller writes it, for whatever model.
 
     Args:
         value: A fraction (`0.6`, `"0.6"`, `"60%"`), a count (`"18 blocks"`) or `"auto"`.
-        num_blocks: Blocks of the model.
-
-    Raises:
-        BudgetError: Anything else, or a budget that the model cannot spend.
-    """
-    if isinstance(value, Budget):
-        if value.num_blocks != num_blocks:
-            raise BudgetError(
-                f"a budget of {value.blocks} of {value.num_blocks} blocks is for a model of "
-                f"{value.num_blocks}, and this one has {num_blocks}: give "
-                f'"{value.blocks} blocks", or make a Budget for this model'
-            )
-        return value
-    if isinstance(value, str):
-        amount = read_amount(value)
-        if amount == AUTO:
-            return AUTO
-        if isinstance(amount, int):
-            return Budget(amount, num_blocks)
-        return Budget.from_ratio(amount, num_blocks)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BudgetError(f"budget {value!r} cannot be read: expected {_EXAMPLES}")
-    return Budget.from_ratio(float(value), num_blocks)
-
-
-def read_amount(text: str) -> int | float | Literal["auto"]:
-    """What a budget asks for, of a model whose blocks are not known yet.
 
     Returns:
-        A number of blocks; a share of them, not checked; or `auto`.
+        A count of blocks, a share of them in (0, 1], or `"auto"`.
 
     Raises:
-        BudgetError: It is none of these.
+        BudgetError: Anything else.
     """
-    plain = text.strip().lower()
-    if plain == AUTO:
+    if isinstance(value, Budget):
+        return value.blocks
+    if isinstance(value, str):
+        found = _WRITTEN.fullmatch(value)
+        if found is None:
+            raise _unreadable(value)
+        if found["count"]:
+            return int(found["count"])
+        if not found["number"]:
+            return AUTO
+        return _share(Fraction(found["number"]) / (100 if found["percent"] else 1))
+    number: Any = _number_in(value)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise _unreadable(value)
+    return _share(number)
+
+
+def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]:
+    """Read one budget for a model; see `read_budget`.
+
+    Raises:
+        BudgetError: It cannot be read, or the model cannot spend it.
+    """
+    read = read_budget(value)
+    if isinstance(read, str):
         return AUTO
-    if count := _COUNT.fullmatch(plain):
-        return int(count[1])
+    if isinstance(read, int):
+        return Budget(read, num_blocks)
+    return Budget.from_ratio(read, num_blocks)
+
+
+def _share(number: Any) -> Fraction:
+    """The decimal that the caller wrote, which is in (0, 1]."""
+    if not 0 < number <= 1:  # false of NaN
+        is_count = number > 1 and number == number // 1 and number < 10**9
+        hint = f'; for a count write "{int(number)} blocks"' if is_count else ""
+        shown = f"{float(number):g}" if abs(number) < 10**9 else _shown(number)
+        raise BudgetError(f"budget {shown} is not allowed: expected {_EXAMPLES}{hint}")
+    return number if isinstance(number, Fraction) else Fraction(repr(float(number)))
+
+
+def _number_in(value: Any) -> Any:
+    """The Python number in a scalar of numpy or torch; anything else as it is.
+
+    One of fewer bits is read as the decimal that it was made from: 0.55 in float32 is 0.55.
+    """
+    if getattr(value, "ndim", None) != 0 or not hasattr(value, "item"):
+        return value
     try:
-        return float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
-    except ValueError:
-        raise BudgetError(f"budget {shown(text)} cannot be read: expected {_EXAMPLES}") from None
+        number = value.item()
+    except (RuntimeError, TypeError, ValueError):  # a tensor without data
+        return value
+    if isinstance(number, float) and value.itemsize < 8:
+        return float(f"{number:.{6 if value.itemsize == 4 else 3}g}")
+    return number
 
 
-_PHASES = re.compile(r"prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)")
+def _unreadable(value: object) -> BudgetError:
+    return BudgetError(f"budget {_shown(value)} cannot be read: expected {_EXAMPLES}")
+
+
+def _shown(value: object) -> str:
+    """On one line, and cut short."""
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # Python writes no number of so many digits
+        return "of thousands of digits"
+
+
+_PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
 
 
 def split_phases(text: str) -> tuple[str | None, str]:
@@ -161,13 +195,13 @@ def split_phases(text: str) -> tuple[str | None, str]:
     Raises:
         BudgetError: A phase is named, and the other is not.
     """
-    found = _PHASES.fullmatch(text.strip())
+    found = _PHASES.fullmatch(text)
     if found is not None:
         return found[1], found[2]
     if ":" in text:
         raise BudgetError(
-            f"budget {text!r} cannot be read: to give prompt and answer budgets of their own write "
-            "prefill:1.0,decode:0.5"
+            f"budget {_shown(text)} cannot be read: to give prompt and answer budgets of their own "
+            "write prefill:1.0,decode:0.5"
         )
     return None, text
 

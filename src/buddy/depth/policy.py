@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.errors import PolicyError
+from buddy.records import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +218,30 @@ def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
     Raises:
         PolicyError: No such policy, or it cannot serve this model.
     """
+    made_by, argument = _find(spec)
+    return cast(DepthPolicy, made_by.from_spec(argument, resources))
+
+
+def check_policy(spec: str) -> None:
+    """Refuse what can serve no model at all.
+
+    Raises:
+        PolicyError: No such policy.
+        ResultError: It is to be read from a record that cannot be read.
+    """
+    _, argument = _find(spec)
+    if argument.endswith(".json"):
+        read_record(Path(argument))
+
+
+def _find(spec: str) -> tuple[Any, str]:
+    """The class that a spec names, and the argument for it."""
     name, _, argument = spec.partition(":")
     target = BUILT_IN.get(name)
     if target is not None:
         module, _, attribute = target.partition(":")
-        made_by = getattr(importlib.import_module(module), attribute)
-    else:
-        found = entry_points(group="buddy.policies", name=name)
-        if not found:
-            raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}")
-        made_by = next(iter(found)).load()
-    return cast(DepthPolicy, made_by.from_spec(argument, resources))
+        return getattr(importlib.import_module(module), attribute), argument
+    found = entry_points(group="buddy.policies", name=name)
+    if not found:
+        raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}")
+    return next(iter(found)).load(), argument

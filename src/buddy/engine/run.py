@@ -124,7 +124,7 @@ def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone)
         )
 
 
-def check_reroute(reroute: Reroute) -> Reroute:
+def check_reroute(reroute: str | int) -> Reroute:
     """Refuse what is no re-routing rule.
 
     Raises:
@@ -133,7 +133,7 @@ def check_reroute(reroute: Reroute) -> Reroute:
     if reroute in ("step", "prefill") or (
         isinstance(reroute, int) and not isinstance(reroute, bool) and reroute >= 1
     ):
-        return reroute
+        return cast(Reroute, reroute)
     raise PolicyError(
         f'reroute must be "step", "prefill" or a number of steps of at least 1, got {reroute!r}'
     )

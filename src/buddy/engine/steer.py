@@ -30,7 +30,7 @@ BatchRoute = Literal["independent", "shared"]
 reads the blocks of the largest budget, not the union of all plans."""
 
 
-def check_batch_route(batch_route: BatchRoute) -> BatchRoute:
+def check_batch_route(batch_route: str) -> BatchRoute:
     """Refuse what is no way to route a batch.
 
     Raises:
@@ -38,7 +38,7 @@ def check_batch_route(batch_route: BatchRoute) -> BatchRoute:
     """
     if batch_route not in get_args(BatchRoute):
         raise PolicyError(f'batch_route must be "independent" or "shared", got {batch_route!r}')
-    return batch_route
+    return cast(BatchRoute, batch_route)
 
 
 @runtime_checkable

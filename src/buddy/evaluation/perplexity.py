@@ -43,10 +43,7 @@ def sliding_windows(
     Raises:
         DataError: The text does not fill one window, or the stride does not fit the window.
     """
-    if not 1 <= stride < window:
-        raise DataError(
-            f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}"
-        )
+    check_windows(window, stride)
     count = (len(token_ids) - window) // stride + 1
     if count < 1:
         raise DataError(
@@ -55,6 +52,18 @@ def sliding_windows(
         )
     ids = torch.tensor(token_ids)
     return ids.unfold(0, window, stride)[:limit]
+
+
+def check_windows(window: int, stride: int) -> None:
+    """Refuse a stride that does not fit the window.
+
+    Raises:
+        DataError: It does not leave a token before those that are scored.
+    """
+    if not 1 <= stride < window:
+        raise DataError(
+            f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}"
+        )
 
 
 @torch.inference_mode()

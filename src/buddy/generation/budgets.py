@@ -29,7 +29,7 @@ OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
 """A budget as a caller writes it, a source, or a callable that is asked at every step."""
 
 Budgets = OneBudget | Sequence[OneBudget] | Tensor
-"""One budget for all rows, one per row, or a tensor of block counts per row."""
+"""One budget for all rows, one per row, or a tensor [rows] of block counts."""
 
 
 Numbers = BudgetLike | Sequence[BudgetLike] | Tensor
@@ -44,7 +44,7 @@ def read_budgets(budget: Numbers | None, num_blocks: int, batch: int) -> tuple[i
     """
     if budget is None:
         return (num_blocks,) * batch
-    if isinstance(budget, Tensor):
+    if isinstance(budget, Tensor) and budget.ndim > 0:
         budget = [f"{blocks} blocks" for blocks in budget.reshape(-1).tolist()]
     parsed = parse_budgets(budget, num_blocks, batch)
     return tuple(None if one == AUTO else one.blocks for one in parsed)

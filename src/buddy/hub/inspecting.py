@@ -1,6 +1,7 @@
 """A model's family and sizes, from its config alone: no weights are read."""
 
 from pathlib import Path
+from typing import Any
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.cost import ModelShape
@@ -21,5 +22,15 @@ def inspect_model(
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    backbone = Backbone(empty_model(load_config(name, on_progress=on_progress)))
+    backbone = Backbone(model_without_weights(name, on_progress=on_progress))
     return backbone.family.title, backbone.shape()
+
+
+def model_without_weights(name: str | Path, *, on_progress: Progress | None = None) -> Any:
+    """A Hugging Face causal LM on the meta device, as its config describes it.
+
+    Raises:
+        ModelError: It cannot be found or fetched.
+        FamilyError: The family is not supported.
+    """
+    return empty_model(load_config(name, on_progress=on_progress))

@@ -22,7 +22,7 @@ from buddy.hub.manifest import MANIFEST, base_of, check_listed
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
-from buddy.hub.store import ensure_default, resolve_gguf
+from buddy.hub.store import ensure_default, is_cached, resolve_gguf
 from buddy.hub.tokenizer import holds_tokenizer, read_tokenizer, tokenizer_files
 from buddy.hub.verified import verify_once
 from buddy.hub.weights import check_sizes, is_leftover, open_weights, stored_dtype, weight_files
@@ -37,6 +37,21 @@ def shipped_checkpoint(name: str | Path) -> Path | None:
     return Path(str(files("buddy.hub") / "trained" / preset.trained))
 
 
+def _base_name(name: str | Path) -> str:
+    """What names the base model of a Buddy checkpoint; any other name as it is.
+
+    Raises:
+        ModelError: It names a user's folder where there is none.
+    """
+    text = str(shipped_checkpoint(name) or name)
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"no model at {text}: {error}") from error
+    is_checkpoint = text not in PRESETS and (path / MANIFEST).exists()
+    return base_model(path) if is_checkpoint else text
+
+
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     """Turn a model's name into a local folder or a hub id; fetch the default model if needed.
 
@@ -44,14 +59,12 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
         FetchError: The default model could not be fetched.
         CheckpointError: A file or folder is not a model.
     """
-    text = str(shipped_checkpoint(name) or name)
+    text = _base_name(name)
     if text == DEFAULT_MODEL:
         return str(ensure_default(on_progress=on_progress))
     if text in PRESETS:
         return str(PRESETS[text].hub_id)
     path = Path(text).expanduser()
-    if (path / MANIFEST).exists():
-        return locate(base_model(path), on_progress=on_progress)
     if path.suffix.lower() == ".gguf":
         return str(resolve_gguf(path, on_progress=on_progress))
     if path.is_dir():
@@ -124,7 +137,11 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    return read_config(Path(local_folder(name, config_only=True, on_progress=on_progress)))
+    if _base_name(name) == DEFAULT_MODEL and not is_cached(DEFAULT_MODEL):
+        where = str(files("buddy.hub") / "configs" / DEFAULT_MODEL)  # so that it needs no fetch
+    else:
+        where = local_folder(name, config_only=True, on_progress=on_progress)
+    return read_config(Path(where))
 
 
 def load_model(

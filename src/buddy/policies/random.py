@@ -46,7 +46,8 @@ class RandomPolicy:
     def from_spec(cls, argument: str, resources: PolicyResources) -> "RandomPolicy":
         """Make it from `random` or `random:SEED`."""
         text = argument or "0"
-        if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
+        is_number = text.isascii() and text.isdecimal() and len(text) < 20
+        if not (is_number and int(text) < 2**63):
             raise PolicyError(
                 f"policy random:SEED takes a whole number below 2**63, got {argument[:80]!r}"
             )

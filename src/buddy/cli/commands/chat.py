@@ -3,6 +3,7 @@
 import sys
 
 from buddy.cli import options
+from buddy.cli.streams import read_line
 from buddy.hub.presets import ROUTED_MODEL
 
 _HELP = "/budget 0.5 changes the budget · /reset forgets the conversation · /exit leaves"
@@ -27,11 +28,16 @@ def chat(
 
     Each turn is routed anew from the whole conversation.
     """
-    from buddy.cli.chat_session import ChatSession, Sampling
+    from buddy.cli.chat_session import ChatSession, Sampling, check_message
     from buddy.cli.views.display import show_summary, stderr
     from buddy.errors import BudgetError, PromptError
 
     console = stderr()
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    for message in opening:
+        check_message(**message)
+    if sys.stdin is None:
+        raise PromptError("stdin is closed: chat reads messages there")
     chat_session = ChatSession(
         model,
         policy=policy,
@@ -39,14 +45,14 @@ def chat(
         reroute=reroute,
         engine=engine,
         quant=quant,
+        budget=budget,
+        prefill_budget=prefill_budget,
         console=console,
     )
     chat_session.check_chat()
-    chat_session.check_budget(budget, prefill_budget)
     sampling = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
-    opening = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
     console.print(_HELP, style="dim")
     while (line := _read_line()) is not None:
@@ -58,7 +64,7 @@ def chat(
         try:
             if line.startswith("/budget"):
                 wanted = line.removeprefix("/budget").strip() or None
-                blocks = chat_session.check_budget(wanted)
+                blocks = chat_session.check_budget(wanted, prefill_budget)
                 budget = wanted
                 allowed = "auto: chosen for each turn, up to" if blocks is None else f"{blocks} of"
                 console.print(f"{allowed} {chat_session.model.num_blocks} blocks", style="dim")
@@ -92,8 +98,6 @@ def _read_line() -> str | None:
         if sys.stdin.isatty():
             sys.stderr.write("\n> ")
             sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
-            return None
-        if line.strip():
-            return line.strip()
+        line = read_line()
+        if line is None or line.strip():
+            return line and line.strip()

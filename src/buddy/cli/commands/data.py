@@ -6,25 +6,28 @@ from typing import Annotated
 
 import typer
 
+from buddy.cli import options
+from buddy.files import check_writable, write_text
+
 
 def data(
     task: Annotated[list[str], typer.Argument(help="Tasks of lm-eval, and samsum.")],
-    out: Annotated[Path, typer.Option(help="Where the rows go (JSON lines).")],
+    out: Annotated[Path, options.checked(check_writable, help="Where the rows go (JSON lines).")],
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder with TASK/train.jsonl; the hub if not given."),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="At most this many of each task, drawn at random; all if none."),
+        options.count(1, help="At most this many of each task, drawn at random; all if none."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw, and of the rows' order.")] = 0,
+    seed: Annotated[int, options.seed("Of the draw, and of the rows' order.")] = 0,
     without: Annotated[
         list[Path] | None,
         typer.Option(help="Leave out the questions of these rows; may be repeated."),
     ] = None,
 ) -> None:
-    """Write training rows of tasks: prompts and right answers as evaluation words them.
+    """Write training rows, worded as evaluation words them.
 
     Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
     the file is a sample of the mix. Another draw `--without` the rows of a first one holds
@@ -35,9 +38,7 @@ def data(
     from buddy.cli.commands.eval_tasks import quiet
     from buddy.cli.views.display import stderr
     from buddy.evaluation.tasks.export import export_rows, read_questions
-    from buddy.files import check_writable, write_text
 
-    check_writable(out)
     quiet()
     console = stderr()
     written = export_rows(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from buddy.cli import eval_run, options
+from buddy.errors import DataError
 from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def answers(
     ],
     out: eval_run.Out,
     model: options.Model = DEFAULT_MODEL,
-    start: Annotated[int, typer.Option(min=0, help="First row.")] = 0,
-    stop: Annotated[int | None, typer.Option(min=1, help="First row that is left out.")] = None,
+    start: Annotated[int, options.count(0, help="First row.")] = 0,
+    stop: Annotated[int | None, options.count(1, help="First row that is left out.")] = None,
     budget: eval_run.Budgets = None,
     policy: eval_run.Policies = None,
     template: Annotated[
@@ -31,35 +32,43 @@ def answers(
     ] = "chat",
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=2, help="Of prompt and answer; 1024, or the model's context if shorter."),
+        options.count(2, help="Of prompt and answer; 1024, or the model's context if shorter."),
     ] = None,
     shuffle_plans: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="SEED", help="Also give each input another input's plan: what it costs."
+        options.count(
+            0, metavar="SEED", help="Also give each input another input's plan: what it costs."
         ),
     ] = None,
     against: eval_run.AgainstLog = None,
-    batch: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 16,
+    batch: Annotated[int, options.count(1, help="Answers at a time.")] = 16,
 ) -> None:
     """Cross-entropy of answers, given their prompts, in nats a token.
 
     Each answer is routed from its prompt alone. Interrupted, the same command goes on where it
     stopped; --start, --stop, --shuffle-plans and --against may change.
     """
-    from buddy.data.examples import Source, read_examples
+    from buddy.data.examples import Source, check_source, read_examples
     from buddy.evaluation.against import Against
     from buddy.evaluation.answers.answers import rounds_of, run_answers
 
     source = Source(path=file, start=start, stop=stop, template=cast(Any, template))
+    check_source(source)
     earlier = None if against is None else Against(against)
     config = {"template": template, "max_tokens": max_tokens, "batch": batch}
-    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+
+    def longest(model: Any) -> int:
+        return _longest(max_tokens, model.config.max_position_embeddings)
+
+    with eval_run.eval_run(
+        model, out, policies=policy, budgets=budget, config=config, check=longest
+    ) as run:
         run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
         run.config["against"] = None if earlier is None else earlier.describe()
-        longest = _longest(max_tokens, run.model.config.max_position_embeddings)
         left_out: list[str] = []
-        examples = read_examples(source, run.tokenizer, max_tokens=longest, note=left_out.append)
+        examples = read_examples(
+            source, run.tokenizer, max_tokens=longest(run.model), note=left_out.append
+        )
         run.tell_left_out(left_out)
         shuffles = shuffle_plans is not None
         run.total(sum(len(examples) * rounds_of(c, shuffle=shuffles) for c in run.conditions))
@@ -85,8 +94,6 @@ def answers(
 
 
 def _longest(max_tokens: int | None, context: int) -> int:
-    from buddy.errors import DataError
-
     if max_tokens is not None and max_tokens > context:
         raise DataError(
             f"--max-tokens must be at most {context}, the model's context, got {max_tokens}"
@@ -98,8 +105,10 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     """One row a condition: the loss of all answers, and what another input's plan costs."""
     from rich.table import Table
 
+    from buddy.cli.views.tables import name_column, show_table
+
     table = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy")
     names = ["nats a\ntoken", "mean of\nanswers", "plans"]
     if results["exchanged"]:
         names += ["plan of\nanother", "of another,\nsame source"]
@@ -120,7 +129,7 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         if results["exchanged"]:
             cells += ["" if point is None else _nats(point, sign="+") for point in moved]
         table.add_row(label, str(blocks), *cells)
-    console.print(table)
+    show_table(console, table)
 
 
 def _condition(entry: dict[str, Any]) -> tuple[str, int]:

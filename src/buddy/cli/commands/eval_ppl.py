@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from buddy.cli import eval_run, options
+from buddy.cli.loading import check_room
 from buddy.hub.presets import DEFAULT_MODEL
 
 
@@ -19,23 +20,21 @@ def ppl(
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
     budget: eval_run.Budgets = None,
     policy: eval_run.Policies = None,
-    window: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 1024,
-    stride: Annotated[int, typer.Option(min=1, help="Tokens scored in each window.")] = 512,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many windows.")] = None,
+    window: Annotated[int, options.count(2, help="Tokens of a window.")] = 1024,
+    stride: Annotated[int, options.count(1, help="Tokens scored in each window.")] = 512,
+    limit: Annotated[int | None, options.count(1, help="At most this many windows.")] = None,
     route_on: eval_run.RouteOn = "prompt",
-    batch: Annotated[int, typer.Option(min=1, help="Windows at a time.")] = 4,
+    batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
 ) -> None:
     """Perplexity over sliding windows.
 
     Each window is routed from the tokens before those it scores. Interrupted, the same command
     goes on where it stopped.
     """
-    from buddy.errors import PolicyError
-    from buddy.evaluation.perplexity import run_perplexity, sliding_windows
+    from buddy.evaluation.perplexity import check_windows, run_perplexity, sliding_windows
     from buddy.importance.calibration import read_text
 
-    if route_on not in ("prompt", "full"):
-        raise PolicyError(f"--route-on must be prompt or full, got {route_on!r}")
+    check_windows(window, stride)
     texts = {name: read_text(name, data_dir) for name in text or ["wikitext2"]}
     config = {
         "text": list(texts),
@@ -46,7 +45,14 @@ def ppl(
         "batch": batch,
         "seed": None,
     }
-    with eval_run.eval_run(model, out, policies=policy, budgets=budget, config=config) as run:
+    with eval_run.eval_run(
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        check=lambda outline: check_room(outline, window),
+    ) as run:
         windows = {}
         for name, content in texts.items():
             ids = run.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from buddy.cli import eval_run, options
+from buddy.cli.loading import check_room
 from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -23,17 +24,18 @@ def rouge(
     ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many dialogues, drawn at random.")
+        int | None, options.count(1, help="At most this many dialogues, drawn at random.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, options.seed("Of the draw.")] = 0,
     max_new_tokens: options.MaxNewTokens = 100,
     kv_policy: options.KVPolicy = None,
-    batch: Annotated[int, typer.Option(min=1, help="Dialogues at a time.")] = 8,
+    batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
 ) -> None:
-    """ROUGE of SAMSum summaries, the route recomputed at every token or reused from the prompt.
+    """ROUGE of SAMSum summaries, routed by each token or the prompt.
 
-    Both ways answer the same dialogues, and their difference is taken answer by answer.
-    Interrupted, the same command goes on where it stopped.
+    The route is recomputed at every token, or reused from the prompt. Both ways answer the same
+    dialogues, and their difference is taken answer by answer. Interrupted, the same command goes on
+    where it stopped.
     """
     from buddy.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
     from buddy.evaluation.rouge.rouge_points import ways_of
@@ -56,7 +58,13 @@ def rouge(
         "scorer": "rouge-score, stemmed, F-measure",
     }
     with eval_run.eval_run(
-        model, out, policies=policy, budgets=budget, config=config, generates=True
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        generates=True,
+        check=lambda outline: check_room(outline, max_new_tokens),
     ) as run:
         run.tell_left_out(left_out)
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
@@ -86,17 +94,18 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
+    from buddy.cli.views.tables import name_column, show_table
     from buddy.evaluation.rouge.rouge_points import METRICS, WAYS
 
     table = Table(
         title="ROUGE F, %", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    table.add_column("policy", no_wrap=True, max_width=14)
-    table.add_column("blocks", justify="right")
+    name_column(table, "policy")
+    table.add_column("blocks", justify="right", no_wrap=True)
     table.add_column("route", no_wrap=True)
     for metric in METRICS:
         table.add_column(metric.replace("rouge", "ROUGE-"), justify="right", no_wrap=True)
-    table.add_column("plans", justify="right")
+    table.add_column("plans", justify="right", no_wrap=True)
     points, execution = _by_row(results["points"]), iter(results["execution"])
     differences = _by_row(results["differences"])
     for (label, blocks, way), row in points.items():
@@ -106,7 +115,7 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         if way == "prefill":
             gains = [_percent(point, sign="+") for point in differences[label, blocks, "step"]]
             table.add_row("", "", "difference", *gains, style="dim")
-    console.print(table, soft_wrap=False)
+    show_table(console, table)
 
 
 def _by_row(points: list[dict[str, Any]]) -> dict[tuple[str, int, Any], list[dict[str, Any]]]:

@@ -9,11 +9,13 @@ import typer
 
 from buddy.cli import eval_run, options
 from buddy.hub.presets import DEFAULT_MODEL
+from buddy.settings import Range
 
-Batch = Annotated[int, typer.Option(min=1, help="Questions or prompts at a time.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of few-shot sampling.")]
+Batch = Annotated[int, options.count(1, help="Questions or prompts at a time.")]
+# numpy, which lm-eval draws with, takes no larger one.
+Seed = Annotated[int, options.number(Range(0, 2**32 - 1), help="Of few-shot sampling.")]
 Fewshot = Annotated[
-    int | None, typer.Option(min=0, help="Examples in each prompt; the task's own number if none.")
+    int | None, options.count(0, help="Examples in each prompt; the task's own number if none.")
 ]
 ChatTemplate = Annotated[
     bool, typer.Option("--chat-template", help="Put prompts into the model's chat template.")
@@ -63,7 +65,7 @@ def gsm8k(
     against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
-    """Grade-school mathematics, answered in words: exact match of the final number."""
+    """Grade-school mathematics: exact match of the final number."""
     _evaluate("eval-gsm8k", ["gsm8k"], route_on="prompt", **_settings(locals()))
 
 
@@ -73,7 +75,7 @@ def mmlu(
     budget: eval_run.Budgets = None,
     policy: eval_run.Policies = None,
     data_dir: eval_run.DataDir = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows of each subject.")] = None,
+    limit: Annotated[int | None, options.count(1, help="Rows of each subject.")] = None,
     fewshot: Fewshot = None,
     chat_template: ChatTemplate = False,
     route_on: eval_run.RouteOn = "prompt",

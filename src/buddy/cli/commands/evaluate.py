@@ -7,7 +7,7 @@ from buddy.cli.commands.eval_ppl import ppl
 from buddy.cli.commands.eval_rouge import rouge
 from buddy.cli.commands.eval_tasks import gsm8k, mmlu, tasks
 
-evaluate = typer.Typer(help="Measure a model under budgets, into RunRecords.", no_args_is_help=True)
+evaluate = typer.Typer(help="Measure a model under budgets, into RunRecords.")
 evaluate.command()(tasks)
 evaluate.command()(ppl)
 evaluate.command()(answers)

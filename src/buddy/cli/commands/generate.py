@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.streams import read_stdin
+from buddy.files import check_writable, write_text
 from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ def generate(
         bool, typer.Option("--show-depth", help="Show which blocks ran for every token.")
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the blocks of every token to this JSON file.")
+        Path | None,
+        options.checked(check_writable, help="Write the blocks of every token to this JSON file."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer and its trace as JSON.")
@@ -44,17 +47,17 @@ def generate(
 
     The text goes to stdout, everything else to stderr.
     """
-    from buddy.cli.chat_session import ChatSession, Sampling
-    from buddy.cli.views.display import read_prompt, show_depth, show_summary, stderr
+    from buddy.cli.chat_session import ChatSession, Sampling, check_message
+    from buddy.cli.views.display import show_depth, show_summary, stderr
     from buddy.errors import PromptError
-    from buddy.files import check_writable, write_text
 
     console = stderr()
-    if trace is not None:
-        check_writable(trace)
-    content = read_prompt() if prompt == "-" else prompt
     if raw and system is not None:
         raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": read_stdin() if prompt == "-" else prompt})
+    for message in messages:
+        check_message(**message)
     chat_session = ChatSession(
         model,
         policy=policy,
@@ -62,11 +65,12 @@ def generate(
         reroute=reroute,
         engine=engine,
         quant=quant,
+        budget=budget,
+        prefill_budget=prefill_budget,
         console=console,
     )
-    messages = [] if system is None else [{"role": "system", "content": system}]
     answer = chat_session.answer(
-        [*messages, {"role": "user", "content": content}],
+        messages,
         budget=budget,
         prefill_budget=prefill_budget,
         sampling=Sampling(
@@ -79,7 +83,7 @@ def generate(
     if prefill_budget is not None:
         record["prefill_budget"] = prefill_budget
     if as_json:
-        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.write(json.dumps(record, allow_nan=False) + "\n")
     if trace is not None:
         write_text(trace, json.dumps(record, indent=1) + "\n")
     if depth:

@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from buddy.cli import options
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def importance(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
-    out: Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")],
+    out: options.RecordOut,
     indicator: Annotated[
         str,
         typer.Option(
@@ -22,49 +23,53 @@ def importance(
         ),
     ] = "block-influence",
     text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of text.")] = 32,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Windows at a time.")] = 4,
+    data_dir: options.DataDir = None,
+    windows: Annotated[int, options.count(1, help="Windows of text.")] = 32,
+    tokens: Annotated[int, options.count(2, help="Tokens of a window.")] = 512,
+    batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
     protect: Annotated[
         str,
         typer.Option(help="Blocks that go last: ends (first, last), plus (0-3, last two) or none."),
     ] = "ends",
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Blocks that sleb removes; all but the ends if not given."),
+        options.count(1, help="Blocks that sleb removes; all but the ends if not given."),
     ] = None,
 ) -> None:
-    """Measure each block's importance; write scores, prior and removal order.
+    """Measure each block's importance, and the removal order.
 
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
-    from buddy.cli.views.display import fetch_progress, stderr
-    from buddy.files import check_writable
+    from buddy.cli.loading import check_room, load_checked
+    from buddy.cli.views.display import stderr
     from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import cut_windows, read_text
-    from buddy.model import BuddyForCausalLM
+    from buddy.importance.search.sleb import check_rounds
     from buddy.records import RunRecord
 
     _check_indicator(indicator, protect, rounds)
-    check_writable(out)
     calibration = read_text(text, data_dir)
     console = stderr()
-    with fetch_progress(console) as on_progress:
-        loaded = BuddyForCausalLM.from_pretrained(model, policy="full", on_progress=on_progress)
+
+    def check(outline: "BuddyForCausalLM") -> None:
+        check_room(outline, tokens)
+        _protected(protect, outline.num_blocks)
+        check_rounds(rounds or 0, outline.num_blocks)
+
+    loaded = load_checked(model, check, console, policy="full")
     ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
-    options = {
+    how = {
         "batch": batch,
         "resume": out.with_name(f".{out.name}.partial"),
         "identity": {"indicator": indicator, **computed_by(loaded)},
     }
     with measuring(console) as bar:
         if indicator == "sleb":
-            results = _search(loaded.backbone, ids, rounds, options, bar)
+            results = _search(loaded.backbone, ids, rounds, how, bar)
         else:
             protected = _protected(protect, loaded.num_blocks)
-            results = _score(indicator, loaded.backbone, ids, protected, options, bar)
+            results = _score(indicator, loaded.backbone, ids, protected, how, bar)
     RunRecord(
         kind=f"importance-{indicator}",
         model=loaded.facts(),
@@ -100,22 +105,10 @@ def computed_by(model: "BuddyForCausalLM") -> dict[str, Any]:
 @contextmanager
 def measuring(console: Any) -> Iterator[Any]:
     """Progress bars; Ctrl-C within ends the command and says how to go on."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from buddy.cli.views.bars import Bars
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-    )
     try:
-        with Progress(*columns, console=console, transient=True) as bar:
+        with Bars(console) as bar:
             yield bar
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", style="dim")
@@ -157,7 +150,7 @@ def _score(
     backbone: Any,
     ids: Any,
     protected: tuple[int, ...],
-    options: dict[str, Any],
+    how: dict[str, Any],
     bar: Any,
 ) -> dict[str, Any]:
     from buddy.importance.indicators.indicator import build_indicator
@@ -169,7 +162,7 @@ def _score(
         build_indicator(name, backbone),
         ids,
         on_batch=lambda done, total: bar.update(task, completed=done, total=total),
-        **options,
+        **how,
     ).tolist()
     # Protected blocks are left out of the order: they are never to go.
     order = ascending_order(scores, protected)[: len(scores) - len(protected)]
@@ -177,7 +170,7 @@ def _score(
 
 
 def _search(
-    backbone: Any, ids: Any, rounds: int | None, options: dict[str, Any], bar: Any
+    backbone: Any, ids: Any, rounds: int | None, how: dict[str, Any], bar: Any
 ) -> dict[str, Any]:
     from buddy.importance.search.sleb import sleb_search
 
@@ -192,6 +185,6 @@ def _search(
             removed, completed=number, description=f"sleb: blocks removed, the last {block}"
         ),
         on_candidate=lambda done, total: bar.update(tried, completed=done, total=total),
-        **options,
+        **how,
     )
     return {"removal_order": list(found.order), "nll": list(found.nll)}

@@ -7,23 +7,25 @@ from typing import Annotated
 
 import typer
 
+from buddy.cli import options
+
 RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
 
 def info(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
-    context: Annotated[int, typer.Option(min=1, help="Positions that a token attends to.")] = 1024,
+    context: Annotated[int, options.count(1, help="Positions that a token attends to.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card alone.")] = False,
 ) -> None:
-    """Show a model's family and sizes, and a table of budget, blocks, FLOPs and bytes."""
-    from rich.console import Console
-    from rich.markup import escape
+    """Show a model's sizes, and what each budget of it costs."""
     from rich.table import Table
+    from rich.text import Text
 
     from buddy.checkpoint.card import read_card
-    from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card
+    from buddy.cli.views.tables import show_table
     from buddy.depth.budget import Budget
     from buddy.depth.cost import kv_bytes_per_token, plan_flops, weight_bytes
     from buddy.errors import BudgetError
@@ -62,23 +64,26 @@ def info(
         "card": {} if found is None else found.facts,
     }
     if as_json:
-        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.write(json.dumps(facts, allow_nan=False) + "\n")
         return
-    console = Console(highlight=False)
+    console = stdout()
     total = shape.block_params * shape.num_blocks + shape.outside_params
-    console.print(f"[bold]{escape(model)}[/]  {family}, {total / 1e6:,.1f} M parameters")
+    title = Text(model, style="bold").append(
+        f"  {family}, {total / 1e6:,.1f} M parameters", style="not bold"
+    )
+    console.print(title)
     console.print(f"  blocks                 {shape.num_blocks}")
     console.print(f"  parameters per block   {shape.block_params:,}")
     console.print(f"  parameters outside     {shape.outside_params:,}")
     console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
     if found is not None:
         console.print(
-            f"  licence of weights     {escape(str(found.facts.get('license', 'unknown')))}"
+            f"  licence of weights     {found.facts.get('license', 'unknown')}", markup=False
         )
-        console.print(f"  model card             buddy info {escape(model)} --card")
+        console.print(f"  model card             buddy info {model} --card", markup=False)
     table = Table(title=f"One token at context {context}", title_justify="left")
     for name in ("budget", "blocks", "GFLOPs", "of dense", "weights read"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     dense = plan_flops(shape, shape.num_blocks, context=context)
     for row in rows:
         table.add_row(
@@ -88,4 +93,4 @@ def info(
             f"{row['flops_per_token'] / dense:.1%}",
             f"{row['weight_bytes'] / 1e6:,.1f} MB",
         )
-    console.print(table)
+    show_table(console, table)

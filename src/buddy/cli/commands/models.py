@@ -20,23 +20,27 @@ def listing(
     """List named and cached models."""
     if context.invoked_subcommand is not None:
         return
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    from buddy.cli.views.display import stdout
+    from buddy.cli.views.tables import name_column, show_table
 
     rows = _rows()
     if as_json:
-        sys.stdout.write(json.dumps(rows) + "\n")
+        sys.stdout.write(json.dumps(rows, allow_nan=False) + "\n")
         return
     table = Table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("on disk", justify="right")
+    name_column(table, "name")
+    table.add_column("on disk", justify="right", no_wrap=True)
     table.add_column("source")
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.0f} MB"
-        note = f" [red]({escape(row['damage'])})[/]" if row["damage"] else ""
-        table.add_row(escape(row["name"]), size, f"{escape(row['source'])}{note}")
-    Console(highlight=False).print(table)
+        source = Text(row["source"])
+        if row["damage"]:
+            source.append(f" ({row['damage']})", style="red")
+        table.add_row(row["name"], size, source)
+    show_table(stdout(), table)
 
 
 def _rows() -> list[dict[str, Any]]:

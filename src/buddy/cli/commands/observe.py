@@ -7,37 +7,34 @@ from typing import Annotated, Any
 
 import typer
 
+from buddy.cli import options
 from buddy.cli.commands.importance import computed_by, measuring
-from buddy.files import check_writable
 
 observe = typer.Typer(
-    help="See how a block's importance varies with the input and its context.",
-    no_args_is_help=True,
+    help="See how a block's importance varies with the input.",
 )
 
 Model = Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")]
-Out = Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with the named corpora.")]
-Inputs = Annotated[int, typer.Option(min=2, help="Windows, spread evenly over the text.")]
-Batch = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
+Inputs = Annotated[int, options.count(2, help="Windows, spread evenly over the text.")]
+Batch = Annotated[int, options.count(1, help="Windows at a time.")]
 
 
 @observe.command()
 def ranks(
     model: Model,
-    out: Out,
+    out: options.RecordOut,
     indicator: Annotated[
         list[str] | None, typer.Option(help="Of `buddy importance`; may be given again.")
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="wikitext2, ptb or a text file; may be given again.")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     inputs: Inputs = 48,
-    tokens: Annotated[int, typer.Option(min=4, help="Tokens of an input.")] = 256,
+    tokens: Annotated[int, options.count(4, help="Tokens of an input.")] = 256,
     batch: Batch = 1,
 ) -> None:
-    """Rank the blocks by each input alone; rank 0 = least important, goes first.
+    """Rank the blocks by each input alone; rank 0 goes first.
 
     Interrupted, the same command goes on where it stopped.
     """
@@ -45,7 +42,6 @@ def ranks(
 
     indicators, texts = indicator or ["delta-ppl"], text or ["wikitext2"]
     _check_indicators(indicators)
-    check_writable(out)
     observed = _Observed(model, out, texts, data_dir, inputs, tokens, batch)
     series = [
         {"indicator": name, "text": source, **observed.measure(observe_ranks, name, source)}
@@ -58,17 +54,17 @@ def ranks(
 @observe.command()
 def context(
     model: Model,
-    out: Out,
+    out: options.RecordOut,
     indicator: Annotated[str, typer.Option(help="Of `buddy importance`.")] = "delta-ppl",
     text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     inputs: Inputs = 48,
-    start: Annotated[int, typer.Option("--from", min=4, help="Shortest context, tokens.")] = 256,
-    end: Annotated[int, typer.Option("--to", min=5, help="Longest context, tokens.")] = 512,
-    every: Annotated[int, typer.Option(min=1, help="Tokens from one to the next.")] = 32,
+    start: Annotated[int, options.count(4, "--from", help="Shortest context, tokens.")] = 256,
+    end: Annotated[int, options.count(5, "--to", help="Longest context, tokens.")] = 512,
+    every: Annotated[int, options.count(1, help="Tokens from one to the next.")] = 32,
     batch: Batch = 1,
 ) -> None:
-    """Rank the blocks by the first tokens of each input, more and more of them.
+    """Rank the blocks by more and more tokens of each input.
 
     Interrupted, the same command goes on where it stopped.
     """
@@ -76,17 +72,16 @@ def context(
     from buddy.importance.observe.observations import observe_context
 
     _check_indicators([indicator])
-    check_writable(out)
-    contexts = list(range(start, end + 1, every))
+    contexts = range(start, end + 1, every)
     if len(contexts) < 2 or contexts[-1] != end:
         raise ResultError(
             f"contexts go from --from {start} up to --to {end} in whole steps of --every, "
             f"got {every}: give numbers that meet, such as 256, 512 and 32"
         )
     observed = _Observed(model, out, [text], data_dir, inputs, end, batch)
-    results = observed.measure(observe_context, indicator, text, contexts)
+    results = observed.measure(observe_context, indicator, text, list(contexts))
     results = {"indicator": indicator, "text": text, **results}
-    observed.save("observe-context", results, indicators=[indicator], contexts=contexts)
+    observed.save("observe-context", results, indicators=[indicator], contexts=list(contexts))
 
 
 class _Observed:
@@ -102,18 +97,16 @@ class _Observed:
         tokens: int,
         batch: int,
     ) -> None:
-        from buddy.cli.views.display import fetch_progress, stderr
+        from buddy.cli.loading import check_room, load_checked
+        from buddy.cli.views.display import stderr
         from buddy.hub.loading import load_tokenizer
         from buddy.importance.calibration import cut_windows, read_text, spread
-        from buddy.model import BuddyForCausalLM
 
         calibration = {source: read_text(source, data_dir) for source in texts}
         self._console, self._out, self._batch = stderr(), out, batch
-        with fetch_progress(self._console) as on_progress:
-            self._model = BuddyForCausalLM.from_pretrained(
-                model, policy="full", on_progress=on_progress
-            )
-        self._check_room(tokens)
+        self._model = load_checked(
+            model, lambda outline: check_room(outline, tokens), self._console, policy="full"
+        )
         tokenizer = load_tokenizer(model)
         self._inputs = {
             source: spread(cut_windows(tokenizer, found, tokens=tokens), inputs)
@@ -128,16 +121,6 @@ class _Observed:
             "dtype": str(self._model.dtype),
         }
         self._files: list[Any] = []
-
-    def _check_room(self, tokens: int) -> None:
-        from buddy.errors import ResultError
-
-        room = self._model.config.max_position_embeddings
-        if tokens > room:
-            raise ResultError(
-                f"inputs of {tokens} tokens do not fit the model's context of {room}: "
-                "give shorter ones"
-            )
 
     def measure(
         self, observation: Callable[..., dict[str, Any]], indicator: str, text: str, *contexts: Any

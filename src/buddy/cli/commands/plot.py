@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
+from buddy.cli import options
 from buddy.plots.figures import COLUMN_INCHES, FIGURES
+from buddy.plots.output import check_out
+from buddy.settings import Range
 
 
 def plot(
     figure: Annotated[str, typer.Argument(help=f"{', '.join(FIGURES)}.")],
     records: Annotated[list[Path], typer.Argument(help="RunRecords (JSON), merged.")],
-    out: Annotated[Path, typer.Option(help="Where the figure goes: .png, .pdf or .svg.")],
+    out: Annotated[
+        Path, options.checked(check_out, help="Where the figure goes: .png, .pdf or .svg.")
+    ],
     task: Annotated[
         str | None, typer.Option(help="Of accuracy, perplexity, heatmap; default: average.")
     ] = None,
@@ -21,17 +26,18 @@ def plot(
         typer.Option(help="Of accuracy, perplexity, retention; default: acc, or perplexity."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
-    width: Annotated[float, typer.Option(help="In inches; 3.3 is a column.")] = COLUMN_INCHES,
+    width: Annotated[
+        float, options.number(Range(1, 100), help="In inches; 3.3 is a column.")
+    ] = COLUMN_INCHES,
 ) -> None:
-    """Draw a figure from what other commands measured; no model is run.
+    """Draw a figure from what other commands measured.
 
-    Needs matplotlib, which the extra `plots` of buddy-llm installs.
+    No model is run. Needs matplotlib, which the extra `plots` of buddy-llm installs.
     """
     from buddy.plots.figures import draw
-    from buddy.plots.output import check_out, save_figure
+    from buddy.plots.output import save_figure
     from buddy.records import read_record
 
-    check_out(out)
     read = [read_record(path) for path in records]
     save_figure(draw(figure, read, width=width, title=title, task=task, metric=metric), out)
     sys.stdout.write(f"{out}\n")

@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buddy.cli import options
 from buddy.cli.commands.importance import computed_by, measuring
+from buddy.errors import BudgetError
 
 if TYPE_CHECKING:
+    from buddy.data.examples import Source
     from buddy.data.rows import Note
     from buddy.importance.calibration import Passages
     from buddy.importance.search.searched import SearchedSet
+    from buddy.model import BuddyForCausalLM
 
 
 def search(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
     order: Annotated[Path, typer.Option(help="Record of buddy importance to begin with.")],
     depths: Annotated[str, typer.Option(help="Blocks to run, a search each, as in 26,22,18,15.")],
-    out: Annotated[Path, typer.Option(help="Where the RunRecord goes (JSON).")],
+    out: options.RecordOut,
     text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
+    data_dir: options.DataDir = None,
     answers: Annotated[
         str | None,
         typer.Option(
@@ -28,41 +32,44 @@ def search(
             help="In place of text: rows of instructions; the loss is that of their answers.",
         ),
     ] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of text, or rows.")] = 32,
-    tokens: Annotated[
-        int, typer.Option(min=2, help="Tokens of a window; of a row, the most.")
-    ] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Windows or rows at a time.")] = 4,
+    windows: Annotated[int, options.count(1, help="Windows of text, or rows.")] = 32,
+    tokens: Annotated[int, options.count(2, help="Tokens of a window; of a row, the most.")] = 512,
+    batch: Annotated[int, options.count(1, help="Windows or rows at a time.")] = 4,
     max_swaps: Annotated[
         int | None,
-        typer.Option(min=0, help="Exchanges to try at each depth; until none helps if not given."),
+        options.count(0, help="Exchanges to try at each depth; until none helps if not given."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order in which they are tried.")] = 0,
+    seed: Annotated[int, options.seed("Of the order in which they are tried.")] = 0,
 ) -> None:
-    """Search the best set of blocks at each depth, whatever the sets at others.
+    """Search the best set of blocks at each of some depths.
 
-    One executed block goes and a skipped one comes, as long as that lowers the loss. Interrupted,
-    the same command goes on where it stopped. Use the result with `--policy searched:FILE.json`.
+    No set need be part of another. One executed block goes and a skipped one comes, as long as
+    that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
+    with `--policy searched:FILE.json`.
     """
-    from buddy.cli.views.display import fetch_progress, stderr
-    from buddy.files import check_writable
+    from buddy.cli.loading import check_room, load_checked
+    from buddy.cli.views.display import stderr
+    from buddy.data.examples import Source, check_source
     from buddy.hub.loading import load_tokenizer
-    from buddy.importance.search.searched import swap_search
-    from buddy.model import BuddyForCausalLM
+    from buddy.importance.calibration import read_text
+    from buddy.importance.search.searched import check_depths, swap_search
     from buddy.policies.measured import read_order
 
-    check_writable(out)
     wanted = _parse(depths)
+    rows = None if answers is None else Source(path=answers, stop=windows)
+    content = "" if rows else read_text(text, data_dir)
+    if rows:
+        check_source(rows)
     console = stderr()
-    with fetch_progress(console) as on_progress:
-        loaded = BuddyForCausalLM.from_pretrained(
-            model, policy="full", merge_adapter=True, on_progress=on_progress
-        )
+
+    def check(outline: "BuddyForCausalLM") -> None:
+        check_depths(read_order(order, outline.resources)[0], wanted, outline.num_blocks)
+        check_room(outline, tokens)
+
+    loaded = load_checked(model, check, console, policy="full", merge_adapter=True)
     begun, _ = read_order(order, loaded.resources)
     left_out: list[str] = []
-    passages = _passages(
-        load_tokenizer(model), text, data_dir, answers, windows, tokens, left_out.append
-    )
+    passages = _passages(load_tokenizer(model), rows or content, windows, tokens, left_out.append)
     for note in left_out:
         console.print(note, style="dim")
     dtype = str(loaded.dtype)
@@ -109,8 +116,6 @@ def search(
 
 
 def _parse(depths: str) -> list[int]:
-    from buddy.errors import BudgetError
-
     try:
         return [int(depth) for depth in depths.split(",")]
     except ValueError:
@@ -119,21 +124,17 @@ def _parse(depths: str) -> list[int]:
 
 def _passages(
     tokenizer: Any,
-    text: str,
-    data_dir: Path | None,
-    answers: str | None,
+    given: "Source | str",
     windows: int,
     tokens: int,
     note: "Note",
 ) -> "Passages":
-    from buddy.data.examples import Source, read_examples
-    from buddy.importance.calibration import Passages, answers_alone, cut_windows, read_text
+    from buddy.data.examples import read_examples
+    from buddy.importance.calibration import Passages, answers_alone, cut_windows
 
-    if answers is None:
-        content = read_text(text, data_dir)
-        return Passages(cut_windows(tokenizer, content, tokens=tokens, limit=windows))
-    source = Source(path=answers, stop=windows)
-    return answers_alone(read_examples(source, tokenizer, max_tokens=tokens, note=note))
+    if isinstance(given, str):
+        return Passages(cut_windows(tokenizer, given, tokens=tokens, limit=windows))
+    return answers_alone(read_examples(given, tokenizer, max_tokens=tokens, note=note))
 
 
 def _save(

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from buddy.cli import options
+from buddy.cli.commands.train import resumable
 
 
 def train_budget(
@@ -12,13 +13,13 @@ def train_budget(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train the Budget Predictor, which chooses the budget of each prompt (stage 2)."""
+    """Train the predictor of each prompt's budget (stage 2)."""
     from buddy.cli.views.budget_bar import BudgetBar
     from buddy.settings import read_recipe
     from buddy.training.predictor.recipe import BudgetRecipe
     from buddy.training.predictor.run import train_budget as run
 
     settings = read_recipe(BudgetRecipe, recipe, changes or [])
-    with BudgetBar() as bar:
+    with resumable(out), BudgetBar() as bar:
         checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     sys.stdout.write(f"{checkpoint}\n")

@@ -3,8 +3,7 @@
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from buddy.cli.views.bars import Bars
 from buddy.cli.views.display import stderr
 
 if TYPE_CHECKING:
@@ -20,14 +19,7 @@ class BudgetBar:
     """Shows a run on stderr while it lasts."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(),
-            console=stderr(),
-        )
+        self._progress = Bars(stderr(), keep=True)
         self._reward: float | None = None
 
     def __enter__(self) -> "BudgetBar":
@@ -52,7 +44,7 @@ class BudgetBar:
             started=lambda step, steps: self._show("training", step, steps),
             stepped=self._stepped,
             evaluated=self._evaluated,
-            warned=lambda text: console.print(f"warning: {text}", soft_wrap=True),
+            warned=lambda text: console.print(f"warning: {text}"),
         )
 
     def _show(self, what: str, done: int, total: int, news: str = "") -> None:
@@ -74,6 +66,5 @@ class BudgetBar:
         self._progress.console.print(
             f"step {step}  {found.blocks:.1f} blocks, {len(found.choices)} distinct  "
             f"reward {found.reward:.3f}  best constant {found.constant_reward:.3f} "
-            f"({found.constant_blocks} blocks)  best of each {found.best_reward:.3f}",
-            soft_wrap=True,
+            f"({found.constant_blocks} blocks)  best of each {found.best_reward:.3f}"
         )

@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import TaskID
 from rich.text import Text
 
+from buddy.cli.views.bars import Bars
 from buddy.depth.budget import AUTO
-from buddy.errors import PromptError
 from buddy.hub.progress import Progress as OnProgress
 
 if TYPE_CHECKING:
@@ -25,38 +25,53 @@ _STAGES = {
     "convert": "Converting to safetensors",
 }
 
+_UNLIMITED: Final = 100_000
+"""Columns of a file or a pipe, in which nothing is wrapped."""
+
+
+class _Console(Console):
+    """A console that prints text as it is, and leaves a reader that has gone to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # called by rich where BrokenPipeError is handled
+
+
+def _console(file: Any) -> Console:
+    made = _Console(file=file, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _UNLIMITED
+    return made
+
+
+def stdout() -> Console:
+    """The console for what was asked for."""
+    return _console(sys.stdout)
+
 
 def stderr() -> Console:
-    """The console for everything but the answer."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    """The console for everything else."""
+    return _console(sys.stderr)
 
 
 @contextmanager
 def fetch_progress(console: Console) -> Iterator[OnProgress]:
     """A progress bar that appears with the first news of a fetch, and goes when it is done."""
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        console=console,
-        transient=True,
-    )
+    bars = Bars(console, counts=False)
     tasks: dict[str, TaskID] = {}
 
     def on_progress(stage: str, done: int, total: int | None) -> None:
         if not tasks:
-            bar.start()
+            bars.start()
         if stage not in tasks:
-            tasks[stage] = bar.add_task(_STAGES.get(stage, stage), total=total, amount="")
-        amount = f"{done / 1e6:.0f} MB" if stage not in ("convert", "wait") else ""
-        bar.update(tasks[stage], completed=done, total=total, amount=amount)
+            tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=total)
+        news = f"{done / 1e6:.0f} MB" if stage not in ("convert", "wait") else ""
+        bars.update(tasks[stage], completed=done, total=total, news=news)
 
     try:
         yield on_progress
     finally:
         if tasks:
-            bar.stop()
+            bars.stop()
 
 
 def prepare_engine(console: Console, executor: "ExecutorChoice") -> None:
@@ -80,18 +95,6 @@ def prepare_engine(console: Console, executor: "ExecutorChoice") -> None:
         style="dim",
         markup=False,
     )
-
-
-def read_prompt() -> str:
-    """All of stdin, but for the newline that ends it.
-
-    Raises:
-        PromptError: It is not UTF-8.
-    """
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"the prompt on stdin is no UTF-8 text: {error}") from error
 
 
 def depth_strip(blocks: tuple[int, ...], num_blocks: int) -> Text:

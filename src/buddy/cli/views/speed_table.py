@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from buddy.cli.views.tables import name_column, show_table
+
 _PIECES: Final = {
     "blocks": "green",
     "router": "magenta",
@@ -16,7 +18,6 @@ _PIECES: Final = {
     "head": "cyan",
     "host": "bright_black",
 }
-_NAME_WIDTH: Final = 13
 _BESIDE_BAR: Final = 70
 """Columns of the terminal that names and figures take."""
 
@@ -39,9 +40,9 @@ def show_speed(console: Console, results: dict[str, Any], engine: str) -> None:
     names = [series["name"] for series in results["rounds"]]
     cells = results["cells"]
     rows = [Row(*row) for row in zip(names, cells[::2], cells[1::2], strict=True)]
-    console.print(speed_table(rows), soft_wrap=False)
+    show_table(console, speed_table(rows))
     bar_width = min(40, max(10, console.width - _BESIDE_BAR))
-    console.print(breakdown_table(rows, bar_width), soft_wrap=False)
+    show_table(console, breakdown_table(rows, bar_width))
     peak = results["peak_memory_bytes"]
     memory = "" if peak is None else f" · peak memory {peak / 1e6:,.0f} MB"
     console.print(f"decode: {engine}{memory}", style="dim", markup=False)
@@ -91,7 +92,7 @@ def breakdown_table(rows: Sequence[Row], bar_width: int) -> Table:
 
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True, width=_NAME_WIDTH)
+    name_column(table, "policy")
     table.add_column("depth", justify="right", no_wrap=True)
     return table
 

@@ -3,8 +3,7 @@
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from buddy.cli.views.bars import Bars
 from buddy.cli.views.display import stderr
 
 if TYPE_CHECKING:
@@ -20,15 +19,8 @@ class TrainingBar:
     """Shows a run on stderr while it lasts."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s"),
-            TimeRemainingColumn(),
-            console=stderr(),
-        )
-        self._task = self._progress.add_task("train", total=None, loss="-", speed="-", start=False)
+        self._progress = Bars(stderr(), keep=True)
+        self._task = self._progress.add_task("training", total=None, start=False)
         self._loss: float | None = None
         self._speed = 0.0
         self.has_begun = False
@@ -52,7 +44,7 @@ class TrainingBar:
             started=self._started,
             stepped=self._stepped,
             evaluated=self._evaluated,
-            warned=lambda text: self._progress.console.print(f"warning: {text}", soft_wrap=True),
+            warned=lambda text: self._progress.console.print(f"warning: {text}"),
         )
 
     def _started(self, step: int, steps: int) -> None:
@@ -70,8 +62,7 @@ class TrainingBar:
         self._progress.update(
             self._task,
             completed=report.step,
-            loss=f"{self._loss:.3f}",
-            speed=f"{self._speed:,.0f}",
+            news=f"loss {self._loss:.3f}  {self._speed:,.0f} tokens/s",
         )
 
     def _evaluated(self, step: int, found: "list[Evaluation]") -> None:

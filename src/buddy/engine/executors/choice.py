@@ -1,7 +1,7 @@
 """Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.protocol import GENERAL
@@ -28,6 +28,17 @@ def describe_engine(engine: str, engine_reason: str | None) -> str:
     return shown if engine_reason is None else f"{shown} ({engine_reason})"
 
 
+def check_engine(engine: str) -> EngineName:
+    """Refuse what is no engine.
+
+    Raises:
+        ModelError: It is none of the three.
+    """
+    if engine not in get_args(EngineName):
+        raise ModelError(f"engine must be one of {', '.join(get_args(EngineName))}, got {engine!r}")
+    return cast(EngineName, engine)
+
+
 class ExecutorChoice:
     """Makes the fast path when it is first needed, and again when the weights have moved.
 
@@ -42,11 +53,7 @@ class ExecutorChoice:
     """
 
     def __init__(self, backbone: Backbone, engine: EngineName) -> None:
-        if engine not in get_args(EngineName):
-            raise ModelError(
-                f"engine must be one of {', '.join(get_args(EngineName))}, got {engine!r}"
-            )
-        self.engine = engine
+        self.engine = check_engine(engine)
         self._backbone = backbone
         self._made_for: tuple[Any, ...] = ()
         self._made: Executor | str = ""

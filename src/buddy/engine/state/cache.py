@@ -10,7 +10,7 @@ Slots from a sequence's length on are scratch: a pass that fails leaves nothing 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(block, residuals [N, D], positions [N]) -> keys and values [N, heads, head]."""
 
 
-def check_kv_policy(kv_policy: KVPolicy) -> KVPolicy:
+def check_kv_policy(kv_policy: str) -> KVPolicy:
     """Refuse what is no KV policy.
 
     Raises:
@@ -39,7 +39,7 @@ def check_kv_policy(kv_policy: KVPolicy) -> KVPolicy:
     """
     if kv_policy not in KV_POLICIES:
         raise PolicyError(f"kv_policy must be one of {', '.join(KV_POLICIES)}, got {kv_policy!r}")
-    return kv_policy
+    return cast(KVPolicy, kv_policy)
 
 
 class BlockKVCache:

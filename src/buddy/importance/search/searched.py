@@ -80,7 +80,7 @@ def swap_search(
         PolicyError: The order cannot reach a depth, or names no blocks of this model.
         ResultError: The resume file is damaged, belongs to another search, or cannot be written.
     """
-    _check(order, depths, backbone.num_blocks)
+    check_depths(order, depths, backbone.num_blocks)
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
     settings = {"order": list(order), "depths": list(depths), "seed": seed, "batch": batch}
     about = {"search": "sets", **settings, "targets": counted, **(identity or {})}
@@ -102,7 +102,12 @@ def swap_search(
     return found
 
 
-def _check(order: Sequence[int], depths: Sequence[int], num_blocks: int) -> None:
+def check_depths(order: Sequence[int], depths: Sequence[int], num_blocks: int) -> None:
+    """Refuse an order or depths that cannot be searched in a model of so many blocks.
+
+    Raises:
+        PolicyError: A block is named twice or does not exist, or a depth cannot be had.
+    """
     if len(set(order)) != len(order) or not all(0 <= block < num_blocks for block in order):
         raise PolicyError(
             f"a removal order names each block once, from 0 to {num_blocks - 1}, got {list(order)}"

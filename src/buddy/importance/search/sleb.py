@@ -33,6 +33,19 @@ class SlebSearch:
     nll: tuple[float, ...]
 
 
+def check_rounds(rounds: int, num_blocks: int) -> None:
+    """Refuse to remove more blocks than there are between the ends.
+
+    Raises:
+        PolicyError: More rounds than that, or a negative number.
+    """
+    most = max(0, num_blocks - 2)
+    if not 0 <= rounds <= most:
+        raise PolicyError(
+            f"SLEB can remove 0 to {most} of {num_blocks} blocks, got {rounds} rounds"
+        )
+
+
 def sleb_search(
     backbone: Backbone,
     windows: Int[Tensor, "windows tokens"],
@@ -70,11 +83,7 @@ def sleb_search(
     Source: SLEB; the sharing and the bounds are ours.
     """
     num_blocks = backbone.num_blocks
-    most = max(0, num_blocks - 2)
-    if not 0 <= rounds <= most:
-        raise PolicyError(
-            f"SLEB can remove 0 to {most} of {num_blocks} blocks, got {rounds} rounds"
-        )
+    check_rounds(rounds, num_blocks)
     batches = torch.split(windows, batch)
     targets = len(windows) * (windows.shape[1] - 1)
     file = ResumeFile(resume, windows, {"search": "sleb", "batch": batch, **(identity or {})})

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from buddy.checkpoint.folder import load
+from buddy.checkpoint.folder import load, load_outline
 from buddy.depth.policy import PolicyResources
 from buddy.depth.select import check_spendable
 from buddy.errors import PolicyError, RecipeError
@@ -21,6 +21,19 @@ from buddy.training.joint.trainer import budget_range
 
 OWN_PRIORS: Final = ("default", "none")
 """Settings of `router.prior` that name no file."""
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what shows to be wrong before weights are fetched.
+
+    Raises:
+        BuddyError: A budget, a policy, a prior or a size that the base model cannot have.
+    """
+    outline = load_outline(recipe.model.name)
+    _check_sizes(recipe, outline)
+    _prior(recipe.router.prior, outline)
+    if recipe.router.policy != "routed":
+        outline.set_policy(recipe.router.policy)
 
 
 def build_model(recipe: Recipe, device: str | torch.device | None = None) -> BuddyForCausalLM:

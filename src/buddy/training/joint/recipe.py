@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from buddy.data.examples import Source
-from buddy.depth.budget import AUTO, read_amount
+from buddy.depth.budget import AUTO, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
 from buddy.settings import Range, check_ranges
@@ -29,18 +29,16 @@ def _check_budgets(name: str, budgets: Sequence[str]) -> None:
 
     Raises:
         BudgetError: One is neither a share nor a count.
-        RecipeError: One is `auto`, or a share or a count that no model has.
+        RecipeError: One is `auto`, or a count that no model has.
     """
     for one in budgets:
-        amount = read_amount(one)
+        amount = read_budget(one)
         if amount == AUTO:
             raise RecipeError(
                 f"{name}: budgets of a training run are numbers: auto is for inference"
             )
-        allowed = Range(1) if isinstance(amount, int) else Range(above=0, high=1)
-        if amount not in allowed:
-            what = "blocks" if isinstance(amount, int) else "a share of the blocks"
-            raise RecipeError(f"{name}: {what} must be {allowed}, got {shown(one)}")
+        if amount == 0:
+            raise RecipeError(f"{name}: blocks must be at least 1, got {shown(one)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
 from buddy.training.joint.evaluate import Evaluation, evaluate
-from buddy.training.joint.model import OWN_PRIORS, build_model
+from buddy.training.joint.model import OWN_PRIORS, build_model, check_recipe
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog, need_tensorboard
@@ -80,9 +80,10 @@ def train(
         DataError: A data file is missing, empty or malformed.
         TrainingError: The run cannot begin, or not go on.
     """
-    accelerator = Accelerator()
     check_folder(out, resume)
     _check_places(recipe)
+    check_recipe(recipe)
+    accelerator = Accelerator()
     with accelerator.main_process_first():  # the others find the model in the cache
         model = build_model(recipe, accelerator.device)
     tokenizer = load_tokenizer(recipe.model.name)

@@ -1,0 +1,64 @@
+"""Loads a model once its config alone has shown that it can do what is asked."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from buddy.cli.views.display import fetch_progress
+from buddy.errors import ResultError
+
+if TYPE_CHECKING:
+    from buddy.model import BuddyForCausalLM
+
+
+def load_checked(
+    name: str,
+    check: "Callable[[BuddyForCausalLM], object]",
+    console: Console,
+    *,
+    policy: str | None = None,
+    kv_policy: str | None = None,
+    engine: str = "auto",
+    **options: Any,
+) -> "BuddyForCausalLM":
+    """Load a model; before its weights are fetched, let `check` look at what its config tells.
+
+    Args:
+        name: Preset, hub id, folder, GGUF file or Buddy checkpoint.
+        check: Given the model without weights, refuses what it could not do.
+        console: Where progress is shown.
+        policy: In place of the model's own.
+        kv_policy: In place of the model's own.
+        engine: Who decodes.
+        **options: Others of `BuddyForCausalLM.from_pretrained`.
+
+    Raises:
+        BuddyError: What `check` raises, or what keeps the model from being loaded.
+    """
+    from buddy.checkpoint.folder import load_outline
+    from buddy.model import BuddyForCausalLM
+
+    with fetch_progress(console) as on_progress:
+        routing: dict[str, Any] = {
+            "policy": policy,
+            "kv_policy": kv_policy,
+            "engine": engine,
+            "on_progress": on_progress,
+        }
+        check(load_outline(name, **routing))
+        return BuddyForCausalLM.from_pretrained(name, **routing, **options)
+
+
+def check_room(model: "BuddyForCausalLM", tokens: int) -> None:
+    """Refuse texts that the model's context does not hold.
+
+    Raises:
+        ResultError: They are longer.
+    """
+    room = model.config.max_position_embeddings
+    if tokens > room:
+        raise ResultError(
+            f"texts of {tokens} tokens do not fit the model's context of {room}: ask for shorter "
+            "ones"
+        )
