@@ -50,5 +50,5 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
     from peft import get_peft_model_state_dict
 
     # As a checkpoint of a bfloat16 model keeps them; in training they are float32.
-    tensors = get_peft_model_state_dict(model)
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     return part_fingerprint({name: one.to(torch.bfloat16) for name, one in tensors.items()})

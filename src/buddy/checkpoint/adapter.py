@@ -130,7 +130,8 @@ def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | 
     """
     from safetensors.torch import load_file, save_file
 
-    hf_model.save_pretrained(folder, safe_serialization=True)
+    # No adapter is on embeddings; left to itself, PEFT asks the hub whether they have changed.
+    hf_model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
     values = read_table(folder, CONFIG)
     values["base_model_name_or_path"] = source  # not the folder that it lay in on this machine
