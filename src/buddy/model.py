@@ -97,6 +97,12 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
+        made_for = self.num_blocks if router is None else router.config.num_blocks
+        if made_for != self.num_blocks:  # whether it is the policy or not
+            raise PolicyError(
+                f"the router is made for {made_for} blocks and the model has {self.num_blocks}: "
+                "use one made for this model"
+            )
         self.set_policy(self.default_policy() if policy is None else policy)
         self.executor = ExecutorChoice(self.backbone, engine)
         self._tabulate = Tabulator(self.backbone)

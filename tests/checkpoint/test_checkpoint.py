@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +138,14 @@ def test_an_order_of_the_base_serves_the_tuned_model_and_no_other(adapted, tmp_p
     tiny_model(seed=5).save_pretrained(tmp_path / "other")
     with pytest.raises(PolicyError, match=r"order\.json was measured on another model"):
         BuddyForCausalLM.from_pretrained(tmp_path / "other", policy=f"static:{path}")
+
+
+def test_a_router_of_another_depth_is_refused_whatever_the_policy():
+    deeper = tiny_model().config
+    deeper.num_hidden_layers = 8
+    router = random_router(SimpleNamespace(config=deeper))
+    with pytest.raises(PolicyError, match="router is made for 8 blocks and the model has 6"):
+        BuddyForCausalLM(tiny_model(), router=router, policy="full")
 
 
 def test_an_adapter_names_its_base_and_no_folder_of_this_machine(adapted, tmp_path):

@@ -17,6 +17,7 @@ from buddy import BuddyForCausalLM
 from buddy.checkpoint.card import read_card
 from buddy.cli.main import app
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
+from buddy.records import RunRecord
 from tests.tiny import tiny_model
 from tests.training.examples import random_examples
 from tests.words import say, word_tokenizer
@@ -246,6 +247,17 @@ def test_malformed_data_is_named_by_its_row(folder, tmp_path, text, says):
     found = refused(folder, tmp_path / "out", rows)
     assert isinstance(found, DataError)
     assert re.search(says, str(found))
+
+
+def test_a_run_goes_on_with_the_records_it_was_begun_with(folder, tmp_path):
+    order = tmp_path / "order.json"
+    for removals in ([4, 1, 3, 2], [2, 1, 3, 4]):
+        results = {"removal_order": removals}
+        RunRecord(kind="importance-x", config={}, results=results, model=None).save(order)
+        changes = [f"router.prior={str(order)!r}", "optim.steps=3", "log.tensorboard=false"]
+        done = CliRunner().invoke(app, arguments(folder, tmp_path / "run", *changes, resume=True))
+    assert isinstance(done.exception, TrainingError), done.exception
+    assert f"with other files.{order} (was" in str(done.exception)
 
 
 def test_a_run_is_not_overwritten_nor_mixed_with_another(folder, whole):

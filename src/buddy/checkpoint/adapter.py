@@ -130,7 +130,7 @@ def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | 
     """
     from safetensors.torch import load_file, save_file
 
-    # "auto" would ask the hub whether the vocabulary grew; adapters are on linear layers alone.
+    # No adapter is on embeddings; left to itself, PEFT asks the hub whether they have changed.
     hf_model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
     values = read_table(folder, CONFIG)

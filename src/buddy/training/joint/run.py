@@ -1,7 +1,7 @@
 """A run of stage 1 from its recipe to a checkpoint: logs, evaluation, state, resuming."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,9 @@ from accelerate.utils import gather_object
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.manifest import read_manifest
 from buddy.data.examples import Example, check_source, read_all
+from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
+from buddy.hub.manifest import MANIFEST
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
@@ -150,7 +152,27 @@ def _identity(
         **settings,
         "base": base_fingerprint(model.model),
         "rows": digest.hexdigest(),
+        "files": {str(path): _digest(path) for path in _named_files(recipe)},
     }
+
+
+def _named_files(recipe: Recipe) -> Iterator[Path]:
+    """What the recipe names beside rows and the base model: another content is another run."""
+    if recipe.router.prior not in OWN_PRIORS:
+        yield Path(recipe.router.prior)
+    yield from (Path(one.record) for one in recipe.router.orders)
+    _, _, argument = recipe.router.policy.partition(":")
+    if argument.endswith(".json"):
+        yield Path(argument)
+    if recipe.lora.start is not None:
+        yield Path(recipe.lora.start) / MANIFEST  # it has the digests of all others
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 class _Run:
