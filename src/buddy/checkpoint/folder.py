@@ -28,8 +28,9 @@ from buddy.engine.executors.choice import EngineName
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.foreign import reason
+from buddy.hub.inside import user_path
 from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
-from buddy.hub.manifest import MANIFEST, write_files
+from buddy.hub.manifest import MANIFEST, is_checkpoint, write_files
 from buddy.hub.progress import Progress
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.static import StaticPolicy
@@ -93,8 +94,8 @@ def _load(
     engine: EngineName,
 ) -> BuddyForCausalLM:
     shipped = shipped_checkpoint(name)
-    folder = shipped or Path(name).expanduser()
-    if not (folder / MANIFEST).exists():
+    folder = shipped or user_path(name)
+    if not is_checkpoint(folder):
         model = load_model(name, **options)
         made = BuddyForCausalLM(
             model,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.cost import ModelShape
+from buddy.hub.foreign import explained
 from buddy.hub.loading import load_config
 from buddy.hub.progress import Progress
 from buddy.hub.weights import empty_model
@@ -21,5 +22,7 @@ def inspect_model(
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    backbone = Backbone(empty_model(load_config(name, on_progress=on_progress)))
-    return backbone.family.title, backbone.shape()
+    config = load_config(name, on_progress=on_progress)
+    with explained(f"{name} cannot be taken apart", "fetch or copy the model again"):
+        backbone = Backbone(empty_model(config))
+        return backbone.family.title, backbone.shape()
