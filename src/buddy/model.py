@@ -37,6 +37,7 @@ from buddy.generation.budgets import Budgets, check_predictor
 from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
+from buddy.hub.inside import user_path
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
 
@@ -234,8 +235,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         """
         from buddy.checkpoint.folder import save
 
-        where = Path(folder).expanduser()
-        save(self, where, include_backbone=include_backbone, tokenizer=tokenizer)
+        save(self, user_path(folder), include_backbone=include_backbone, tokenizer=tokenizer)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import VOCAB
 
-EXAMPLES = int(os.environ.get("BUDDY_FUZZ", "12"))
+EXAMPLES = int(os.environ.get("BUDDY_FUZZ", "6"))
 """How many hostile files each fuzz makes; more take minutes."""
 
 

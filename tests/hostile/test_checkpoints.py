@@ -81,6 +81,8 @@ def test_the_whole_checkpoint_loads_and_no_other_file_is_opened(checkpoint):
         ("base.source", 5, "source: expected str, got 5"),
         ("base.source", "", "base.source must name a model"),
         ("base.source", "a\nb", "base.source must name a model"),
+        ("base.source", "a" * 5000, "no model is called"),
+        ("base.source", "~no-such-user/x", "no model|cannot be"),
         ("base.source", "smollm2-135m-buddy", "names another Buddy checkpoint"),
         ("base.num_blocks", "6", "num_blocks: expected int"),
         ("base.fingerprint", None, "fingerprint: expected str"),
@@ -160,6 +162,18 @@ def test_a_file_that_could_be_read_and_is_not_listed_is_refused(checkpoint, name
     write_canary(checkpoint / name, sung)
     refuses(load, checkpoint, "is not listed in buddy.json")
     assert not sung.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_what_is_read_of_the_backbone_alone_is_listed_too(checkpoint, name):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if not (checkpoint / "backbone" / file).exists():
+            shutil.move(checkpoint / file, checkpoint / "backbone" / file)
+    list_again(checkpoint)
+    assert load_tokenizer(checkpoint)("w5").input_ids == [5]
+    edit(checkpoint / "buddy.json", lambda m: m["files"].pop(f"backbone/{name}"))
+    refuses(load_tokenizer, checkpoint, f"{name} is not listed")
+    refuses(load_config, checkpoint, f"{name} is not listed")
 
 
 def test_files_that_nobody_reads_may_lie_in_a_checkpoint(checkpoint):

@@ -10,12 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.errors import BuddyError, ModelError, PromptError
+from buddy.hub.config import read_config
 from buddy.hub.inspecting import inspect_model
 from tests.hostile.folders import EXAMPLES, edit, opened_files, write_canary
-from tests.tiny import CONFIGS, random_ids
+from tests.tiny import CONFIGS, random_ids, tiny_model
 
 INDEX = "model.safetensors.index.json"
 
@@ -221,22 +223,29 @@ def test_what_a_config_says_besides_is_not_passed_on(model_folder):
         "__dict__": 5,
         "__init__": None,
     }
-    for change in (hostile, *({name: value} for name, value in hostile.items())):
-        shutil.copyfile(model_folder / "config.json", model_folder / "kept")
-        edit(model_folder / "config.json", lambda c, change=change: c.update(change))
-        model = BuddyForCausalLM.from_pretrained(model_folder)
-        with torch.no_grad():
-            assert torch.equal(model(ids).logits, wanted), change
-        shutil.move(model_folder / "kept", model_folder / "config.json")
+    before, whole = read_config(model_folder), (model_folder / "config.json").read_text()
+    for name, value in hostile.items():
+        edit(model_folder / "config.json", lambda c, n=name, v=value: c.update({n: v}))
+        assert read_config(model_folder).to_dict() == before.to_dict(), name
+        (model_folder / "config.json").write_text(whole)
+    edit(model_folder / "config.json", lambda c: c.update(hostile))
+    model = BuddyForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, wanted)
     assert not sung.exists()
+
+
+def test_what_only_backbone_finds_missing_is_one_line(tmp_path):
+    tiny_model("phi3").save_pretrained(tmp_path)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4}
+    for parameters in (rope, rope | {"short_factor": 5}):
+        edit(tmp_path / "config.json", lambda c, p=parameters: c.update(rope_parameters=p))
+        refuses(BuddyForCausalLM.from_pretrained, tmp_path, "describes no model|cannot be run")
+        refuses(inspect_model, tmp_path, "describes no model|cannot be taken apart")
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_has_the_config_that_transformers_reads(family, tmp_path):
-    from transformers import AutoConfig
-
-    from buddy.hub.config import read_config
-
     CONFIGS[family].save_pretrained(tmp_path)
     ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert ours.to_dict() == theirs.to_dict()
@@ -254,9 +263,9 @@ def nan(tensors):
         (lambda t: {n: w.to(torch.int8) for n, w in t.items()}, "stored as I8"),
         (lambda t: {n: w.to(torch.float8_e4m3fn) for n, w in t.items()}, "stored as F8_E4M3"),
         (lambda t: {n: w for n, w in t.items() if "norm" not in n}, "do not fit its config"),
-        (lambda t: {**t, "model.extra.weight": torch.ones(3)}, r"such as model\.extra\.weight"),
+        (lambda t: {**t, "model.extra.weight": torch.ones(3)}, r"such as 'model\.extra\.weight'"),
         (lambda t: {**t, "model.norm.weight": torch.ones(31)}, "do not fit its config"),
-        (lambda t: {**t, "model.norm.weight": torch.ones(64)}, r"such as model\.norm\.weight"),
+        (lambda t: {**t, "model.norm.weight": torch.ones(64)}, r"such as 'model\.norm\.weight'"),
         (lambda t: {}, "of 0 blocks"),
     ],
 )

@@ -11,14 +11,17 @@ from buddy.cli.chat_session import ChatSession, Sampling
 from buddy.cli.main import app
 from buddy.data.examples import encode_chat
 from buddy.errors import BuddyError, PromptError
+from buddy.hub.config import read_generation_config
 from tests.hostile.folders import edit
 
 MESSAGES = [{"role": "user", "content": "w5 w6"}]
 
 
-def session(folder):
+@pytest.fixture(scope="module")
+def session(whole_model):
+    """A loaded model; tests put another tokenizer or other settings in."""
     return ChatSession(
-        str(folder),
+        str(whole_model),
         policy=None,
         kv_policy=None,
         reroute="step",
@@ -28,9 +31,18 @@ def session(folder):
     )
 
 
-def answer(folder, **options):
-    sampling = Sampling(max_new_tokens=2, temperature=0.0, top_p=1.0, seed=0)
-    return session(folder).answer(MESSAGES, budget=None, sampling=sampling, **options)
+@pytest.fixture
+def answer(session, model_folder, monkeypatch):
+    """Answers with the tokenizer and the generation config of the folder."""
+
+    def ask(**options):
+        monkeypatch.setattr(session, "tokenizer", load_tokenizer(model_folder))
+        made = read_generation_config(model_folder)
+        monkeypatch.setattr(session.model, "generation_config", made)
+        sampling = Sampling(max_new_tokens=2, temperature=0.0, top_p=1.0, seed=0)
+        return session.answer(MESSAGES, budget=None, sampling=sampling, **options)
+
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -51,24 +63,24 @@ def answer(folder, **options):
         ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
     ],
 )
-def test_a_template_that_fails_is_named_with_its_reason(model_folder, template, says):
+def test_a_template_that_fails_is_named_with_its_reason(model_folder, answer, template, says):
     (model_folder / "chat_template.jinja").write_text(template)
     with pytest.raises(
         PromptError, match=f"(?s)chat template of .*model fails: .*({says})"
     ) as caught:
-        answer(model_folder)
+        answer()
     assert "\n" not in str(caught.value)
     with pytest.raises(PromptError, match="chat template of"):
         encode_chat(load_tokenizer(model_folder), "w5")
-    assert answer(model_folder, raw=True).prompt_tokens == 2
+    assert answer(raw=True).prompt_tokens == 2
 
 
 @pytest.mark.parametrize("template", [5, ["a"], {"other": "{{ 1 }}"}, [{"name": "a"}]])
-def test_a_template_of_another_type_is_refused(model_folder, template):
+def test_a_template_of_another_type_is_refused(model_folder, answer, template):
     (model_folder / "chat_template.jinja").unlink()
     edit(model_folder / "tokenizer_config.json", lambda c: c.update(chat_template=template))
     with pytest.raises(BuddyError) as caught:
-        answer(model_folder)
+        answer()
     assert "\n" not in str(caught.value)
 
 
@@ -80,9 +92,9 @@ def test_a_template_of_another_type_is_refused(model_folder, template):
         {"do_sample": True, "temperature": 0.7, "top_k": 5},
     ],
 )
-def test_a_generation_config_does_not_contradict_an_answer_that_streams(model_folder, change):
+def test_a_generation_config_does_not_contradict_a_streamed_answer(model_folder, answer, change):
     edit(model_folder / "generation_config.json", lambda g: g.update(change))
-    assert len(answer(model_folder).token_texts) == 2
+    assert len(answer().token_texts) == 2
 
 
 @pytest.mark.parametrize(
@@ -103,11 +115,11 @@ def test_a_generation_config_does_not_contradict_an_answer_that_streams(model_fo
         {"output_attentions": True},
     ],
 )
-def test_a_generation_config_that_cannot_be_followed_is_one_line(model_folder, change):
+def test_a_generation_config_that_cannot_be_followed_is_one_line(model_folder, answer, change):
     edit(model_folder / "generation_config.json", lambda g: g.update(change))
     said = ""
     try:  # some are harmless, depending on transformers
-        answer(model_folder)
+        answer()
     except BuddyError as error:
         said = str(error)
     assert "\n" not in said

@@ -57,6 +57,13 @@ def verify_backbone(backbone: Backbone) -> None:
         raise ModelError("a model in training mode cannot be verified: call its eval() first")
     vocabulary = backbone.embedding.num_embeddings
     token_ids = (_SPACING * torch.arange(1, NUM_TOKENS + 1, device=backbone.device)) % vocabulary
+    theirs = backbone.own_logits(token_ids[None])
+    if not bool(theirs.isfinite().all()):
+        raise CheckpointError(
+            f"this {backbone.family.title} model's logits are not finite, so its weights are "
+            f"damaged, or too large for {backbone.dtype}: fetch or copy the model again, or load "
+            "it with dtype=torch.float32"
+        )
     positions = torch.arange(NUM_TOKENS, device=backbone.device)[None]
     hidden = backbone.embed(token_ids[None])
     rotary = backbone.rotary(hidden, positions)
@@ -72,14 +79,7 @@ def verify_backbone(backbone: Backbone) -> None:
         assert tap.values is not None
         _compare(backbone, f"keys of block {block}", keys, tap.keys[0].transpose(0, 1))
         _compare(backbone, f"values of block {block}", values, tap.values[0].transpose(0, 1))
-    theirs = backbone.own_logits(token_ids[None])
     _compare(backbone, "logits", backbone.logits(hidden), theirs)
-    if not bool(theirs.isfinite().all()):
-        raise CheckpointError(
-            f"this {backbone.family.title} model's logits are not finite, so its weights are "
-            f"damaged, or too large for {backbone.dtype}: fetch or copy the model again, or load "
-            "it with dtype=torch.float32"
-        )
 
 
 def _compare(

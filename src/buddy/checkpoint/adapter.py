@@ -116,7 +116,7 @@ def load_adapter(model: nn.Module, folder: Path) -> Any:
     wrong = sorted([*missing, *result.unexpected_keys])
     if wrong:
         raise CheckpointError(
-            f"{where}: {len(wrong)} tensors are missing or unexpected, such as {wrong[0][:200]}; "
+            f"{where}: {len(wrong)} tensors are missing or unexpected, such as {wrong[0][:200]!r}; "
             "copy the checkpoint again"
         )
     return adapted

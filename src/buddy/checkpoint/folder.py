@@ -31,9 +31,10 @@ from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.foreign import reason
+from buddy.hub.inside import user_path
 from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
-from buddy.hub.manifest import MANIFEST, write_files
+from buddy.hub.manifest import MANIFEST, is_checkpoint, write_files
 from buddy.hub.progress import Progress
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.static import StaticPolicy
@@ -105,10 +106,10 @@ def load_outline(
         BuddyError: As `load`, and as the model's constructor.
     """
     model = model_without_weights(name, on_progress=on_progress)
-    folder = shipped_checkpoint(name) or Path(name).expanduser()
+    folder = shipped_checkpoint(name) or user_path(name)
     routing: dict[str, Any] = {"prior": load_prior(name)}
     fingerprint = None
-    if (folder / MANIFEST).exists():
+    if is_checkpoint(folder):
         manifest = read_manifest(folder)
         fingerprint = manifest.base.fingerprint
         routing = _read_routing(folder, manifest, Backbone(model))
@@ -131,8 +132,8 @@ def _load(
     engine: EngineName,
 ) -> BuddyForCausalLM:
     shipped = shipped_checkpoint(name)
-    folder = shipped or Path(name).expanduser()
-    if not (folder / MANIFEST).exists():
+    folder = shipped or user_path(name)
+    if not is_checkpoint(folder):
         model = load_model(name, **options)
         made = BuddyForCausalLM(
             model,

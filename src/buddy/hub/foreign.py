@@ -42,4 +42,5 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if not isinstance(error, _SPEAKING) or not text:
         text = f"{type(error).__name__} {text}".strip()
-    return text.rstrip(".;") if len(text) <= _MOST else f"{text[:_MOST]}..."
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_MOST])
+    return shown.rstrip(".;") if len(text) <= _MOST else f"{shown}..."

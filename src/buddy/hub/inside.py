@@ -5,12 +5,18 @@ Hugging Face hub's cache, `models--ORG--NAME/snapshots/REVISION`, to `models--OR
 because that is how the hub keeps every file. All other links that leave the folder are refused.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from buddy.errors import CheckpointError
 from buddy.files import read_json
+
+
+def user_path(name: str | Path) -> Path:
+    """A path as a user writes it; `~` of nobody stays as it is."""
+    return Path(os.path.expanduser(name))  # Path's own raises where there is no such user
 
 
 def file_inside(folder: Path, name: str) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.cost import ModelShape
+from buddy.hub.foreign import explained
 from buddy.hub.loading import load_config
 from buddy.hub.progress import Progress
 from buddy.hub.weights import empty_model
@@ -22,7 +23,9 @@ def inspect_model(
         ModelError: It cannot be found or fetched.
         FamilyError: The family is not supported.
     """
-    backbone = Backbone(model_without_weights(name, on_progress=on_progress))
+    model = model_without_weights(name, on_progress=on_progress)
+    with explained(f"{name} cannot be taken apart", "fetch or copy the model again"):
+        backbone = Backbone(model)
     return backbone.family.title, backbone.shape()
 
 

@@ -7,7 +7,7 @@ tensors of checked safetensors (`hub.weights`), and for the tokenizer a folder t
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from buddy.files import parse_json
 from buddy.hub.config import read_config, read_generation_config
 from buddy.hub.foreign import explained
 from buddy.hub.hugging_face import pull_from_hub
-from buddy.hub.manifest import MANIFEST, base_of, check_listed
+from buddy.hub.inside import user_path
+from buddy.hub.manifest import MANIFEST, base_of, check_listed, is_checkpoint
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
@@ -27,6 +28,9 @@ from buddy.hub.tokenizer import holds_tokenizer, read_tokenizer, tokenizer_files
 from buddy.hub.verified import verify_once
 from buddy.hub.weights import check_sizes, is_leftover, open_weights, stored_dtype, weight_files
 from buddy.routing.prior import normalise_prior
+
+_LONGEST_NAME: Final = 255
+"""Bytes of a file's name; nothing has a longer one."""
 
 
 def shipped_checkpoint(name: str | Path) -> Path | None:
@@ -44,12 +48,10 @@ def _base_name(name: str | Path) -> str:
         ModelError: It names a user's folder where there is none.
     """
     text = str(shipped_checkpoint(name) or name)
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError as error:
-        raise ModelError(f"no model at {text}: {error}") from error
-    is_checkpoint = text not in PRESETS and (path / MANIFEST).exists()
-    return base_model(path) if is_checkpoint else text
+    path = user_path(text)
+    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
+        raise ModelError(f"no model is called {text[:80]!r}...: the name is too long")
+    return base_model(path) if text not in PRESETS and is_checkpoint(path) else text
 
 
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
@@ -64,7 +66,7 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
         return str(ensure_default(on_progress=on_progress))
     if text in PRESETS:
         return str(PRESETS[text].hub_id)
-    path = Path(text).expanduser()
+    path = user_path(text)
     if path.suffix.lower() == ".gguf":
         return str(resolve_gguf(path, on_progress=on_progress))
     if path.is_dir():
@@ -122,7 +124,10 @@ def base_model(checkpoint: Path) -> str:
         CheckpointError: buddy.json is damaged, or names another Buddy checkpoint or itself.
     """
     source = base_of(checkpoint)
-    if shipped_checkpoint(source) is not None or (Path(source).expanduser() / MANIFEST).exists():
+    backbone = checkpoint / "backbone"
+    if source == str(backbone):
+        check_listed(checkpoint, [f"backbone/{name}" for name in tokenizer_files(backbone)])
+    if shipped_checkpoint(source) is not None or is_checkpoint(user_path(source)):
         raise CheckpointError(
             f"{checkpoint / MANIFEST} names another Buddy checkpoint as its base model, {source}: "
             "expected a model that is none"
@@ -172,10 +177,10 @@ def load_model(
     attention = _attention(config, attention)
     where = Path(local_folder(name, on_progress=on_progress))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    advice = "fetch or copy the model again"
     generation_config = read_generation_config(where)
     with open_weights(where) as tensors:
         check_sizes(config, tensors)
-        advice = "fetch or copy the model again"
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(
@@ -191,7 +196,8 @@ def load_model(
     _check_whole(where, report)
     model.config.name_or_path = str(where)
     model = model.eval().to(torch.device(device))
-    verify_once(model)
+    with explained(f"the model in {where} cannot be run", advice):
+        verify_once(model)
     return model
 
 
@@ -214,7 +220,8 @@ def _check_whole(where: Path, report: Any) -> None:
     if wrong:
         raise CheckpointError(
             f"the weights in {where} do not fit its config.json: {len(wrong)} tensors are missing, "
-            f"unexpected or of another shape, such as {wrong[0]}; fetch or copy the model again"
+            f"unexpected or of another shape, such as {wrong[0][:200]!r}; fetch or copy the model "
+            "again"
         )
 
 
@@ -224,8 +231,8 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
     Raises:
         ModelError: It cannot be found, fetched or understood.
     """
-    path = shipped_checkpoint(name) or Path(name).expanduser()
-    if (path / MANIFEST).exists() and holds_tokenizer(path):
+    path = shipped_checkpoint(name) or user_path(name)
+    if is_checkpoint(path) and holds_tokenizer(path):
         check_listed(path, tokenizer_files(path))
         return read_tokenizer(path)
     return read_tokenizer(Path(local_folder(name)))

@@ -60,6 +60,14 @@ def write_files(folder: Path, contents: dict[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the folder is a Buddy checkpoint, whole or not."""
+    try:
+        return (folder / MANIFEST).exists()
+    except OSError:  # a name that is too long for a folder's
+        return False
+
+
 def read_files(folder: Path) -> dict[str, Any]:
     """What buddy.json says, as it stands there, once every file has been checked.
 

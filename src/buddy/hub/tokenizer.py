@@ -46,13 +46,13 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def tokenizer_files(folder: Path) -> list[str]:
-    """Names of the files of the folder that its tokenizer is read from.
+    """Names of the files of the folder that its tokenizer is read from, config.json too.
 
     Raises:
         CheckpointError: One may not be read.
     """
     templates = sorted(path.name for path in (folder / _TEMPLATES).glob("*.jinja"))
-    names = [*TOKENIZER_FILES, *(f"{_TEMPLATES}/{name}" for name in templates)]
+    names = [CONFIG, *TOKENIZER_FILES, *(f"{_TEMPLATES}/{name}" for name in templates)]
     return [name for name in names if find_inside(folder, name) is not None]
 
 
