@@ -142,6 +142,8 @@ class ChatSession:
             BudgetError: The budget cannot be read or spent.
             PromptError: The prompt is empty, or longer than the context.
         """
+        import logging
+
         import torch
         from transformers.generation.streamers import TextStreamer
 
@@ -158,6 +160,7 @@ class ChatSession:
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
+        logging.getLogger("buddy").setLevel(logging.ERROR)  # the summary says what a warning would
         interrupted = False
         try:
             self.model.generate(

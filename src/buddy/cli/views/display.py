@@ -114,4 +114,7 @@ def show_summary(
     if decode is not None:
         speed += f" · decode {decode:,.1f} tokens/s"
     console.print(f"{asked} · {run} · {plans} · {policy} · kv {kv_policy}", style="dim")
-    console.print(f"{speed} · {len(trace.steps)} new tokens", style="dim")
+    speed += f" · {len(trace.steps)} new tokens"
+    if "context" in trace.finish_reasons:
+        speed += f" · stopped: the context of {trace.context:,} tokens is full"
+    console.print(speed, style="dim")
