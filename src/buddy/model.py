@@ -35,9 +35,11 @@ from buddy.engine.tabulate import Tabulator
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import Budgets, check_predictor
 from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
+from buddy.generation.options import check_inputs
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
 from buddy.hub.inside import user_path
+from buddy.pretrained import Pretrained
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
 
@@ -45,7 +47,7 @@ DEFAULT_KV_POLICY: KVPolicy = "lazy"
 INITIAL_SLOTS = 256
 
 
-class BuddyForCausalLM(nn.Module, BudgetedGeneration):
+class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
     """Runs exactly as many blocks as each row's budget says, chosen by a policy.
 
     Args:
@@ -237,25 +239,32 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
         save(self, user_path(folder), include_backbone=include_backbone, tokenizer=tokenizer)
 
+    # Lanes and plans are another shape at every step: a compiler would start anew each time.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own
     def forward(
         self,
-        input_ids: Int[Tensor, "batch tokens"],
-        attention_mask: Int[Tensor, "batch columns"] | Bool[Tensor, "batch columns"] | None = None,
+        input_ids: Int[Tensor, "batch tokens"] | None = None,
+        attention_mask: Int[Tensor, "batch columns"]
+        | Bool[Tensor, "batch columns"]
+        | Float[Tensor, "batch columns"]
+        | None = None,
         *,
         budget: Budgets | None = None,
         prefill_budget: BudgetLike | None = None,
         budget_rows: Int[Tensor, " batch"] | None = None,
         prompt_mask: Bool[Tensor, "batch tokens"] | None = None,
-        past_key_values: Session | None = None,
+        past_key_values: Any = None,
         labels: Int[Tensor, "batch tokens"] | None = None,
+        num_items_in_batch: int | Tensor | None = None,
         use_cache: bool | None = None,
         reroute: Reroute = "step",
         batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         trace: DepthTrace | None = None,
-        return_dict: bool = True,
-    ) -> RoutedOutput:
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> RoutedOutput | tuple[Any, ...]:
         """Run each row under its budget.
 
         Args:
@@ -272,29 +281,37 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
                 continuation is fed along with the prompt, mark the prompt alone.
             past_key_values: The `Session` of earlier steps.
             labels: Targets as in transformers (-100 = ignored); adds `loss`.
+            num_items_in_batch: The loss is divided by it, in place of the number of targets.
             use_cache: Return a session to continue from; by default when gradients are off.
             reroute: "step", "prefill" or a number of decode steps.
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in a new session's cache.
-            logits_to_keep: Compute logits of the last columns alone; 0 = of all.
+            logits_to_keep: Compute logits of the last columns alone, or of the columns in a tensor;
+                0 = of all.
             trace: Collects plans and times.
-            return_dict: Must be True, as the plan has no place in a tuple.
+            return_dict: False returns a tuple, in which what ran has no place.
+            **others: What transformers' models take beside; refused, but for None and False.
+
+        Returns:
+            A `RoutedOutput`.
 
         Raises:
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
+            PolicyError: An input that routing gives no meaning.
         """
-        if not return_dict:
-            raise ValueError("return_dict must be True: the plan has no place in a tuple")
-        if labels is not None and logits_to_keep:
-            raise ValueError("labels need all logits: leave logits_to_keep at 0")
-        batch, tokens = input_ids.shape
+        check_inputs(others)
+        if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+            raise PolicyError("labels need all logits: leave logits_to_keep at 0")
+        if input_ids is None:
+            raise PromptError("there are no new tokens: expected input_ids")
         valid = self._valid(input_ids, attention_mask)
         session = past_key_values
         check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
+        batch, tokens = input_ids.shape
         sees = None if prompt_mask is None else valid & prompt_mask.bool()
         if session is None or session.steps == 0:
-            check_prompts(valid, self.config.max_position_embeddings)
+            check_prompts(input_ids, valid, self.backbone)
         if session is None and (use_cache or (use_cache is None and not torch.is_grad_enabled())):
             session = self.new_session(batch, max(INITIAL_SLOTS, 2 * tokens), kv_policy)
         if session is not None and session.steps == 0 and not torch.is_grad_enabled():
@@ -341,9 +358,12 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         loss = None
         if labels is not None:
             loss = cast(Any, self.model).loss_function(
-                logits, labels, vocab_size=self.config.vocab_size
+                logits,
+                labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
             )
-        return RoutedOutput(
+        made = RoutedOutput(
             loss=loss,
             logits=logits,
             past_key_values=session,
@@ -351,10 +371,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
             executed_blocks=_executed_by_row(out, rows, batch),
             lanes=out,
         )
-
-    def tie_weights(self) -> None:
-        """Called by tools made for transformers' models: the wrapped model's own."""
-        cast(Any, self.model).tie_weights()
+        return made.to_tuple() if return_dict is False else made
 
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
         """An empty session for a batch, with room for `slots` columns at first."""
@@ -364,10 +381,10 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
     def _valid(
         self, input_ids: Int[Tensor, "batch tokens"], attention_mask: Tensor | None
-    ) -> Bool[Tensor, "batch columns"]:
+    ) -> Bool[Tensor, "..."]:
         if attention_mask is None:
             return torch.ones_like(input_ids, dtype=torch.bool)
-        return attention_mask[:, max(0, attention_mask.shape[1] - input_ids.shape[1]) :].bool()
+        return attention_mask[..., max(0, attention_mask.shape[-1] - input_ids.shape[-1]) :].bool()
 
     def _held(
         self,
@@ -396,7 +413,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         ]
 
     def _logits(
-        self, out: StepOutput, valid: Bool[Tensor, "batch tokens"], keep: int
+        self, out: StepOutput, valid: Bool[Tensor, "batch tokens"], keep: int | Tensor
     ) -> Float[Tensor, "batch kept vocab"]:
         """Logits in the caller's columns; those of pads mean nothing."""
         made = out.hidden if out.logits is None else out.logits
@@ -405,7 +422,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         else:
             placed = made.new_zeros(*valid.shape, made.shape[1])
             placed = placed.index_put((valid,), made)
-        placed = placed[:, -keep:]
+        placed = placed[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
         if out.logits is not None:
             return placed
         with piece(HEAD):

@@ -88,6 +88,13 @@ def test_stdout_carries_only_the_text_and_the_summary_says_what_ran(folder):
     assert "tokens/s" in done.stderr
 
 
+def test_the_summary_says_that_the_context_is_full(folder):
+    done = generate(folder, prompt="w3 " * 62)
+    assert done.returncode == 0, done.stderr
+    told = "3 new tokens · stopped: the context of 64 tokens is full"
+    assert [line.endswith(told) for line in done.stderr.splitlines()] == [False, True]
+
+
 def test_json_trace_and_depth_agree(folder, tmp_path):
     trace = tmp_path / "trace.json"
     done = generate(

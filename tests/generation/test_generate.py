@@ -191,11 +191,6 @@ def test_the_trace_tells_what_ran():
     assert all(len(step["blocks"][0]) == 4 for step in record["steps"])
 
 
-def test_assisted_generation_is_refused_by_name():
-    with pytest.raises(ValueError, match="assisted generation is not supported"):
-        tiny_buddy().generate(ROWS[0][None], assistant_model=tiny_model(), max_new_tokens=3)
-
-
 def test_a_misspelt_option_is_refused():
     with pytest.raises(ValueError, match="buget"):
         tiny_buddy().generate(ROWS[0][None], buget=0.5, max_new_tokens=3)

@@ -178,10 +178,19 @@ class Backbone:
             rotary: Of the new tokens, as `rotary` made it.
             kv: Takes the new keys and values and returns those to attend to, through
                 `update(keys, values, layer_idx)`; None to keep nothing.
+
+        Raises:
+            ModelError: transformers would run the block without `kv`.
         """
+        module = cast(Any, self.blocks[block])
+        if module.training and getattr(module, "gradient_checkpointing", False):
+            raise ModelError(
+                "transformers hides keys and values from what runs between checkpointed blocks: "
+                "turn gradient checkpointing off, and use smaller batches"
+            )
         if self.attention == "eager":
             mask = self._additive(mask, hidden)
-        out = self.blocks[block](
+        out = module(
             hidden,
             attention_mask=mask,
             position_ids=positions,

@@ -204,6 +204,8 @@ class ChatSession:
             ModelError: The logits are not finite.
             PromptError: The prompt is empty, or longer than the context; or the template fails.
         """
+        import logging
+
         import torch
         from transformers.generation.streamers import TextStreamer
 
@@ -218,6 +220,7 @@ class ChatSession:
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
+        logging.getLogger("buddy").setLevel(logging.ERROR)  # the summary says what a warning would
         interrupted = False
         try:
             if not self._is_prepared:

@@ -1,17 +1,17 @@
 """Generation under a budget: transformers' own loop, with a session as its cache."""
 
+import logging
 import math
 from abc import abstractmethod
-from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
-from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
+from buddy.backbone.backbone import Backbone
 from buddy.depth.budget import BudgetLike, parse_budget
 from buddy.depth.budget_source import BudgetSource
 from buddy.engine.run import check_reroute
@@ -21,14 +21,14 @@ from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import ModelError, PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
-from buddy.generation.loop import decode_loop, loops_here
+from buddy.generation.loop import decode_loop
+from buddy.generation.options import Prepared
 from buddy.generation.padding import left_padded
 from buddy.generation.speculative import check_speculation, speculative_loop
-from buddy.generation.trace import DepthTrace
+from buddy.generation.trace import DepthTrace, FinishReason
 
-
-class ContextEnd(MaxLengthCriteria):
-    """Stops a generation that has filled the model's context; beside the caller's own limit."""
+_LOG = logging.getLogger(__name__)
+_ID_TYPES: Final = (torch.int64, torch.int32)
 
 
 class FiniteLogits(LogitsProcessor):
@@ -55,22 +55,12 @@ class FiniteLogits(LogitsProcessor):
         return scores
 
 
-def check_vocabulary(prompt: Int[Tensor, "batch tokens"], vocab_size: int) -> None:
-    """Refuse tokens that the model does not know.
-
-    Raises:
-        PromptError: There is one.
-    """
-    low, high = (int(one) for one in prompt.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise PromptError(
-            f"a prompt has the token {high if low >= 0 else low}, and the model knows those from 0 "
-            f"to {vocab_size - 1}: use the model's own tokenizer"
-        )
-
-
-def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
-    """Refuse a batch with an empty row, or with one that the context does not hold.
+def check_prompts(
+    token_ids: Int[Tensor, "batch tokens"],
+    valid: Bool[Tensor, "batch tokens"],
+    backbone: Backbone,
+) -> None:
+    """Refuse a batch with an empty row, or with one that the model cannot read or hold.
 
     Raises:
         PromptError: Such a row.
@@ -78,63 +68,90 @@ def check_prompts(valid: Bool[Tensor, "batch tokens"], context: int) -> None:
     lengths = valid.sum(1).tolist()
     if not lengths or min(lengths) == 0:
         raise PromptError("a prompt has no tokens: expected at least one")
-    if max(lengths) > context:
+    if max(lengths) > backbone.context:
         raise PromptError(
-            f"a prompt has {max(lengths)} tokens, but the model's context holds {context}: "
-            "shorten it"
+            f"a prompt has {max(lengths)} tokens, but the model's context holds "
+            f"{backbone.context}: shorten it"
+        )
+    low, high = (int(id_) for id_ in token_ids[valid].aminmax())
+    vocab = backbone.embedding.num_embeddings
+    if low < 0 or high >= vocab:
+        raise PromptError(
+            f"token id {low if low < 0 else high} is not one of the model's {vocab}: use the "
+            "model's own tokenizer, and an attention_mask that is 0 for pads"
         )
 
 
 def check_shapes(
-    token_ids: Tensor, *, valid: Tensor, prompt_mask: Tensor | None, session: Session | None
+    token_ids: Tensor, *, valid: Tensor, prompt_mask: Tensor | None, session: Any
 ) -> None:
-    """Refuse masks and sessions that do not fit the tokens.
+    """Refuse token ids, masks and sessions that do not fit each other.
 
     Raises:
         PromptError: One does not fit, or there are no tokens.
     """
-    if token_ids.shape[1] == 0:
-        raise PromptError("there are no new tokens: expected at least one column")
+    if token_ids.ndim != 2 or token_ids.numel() == 0 or token_ids.dtype not in _ID_TYPES:
+        raise PromptError(
+            "there are no new tokens: expected whole numbers of shape [batch, tokens], got "
+            f"{str(token_ids.dtype).removeprefix('torch.')} of shape {list(token_ids.shape)}"
+        )
     for name, mask in (("attention_mask", valid), ("prompt_mask", prompt_mask)):
         if mask is not None and mask.shape != token_ids.shape:
             raise PromptError(
                 f"{name} has shape {list(mask.shape)} over the new tokens, "
                 f"expected {list(token_ids.shape)}"
             )
-    if session is not None and session.batch != len(token_ids):
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        raise PromptError(
+            f"past_key_values is a {type(session).__name__}, and Buddy keeps what skipped blocks "
+            "leave in a session of its own: pass the past_key_values that this model returned"
+        )
+    if session.batch != len(token_ids):
         raise PromptError(
             f"the session holds {session.batch} rows and {len(token_ids)} came: "
             "feed all rows of a batch at every step"
         )
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse options of transformers' `generate` that routing gives no meaning.
+def _the_one(inputs: Any, options: dict[str, Any]) -> Any:
+    """The prompt, which may be passed as either.
 
     Raises:
-        PolicyError: There is one.
+        PromptError: It is none, or both.
     """
-    config = options.get("generation_config")
-    for name, why in _REFUSED.items():
-        value = options.get(name, getattr(config, name, None))
-        is_given = value is not None and value is not False
-        if value is False if name == "use_cache" else is_given:
-            raise PolicyError(f"generate takes no {name}={value!r}: {why}")
+    named = options.pop("input_ids", None)
+    if named is not None and inputs is not None:
+        raise PromptError("a prompt came as inputs and as input_ids: pass one of them")
+    prompt = named if inputs is None else inputs
+    if not isinstance(prompt, Tensor) and options.get("inputs_embeds") is None:  # refused later
+        raise PromptError(
+            "a prompt has no tokens: expected a tensor of ids [batch, tokens], got "
+            f"{'none' if prompt is None else type(prompt).__name__}; pass "
+            '**tokenizer(text, return_tensors="pt")'
+        )
+    return prompt
 
 
-_REFUSED = {
-    "use_cache": "plans of earlier tokens live in the cache",
-    "prefill_chunk_size": "the first plan is chosen from the whole prompt",
-    "prompt_mask": "the whole prompt is routed; mark a part of it in forward",
-    # The native engine calls no module, and no attention but "eager" makes weights.
-    "output_hidden_states": (
-        'a skipped block has none; use hooks on the blocks with engine="general"'
-    ),
-    "output_attentions": (
-        'a skipped block has none; use hooks on the blocks with engine="general" and '
-        'attention="eager"'
-    ),
-}
+def finish_reasons(
+    sequences: Int[Tensor, "sequences columns"], config: Any, *, is_cut: bool
+) -> tuple[FinishReason, ...]:
+    """Why each sequence ended.
+
+    Args:
+        sequences: What was written.
+        config: The options, as transformers' `generate` has left them.
+        is_cut: Whether the context allowed fewer tokens than were asked for.
+    """
+    early: FinishReason = "stop"
+    if sequences.shape[1] < config.max_length:
+        return (early,) * len(sequences)
+    ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
+    # A sequence that ended earlier is filled up with pads, where there is an end of text.
+    ends += [int(config._pad_token_tensor)] if ends else []
+    late: FinishReason = "context" if is_cut else "length"
+    return tuple(early if token in ends else late for token in sequences[:, -1].tolist())
 
 
 class BudgetedGeneration(BudgetReader, GenerationMixin):
@@ -191,34 +208,31 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
         """
-        prompt = options.pop("input_ids", None) if inputs is None else inputs
-        if not isinstance(prompt, Tensor) or prompt.ndim != 2 or prompt.numel() == 0:
-            raise PromptError("a prompt has no tokens: expected input_ids of shape [batch, tokens]")
-        check_options(options)
-        check_vocabulary(prompt, self.config.vocab_size)
+        prompt = _the_one(inputs, options)
+        prepared, options = Prepared.read(self, options)
         mask = options.pop("attention_mask", None)
-        mask = self._mask_from_pads(prompt) if mask is None else mask
+        mask = prepared.mask_from_pads(prompt) if mask is None else mask
+        check_shapes(prompt, valid=mask, prompt_mask=None, session=options.get("past_key_values"))
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
-        check_prompts(mask.bool(), self.config.max_position_embeddings)
-        ids, mask = left_padded(prompt, mask)
+        check_prompts(prompt, mask.bool(), self.backbone)
+        if prepared.is_guided and not (budget is None and prefill_budget is None):
+            raise PolicyError(
+                "guidance_scale runs another prompt too, which a budget does not reach: leave the "
+                "budget out"
+            )
+        ids, mask = left_padded(prompt.long(), mask.bool().long())
         sources = self.choose_sources(wanted, ids, mask.bool(), mask.bool())
-        room = self.config.max_position_embeddings - int(mask.sum(1).max())
-        stopping = StoppingCriteriaList(options.pop("stopping_criteria", None) or [])
+        columns, longest = ids.shape[1], int(mask.sum(1).max())
         # The token after a full context can still be predicted, but not fed.
-        stopping.append(ContextEnd(ids.shape[1] + room + 1))
+        end = columns + self.backbone.context - longest + 1
+        prepared, is_cut = prepared.end_at(columns, end)
         processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
         processors.append(FiniteLogits())
-        # Bound here, as transformers hands a streamer to no loop but its own.
-        streamer = options.get("streamer")
         if draft_budget is not None:
-            draft = self._draft_blocks(draft_budget, sources, options)
-            options["custom_generate"] = partial(
-                speculative_loop, draft_blocks=draft, streamer=streamer
-            )
-        elif loops_here(options, self.generation_config):
-            options["custom_generate"] = partial(decode_loop, streamer=streamer)
+            options["draft_blocks"] = self._draft_blocks(draft_budget, sources, prepared, options)
         out = cast(Any, super()).generate(
             ids,
+            generation_config=prepared,
             attention_mask=mask,
             budget=sources,
             budget_rows=torch.arange(len(prompt), device=ids.device),
@@ -226,40 +240,79 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             batch_route=check_batch_route(batch_route),
             kv_policy=kv_policy or self.kv_policy,
             trace=trace,
-            stopping_criteria=stopping,
             logits_processor=processors,
             **options,
         )
-        sequences = out if isinstance(out, Tensor) else out.sequences
+        sequences = out if isinstance(out, Tensor) else getattr(out, "sequences", None)
+        if sequences is None:  # a custom_generate returns what it likes
+            return out
         copies = len(sequences) // len(prompt)
-        sequences[:, : prompt.shape[1]] = prompt.repeat_interleave(copies, dim=0)
+        sequences[:, :columns] = prompt.repeat_interleave(copies, dim=0)
+        reasons = finish_reasons(sequences, prepared.config, is_cut=is_cut)
+        if trace is not None:
+            trace.finish(reasons, self.backbone.context)
+        if "context" in reasons:
+            _LOG.warning(
+                "generation stopped after %d new tokens: the context of %d tokens is full",
+                sequences.shape[1] - columns,
+                self.backbone.context,
+            )
         return out
 
     def _draft_blocks(
         self,
         budget: str | int | float,
         sources: tuple[BudgetSource, ...],
+        prepared: Prepared,
         options: dict[str, Any],
     ) -> int:
-        draft = parse_budget(budget, self.backbone.num_blocks)
+        draft, config = parse_budget(budget, self.backbone.num_blocks), prepared.config
         if draft == "auto":
             raise PolicyError("draft_budget is a number: auto is chosen for what is put out")
-        if not loops_here(options, self.generation_config):
-            raise PolicyError("draft_budget goes with greedy decoding and sampling alone")
-        copies = options.get("num_return_sequences", self.generation_config.num_return_sequences)
-        check_speculation(
-            len(sources) * (copies or 1), sources[0], self.backbone.num_blocks, draft.blocks
-        )
+        if prepared.is_guided or options.get("custom_generate") or not prepared.writes_tokens_alone:
+            raise PolicyError(
+                "draft_budget goes with greedy decoding and sampling alone, and returns tokens: "
+                "leave it out, or beams, guidance_scale, custom_generate and "
+                "return_dict_in_generate"
+            )
+        batch = len(sources) * (config.num_return_sequences or 1)
+        check_speculation(batch, sources[0], self.backbone.num_blocks, draft.blocks)
         return draft.blocks
 
-    def _mask_from_pads(self, prompt: Int[Tensor, "batch tokens"]) -> Tensor:
-        """As transformers infers it: pad ids are pads, unless they also end sequences."""
-        pad, eos = self.generation_config.pad_token_id, self.generation_config.eos_token_id
-        ends = eos if isinstance(eos, list) else [eos]
-        if pad is None or pad in ends:
-            return torch.ones_like(prompt)
-        mask: Tensor = (prompt != pad).long()
-        return mask
+    def _sample(  # transformers calls the four methods below, and leaves its own untyped
+        self,
+        input_ids: Int[Tensor, "batch tokens"],
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        *,
+        draft_blocks: int | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Greedy decoding and sampling: by a loop of Buddy's where only tokens are returned."""
+        steps = (input_ids, logits_processor, stopping_criteria, generation_config)
+        if draft_blocks is not None:
+            return speculative_loop(self, *steps, streamer, draft_blocks=draft_blocks, **inputs)
+        if synced_gpus or generation_config.return_dict_in_generate:
+            return cast(Any, super())._sample(*steps, synced_gpus, streamer, **inputs)
+        return decode_loop(self, *steps, streamer, **inputs)
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, tokenizer: Any = None, **inputs: Any
+    ) -> Any:
+        """What a step of transformers' loops feeds; a tokenizer is for stop strings alone."""
+        return cast(Any, super()).prepare_inputs_for_generation(input_ids, **inputs)
+
+    def _prepare_generation_config(self, generation_config: Any = None, **options: Any) -> Any:
+        """What `generate` has prepared is taken as it is."""
+        if isinstance(generation_config, Prepared):
+            return generation_config.config, options
+        return cast(Any, super())._prepare_generation_config(generation_config, **options)
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """`Prepared` has seen to it."""
 
     def _prepare_cache_for_generation(
         self,

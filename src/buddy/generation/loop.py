@@ -5,7 +5,7 @@ step is a forward pass, a token and little else. Other modes (beams, assistants,
 go through transformers' own loop, which is the reference.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,31 +17,6 @@ from transformers.generation.stopping_criteria import (
 )
 
 from buddy.engine.run import Feed, logits_of, run_step
-
-_OTHER_MODES: Final = (
-    "assistant_model",
-    "custom_generate",
-    "dola_layers",
-    "force_words_ids",
-    "constraints",
-    "guidance_scale",
-    "negative_prompt_ids",
-    "output_logits",
-    "output_scores",
-    "penalty_alpha",
-    "prompt_lookup_num_tokens",
-    "return_dict_in_generate",
-    "synced_gpus",
-)
-
-
-def loops_here(options: dict[str, Any], config: Any) -> bool:
-    """Whether a call of `generate` is greedy decoding or sampling and returns tokens alone."""
-    config = options.get("generation_config") or config
-    beams = options.get("num_beams", getattr(config, "num_beams", None))
-    return beams in (None, 1) and not any(
-        options.get(name, getattr(config, name, None)) for name in _OTHER_MODES
-    )
 
 
 class Stop:
@@ -57,6 +32,9 @@ class Stop:
             if isinstance(one, EosTokenCriteria)
             for token in one.eos_token_id.tolist()
         }
+        self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        """Whether rows that have ended are filled up with pads, and fed no more; else, as in
+        transformers, all rows are written to the end of the last."""
         self._others = [
             one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)
         ]
@@ -83,11 +61,10 @@ def decode_loop(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    synced_gpus: bool = False,
     streamer: Any = None,
     **inputs: Any,
 ) -> Int[Tensor, "batch columns"]:
-    """Prefill, then a token at a time; called by transformers' `generate`."""
+    """Prefill, then a token at a time."""
     session, trace = inputs["past_key_values"], inputs["trace"]
     stop = Stop(stopping_criteria)
     batch, columns = input_ids.shape
@@ -95,16 +72,15 @@ def decode_loop(
     ids = input_ids.new_empty(batch, room)
     ids[:, :columns] = input_ids
     pad = generation_config._pad_token_tensor
-    open_rows = list(range(batch))
+    open_rows, ended_rows = list(range(batch)), set[int]()
     logits = prefill_step(model, input_ids, inputs)
     numbers = list(session.sequences)
     executor, policy = model.executor.fast_path(), model.inference_policy()
     while True:
         scores = logits_processor(ids[:, :columns], logits)
         token = next_token(scores, generation_config.do_sample)
-        if pad is not None and len(open_rows) < batch:
-            ended_rows = [row for row in range(batch) if row not in open_rows]
-            token[ended_rows] = pad.to(token.device)
+        if stop.pads and ended_rows:
+            token[list(ended_rows)] = pad.to(token.device)
         if columns == ids.shape[1]:
             ids = torch.nn.functional.pad(ids, (0, columns))
         ids[:, columns] = token
@@ -113,10 +89,11 @@ def decode_loop(
             streamer.put(token.cpu())
         ended = stop(ids[:, :columns], scores)
         if ended is not None:
-            said = ended.tolist()
-            open_rows = [row for row in open_rows if not said[row]]
-            if not open_rows:
+            ended_rows |= set(ended.nonzero()[:, 0].tolist())
+            if len(ended_rows) == batch:
                 break
+            if stop.pads:
+                open_rows = [row for row in open_rows if row not in ended_rows]
         started_s = 0.0 if trace is None else trace.clock()
         is_whole = len(open_rows) == batch
         made = run_step(

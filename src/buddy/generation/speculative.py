@@ -63,13 +63,12 @@ def speculative_loop(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    synced_gpus: bool = False,
     streamer: Any = None,
     *,
     draft_blocks: int,
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
-    """Prefill, then drafts and verifications; called by transformers' `generate`."""
+    """Prefill, then drafts and verifications."""
     stop = Stop(stopping_criteria)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)

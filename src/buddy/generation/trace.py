@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mode
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
 from buddy.engine.run import StepOutput
+
+FinishReason = Literal["stop", "length", "context"]
+"""Why a sequence ended: an end of text or a criterion of the caller's, as many tokens as were asked
+for, or a full context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,14 @@ class DepthTrace:
     Attributes:
         num_blocks: Of the model.
         clock: Tells when a step begins and ends.
+        finish_reasons: Of each sequence, once `generate` is through.
+        context: Tokens that a sequence may have; 0 until then.
     """
 
     num_blocks: int = 0
     clock: Callable[[], Any] = time.perf_counter
+    finish_reasons: tuple[FinishReason, ...] = ()
+    context: int = 0
     _recorded: list[_Recorded] = field(default_factory=list)
     _steps: list[TracedStep] = field(default_factory=list)
 
@@ -134,6 +142,10 @@ class DepthTrace:
                 engine=out.engine,
             )
         )
+
+    def finish(self, reasons: tuple[FinishReason, ...], context: int) -> None:
+        """Note why each sequence ended, and how many tokens one may have."""
+        self.finish_reasons, self.context = reasons, context
 
     @property
     def distinct_plans(self) -> int:
@@ -185,6 +197,7 @@ class DepthTrace:
             "blocks_per_token": round(self.blocks_per_token, 3),
             "distinct_plans": self.distinct_plans,
             "plan_changes": self.changes,
+            "finish_reasons": list(self.finish_reasons),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "steps": [

@@ -142,5 +142,7 @@ def show_summary(
     if decode is not None:
         speed += f" · decode {decode:,.1f} tokens/s"
     console.print(f"{asked} · {run} · {plans} · {policy} · kv {kv_policy}", style="dim")
-    summary = f"{speed} · {len(trace.steps)} new tokens · {engine}"
-    console.print(summary, style="dim", markup=False)
+    speed += f" · {len(trace.steps)} new tokens · {engine}"
+    if "context" in trace.finish_reasons:
+        speed += f" · stopped: the context of {trace.context:,} tokens is full"
+    console.print(speed, style="dim", markup=False)

@@ -8,6 +8,7 @@ or that residual itself, projected in one batch when the block next runs (`lazy`
 Slots from a sequence's length on are scratch: a pass that fails leaves nothing but them behind.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -75,6 +76,13 @@ class BlockKVCache:
         self.skipped = SkippedResiduals(num_blocks, rows, capacity) if keeps else None
         self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [rows, slots], `mask`
         self.revision = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BlockKVCache":
+        """Buffers of its own; the model that projects is the same one."""
+        memo[id(self)] = made = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(made, name, value if name == "_project" else copy.deepcopy(value, memo))
+        return made
 
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for as many rows and slots; buffers follow when they are next used."""
@@ -342,11 +350,6 @@ class PassingKV:
         self, block: int, lanes: Lanes
     ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
         """Keys and values of a block that every lane ran, by sequence."""
-        if block not in self._seen:
-            raise PolicyError(
-                "the router cannot read the context layer's keys and values: transformers hides "
-                "them under gradient checkpointing; turn that off"
-            )
         keys, values = self._seen[block]
         return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
 

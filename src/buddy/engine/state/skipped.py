@@ -5,7 +5,7 @@ place. When one of the blocks next runs, its keys and values are made of what it
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -43,6 +43,10 @@ class _Arena:
 
     def __post_init__(self) -> None:
         self.addresses = self.waiting.ctypes.data, self.filled.ctypes.data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has addresses of its own."""
+        return _Arena, (self.stored, self.waiting, self.filled, self.count)
 
 
 class SkippedResiduals:
