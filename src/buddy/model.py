@@ -14,6 +14,7 @@ from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
+from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import (
@@ -46,7 +47,8 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
 
     Args:
         model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
-        prior: Normalised importance of the middle blocks, [blocks - 2].
+        prior: Normalised importance of the middle blocks, [blocks - 2], or a `Prior`, which may
+            measure it when a budget below full depth first needs it.
         router: A trained router.
         predictor: A trained Budget Predictor for that router; budget "auto" needs one.
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
@@ -64,7 +66,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self,
         model: nn.Module,
         *,
-        prior: Float[Tensor, " middle"] | None = None,
+        prior: Float[Tensor, " middle"] | Prior | None = None,
         router: Router | None = None,
         predictor: BudgetPredictor | None = None,
         policy: str | Policy | None = None,
@@ -77,7 +79,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
         self.model = model
         check_predictor(predictor, router)
         self.router, self.predictor = router, predictor
-        self.prior = prior
+        self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
         """Where the base model can be loaded from again; None where it cannot."""
@@ -111,7 +113,17 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     @property
     def resources(self) -> PolicyResources:
         """What the model offers to a policy."""
-        return PolicyResources(num_blocks=self.num_blocks, prior=self.prior, router=self.router)
+        return PolicyResources(num_blocks=self.num_blocks, prior=self._prior, router=self.router)
+
+    @property
+    def prior(self) -> Float[Tensor, " middle"] | None:
+        """Normalised importance of the middle blocks; measured now, if that is still to be done."""
+        return None if self._prior is None else self._prior.values()
+
+    @property
+    def prior_facts(self) -> dict[str, Any] | None:
+        """For records: where the prior comes from, and its hash; None while it is not known."""
+        return None if self._prior is None else self._prior.facts()
 
     @property
     def policy(self) -> Policy:
@@ -156,7 +168,7 @@ class BuddyForCausalLM(nn.Module, BudgetedGeneration):
     def _default_policy(self) -> str:
         if self.router is not None:
             return "routed"
-        return "full" if self.prior is None else "static"
+        return "full" if self._prior is None else "static"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":

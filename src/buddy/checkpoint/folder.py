@@ -28,6 +28,8 @@ from buddy.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
+from buddy.checkpoint.quick_prior import QuickPrior
+from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
@@ -96,27 +98,35 @@ def _load(
     folder = shipped or Path(name).expanduser()
     if not (folder / MANIFEST).is_file():
         model = load_model(name, **options)
+        fingerprint = base_fingerprint(model)
         made = BuddyForCausalLM(
             model,
-            prior=load_prior(name),
+            prior=load_prior(name) or QuickPrior(Backbone(model), fingerprint, name),
             policy=policy,
             kv_policy=kv_policy or DEFAULT_KV_POLICY,
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
         made.source = str(folder.resolve()) if folder.exists() else str(name)
-        made.source_fingerprint = base_fingerprint(model)
+        made.source_fingerprint = fingerprint
         return made
     manifest = read_manifest(folder)
     source = manifest["base"]["source"]
     model = load_model(source or folder / "backbone", **options)
     fingerprint = base_fingerprint(model)
     check_base(folder, manifest["base"], identity(Backbone(model), fingerprint))
+    weights = fingerprint
     if any(name.startswith("adapter/") for name in manifest["files"]):
         model = _with_adapter(model, folder / "adapter", merge=merge_adapter)
+        adapter = manifest["files"]["adapter/adapter_model.safetensors"]
+        weights = f"{fingerprint}-{adapter['sha256'][:16]}"
+    routing = _read_routing(folder, manifest, model.device)
+    if "prior" not in routing:
+        base = Backbone(getattr(model, "get_base_model", lambda: model)())
+        routing["prior"] = QuickPrior(base, weights, name)
     made = BuddyForCausalLM(
         model,
-        **_read_routing(folder, manifest, model.device),
+        **routing,
         policy=policy or manifest["policy"],
         kv_policy=kv_policy or manifest["kv_policy"],
         engine=engine,
@@ -171,8 +181,9 @@ def _write(
     from safetensors.torch import save_file
 
     tensors = {}
-    if model.prior is not None:
-        tensors["prior"] = model.prior.contiguous().cpu()
+    prior = model.resources.prior
+    if prior is not None and prior.is_known:
+        tensors["prior"] = prior.values().contiguous().cpu()
     for part in ("router", "predictor"):
         module = getattr(model, part)
         state = {} if module is None else module.state_dict()
@@ -254,7 +265,7 @@ def _read_routing(folder: Path, manifest: dict[str, Any], device: torch.device) 
     try:
         tensors = load_file(folder / "routing.safetensors")
         if "prior" in tensors:
-            found["prior"] = tensors["prior"]
+            found["prior"] = Prior(tensors["prior"], "prior of the checkpoint")
         if manifest["router"] is not None:
             router = Router(RouterConfig.from_json(manifest["router"]))
             found["router"] = _restore(router, "router.", tensors, device)

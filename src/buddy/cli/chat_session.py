@@ -82,6 +82,7 @@ class ChatSession:
         from buddy.model import BuddyForCausalLM
 
         self.reroute = check_reroute(cast(Any, parse_reroute(reroute)))
+        self._console = console
         with fetch_progress(console) as on_progress:
             self.model = BuddyForCausalLM.from_pretrained(
                 model,
@@ -97,13 +98,26 @@ class ChatSession:
     @property
     def policy(self) -> str:
         """Who chooses the blocks, in a few words."""
-        untrained = "" if self.model.router is not None else " (no trained router)"
+        untrained = "" if self.model.router is not None else ", no trained router"
         return self.model.policy.describe() + untrained
 
     def check_budget(self, budget: str | None, prefill_budget: str | None = None) -> int | None:
         """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
         self.model.read_sources(budget, prefill_budget, 1)
         return self.model.read_budgets(budget, 1)[0]
+
+    def _prepare(self, budget: str | None, prefill_budget: str | None) -> None:
+        """Have the policy measure what it needs of the model, before the answer is timed."""
+        from buddy.depth.policy import prepare
+        from buddy.generation.budgets import read_prefill_budget
+
+        num_blocks = self.model.num_blocks
+        blocks = self.check_budget(budget, prefill_budget)
+        depths = [num_blocks if blocks is None else blocks]  # what auto needs is trained
+        if prefill_budget is not None:
+            depths.append(read_prefill_budget(prefill_budget, num_blocks))
+        with fetch_progress(self._console) as on_progress:
+            prepare(self.model.policy, depths, on_progress)
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.
@@ -153,6 +167,7 @@ class ChatSession:
             raise PromptError("the prompt is no UTF-8 text")
         if not content.strip():
             raise PromptError("the prompt is empty: write what the model is to answer")
+        self._prepare(budget, prefill_budget)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -126,7 +126,9 @@ def eval_run(
         loaded = BuddyForCausalLM.from_pretrained(
             model, merge_adapter=True, on_progress=on_progress
         )
-    conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
+        conditions = plan_conditions(loaded, policies or (), budgets or ("1.0",), auto=auto)
+        for condition in conditions:
+            condition.prepare(on_progress)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
     identity = {name: value for name, value in full.items() if name != "limit"}
@@ -165,6 +167,7 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
 
     config = {
         **run.config,
+        "prior": run.model.prior_facts,
         "conditions": [
             {**condition.describe(), "describe": condition.policy.describe()}
             for condition in run.conditions

@@ -1,5 +1,6 @@
 """The table of commands, and what happens to their errors."""
 
+import logging
 import os
 import sys
 
@@ -42,9 +43,20 @@ app.add_typer(evaluate, name="eval")
 app.command()(plot)
 
 
+class _ToStderr(logging.Handler):
+    """Writes to stderr as it is now: a progress bar moves out of the way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
 def main() -> None:
     """Entry point: an error of ours is one line on stderr and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    log = logging.getLogger("buddy")
+    log.addHandler(_ToStderr())
+    log.setLevel(logging.INFO)
+    log.propagate = False
     try:
         app()
     except BuddyError as error:

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 
 from buddy.backbone.families import find_family
+from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError, ModelError
 from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
@@ -57,12 +57,12 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ModelError(
             f"no model at {text}: expected a folder with config.json and *.safetensors, a .gguf "
-            f"file, a hub id such as org/name, or one of {', '.join(PRESETS)}"
+            "file, a hub id such as org/name, or a name that `buddy models` lists"
         )
     if "/" not in text:
         raise ModelError(
-            f"no model named {text!r}: expected one of {', '.join(PRESETS)}, a hub id such as "
-            "org/name, a folder, or a .gguf file"
+            f"no model named {text!r}: expected a name that `buddy models` lists, a hub id such "
+            "as org/name, a folder, or a .gguf file"
         )
     return text
 
@@ -230,14 +230,14 @@ def _base_of(name: str | Path) -> str | Path:
         raise CheckpointError(f"{path / 'buddy.json'} is damaged: {error}") from error
 
 
-def load_prior(name: str | Path) -> Tensor | None:
-    """The measured prior of a preset's middle blocks, [blocks - 2]; None where there is none."""
+def load_prior(name: str | Path) -> Prior | None:
+    """The prior that ships with a preset; None where there is none."""
     preset = PRESETS.get(str(name))
     if preset is None or preset.prior is None:
         return None
     text = (files("buddy.hub") / "priors" / preset.prior).read_text()
     importance = torch.tensor(json.loads(text)["results"]["importance"])
-    return normalise_prior(importance[1:-1])
+    return Prior(normalise_prior(importance[1:-1]), f"prior that ships, {preset.prior}")
 
 
 def _first_line(error: Exception) -> str:

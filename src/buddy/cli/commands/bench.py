@@ -65,7 +65,7 @@ def bench(
     Full depth is always timed, and transformers' own generate on the same weights. Speed-ups are
     medians of ratios taken within a round.
     """
-    from buddy.cli.views.display import stderr
+    from buddy.cli.views.display import fetch_progress, stderr
     from buddy.cli.views.speed_table import show_speed
     from buddy.engine.run import check_reroute
     from buddy.engine.steer import check_batch_route
@@ -86,6 +86,9 @@ def bench(
     console = stderr()
     loaded = _load(model, kv_policy, engine, quant, threads, console)
     conditions = plan_conditions(loaded, policy or [], budget)
+    with fetch_progress(console) as on_progress:
+        for condition in conditions:
+            condition.prepare(on_progress)
     check_context(loaded, context, new_tokens)
     shape = (rounds, batch, context)
     if text is None:
@@ -178,6 +181,7 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "kv_policy": model.kv_policy,
         "engine": model.executor.describe(),
         "quant": model.quant,
+        "prior": model.prior_facts,
     }
 
 

@@ -115,6 +115,7 @@ def _record(
         "reroute": chat_session.reroute,
         "engine": chat_session.model.executor.describe(),
         "quant": chat_session.model.quant,
+        "prior": chat_session.model.prior_facts,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": len(answer.token_texts),

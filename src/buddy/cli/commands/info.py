@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,6 +49,7 @@ def info(
         "params_per_block": shape.block_params,
         "params_outside_blocks": shape.outside_params,
         "kv_bytes_per_token": kv_bytes_per_token(shape),
+        "order": _order(model),
         "context": context,
         "budgets": rows,
     }
@@ -61,6 +63,7 @@ def info(
     console.print(f"  parameters per block   {shape.block_params:,}")
     console.print(f"  parameters outside     {shape.outside_params:,}")
     console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
+    console.print(f"  blocks chosen by       {escape(str(facts['order']))}")
     table = Table(title=f"One token at context {context}", title_justify="left")
     for name in ("budget", "blocks", "GFLOPs", "of dense", "weights read"):
         table.add_column(name, justify="right")
@@ -74,3 +77,24 @@ def info(
             f"{row['weight_bytes'] / 1e6:,.1f} MB",
         )
     console.print(table)
+
+
+def _order(model: str) -> str:
+    """Where a budget's blocks come from, without reading any weights."""
+    from buddy.checkpoint.quick_prior import is_cached
+    from buddy.errors import CheckpointError
+    from buddy.files import read_json
+    from buddy.hub.loading import load_prior, shipped_checkpoint
+
+    manifest = (shipped_checkpoint(model) or Path(model).expanduser()) / "buddy.json"
+    if manifest.is_file():
+        contents = read_json(manifest, CheckpointError)
+        if not isinstance(contents, dict) or "policy" not in contents:
+            raise CheckpointError(f"{manifest} is damaged: it names no policy")
+        return f"policy {contents['policy']} of the checkpoint"
+    prior = load_prior(model)
+    if prior is not None:
+        return prior.describe()
+    if is_cached(model):
+        return "order of a quick cosine pass (cached)"
+    return "order of a quick cosine pass, measured when a budget first needs it"

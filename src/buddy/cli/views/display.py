@@ -22,6 +22,7 @@ _STAGES = {
     "verify": "Checking weights",
     "extract": "Unpacking weights",
     "convert": "Converting to safetensors",
+    "measure": "Measuring an order of the blocks",
 }
 
 
@@ -48,7 +49,7 @@ def fetch_progress(console: Console) -> Iterator[OnProgress]:
             bar.start()
         if stage not in tasks:
             tasks[stage] = bar.add_task(_STAGES.get(stage, stage), total=total, amount="")
-        amount = f"{done / 1e6:.0f} MB" if stage not in ("convert", "wait") else ""
+        amount = "" if stage in ("convert", "measure", "wait") else f"{done / 1e6:.0f} MB"
         bar.update(tasks[stage], completed=done, total=total, amount=amount)
 
     try:

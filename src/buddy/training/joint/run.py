@@ -230,7 +230,11 @@ class _Run:
         return RunRecord(
             kind="training",
             command=command,
-            config={**asdict(self.recipe), "processes": self.trainer.num_processes},
+            config={
+                **asdict(self.recipe),
+                "processes": self.trainer.num_processes,
+                "measured_prior": self.model.prior_facts,
+            },
             results={
                 "steps": self.trainer.steps,
                 "seconds": self.seconds,
