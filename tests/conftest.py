@@ -13,9 +13,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def verified_elsewhere(tmp_path_factory, monkeypatch):
-    """Note the models of tests in a folder of the tests' own."""
-    from buddy.hub import verified  # not before pytest checks the shapes of what is imported
+def noted_elsewhere(tmp_path_factory, monkeypatch):
+    """Note what is found out of the models of tests in a folder of the tests' own."""
+    from buddy.checkpoint import quick_prior  # not before pytest checks shapes of what is imported
+    from buddy.hub import verified
 
-    folder = tmp_path_factory.getbasetemp() / "verified"
-    monkeypatch.setattr(verified, "cache_home", lambda: folder)
+    folder = tmp_path_factory.getbasetemp() / "home"
+    for module in (verified, quick_prior):
+        monkeypatch.setattr(module, "cache_home", lambda: folder)

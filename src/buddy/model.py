@@ -16,6 +16,7 @@ from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
+from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.forks import check_threads
 from buddy.engine.probe import HEAD, piece
@@ -52,7 +53,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     Args:
         model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
-        prior: Normalised importance of the middle blocks, [blocks - 2].
+        prior: Normalised importance of the middle blocks, [blocks - 2], or a `Prior`, which may
+            measure it when a budget below full depth first needs it.
         router: A trained router.
         predictor: A trained Budget Predictor for that router; budget "auto" needs one.
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
@@ -70,7 +72,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self,
         model: nn.Module,
         *,
-        prior: Float[Tensor, " middle"] | None = None,
+        prior: Float[Tensor, " middle"] | Prior | None = None,
         router: Router | None = None,
         predictor: BudgetPredictor | None = None,
         policy: str | Policy | None = None,
@@ -84,7 +86,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self.model = model
         check_predictor(predictor, router)
         self.router, self.predictor = router, predictor
-        self.prior = prior
+        self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
         """Where the base model can be loaded from again; None where it cannot."""
@@ -131,7 +133,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         return PolicyResources(
             num_blocks=self.num_blocks,
             fingerprint=self.base_fingerprint,
-            prior=self.prior,
+            prior=self._prior,
             router=self.router,
         )
 
@@ -153,9 +155,19 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         for name, part in (("router", self.router), ("predictor", self.predictor)):
             if part is not None:
                 found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
-        if self.prior is not None:
-            found["prior"] = part_fingerprint({"prior": self.prior})
+        if self._prior is not None:
+            found["prior"] = self._prior.fingerprint
         return found
+
+    @property
+    def prior(self) -> Float[Tensor, " middle"] | None:
+        """Normalised importance of the middle blocks; measured now, if that is still to be done."""
+        return None if self._prior is None else self._prior.values()
+
+    @property
+    def prior_facts(self) -> dict[str, Any] | None:
+        """For records: where the prior comes from, and its hash; None while it is not known."""
+        return None if self._prior is None else self._prior.facts()
 
     @property
     def policy(self) -> Policy:
@@ -201,7 +213,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         """The trained router, else the prior's static order, else full depth."""
         if self.router is not None:
             return "routed"
-        return "full" if self.prior is None else "static"
+        return "full" if self._prior is None else "static"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":

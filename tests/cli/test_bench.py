@@ -57,6 +57,17 @@ def test_the_record_is_what_plots_read_and_stdout_is_its_path(folder, tmp_path):
     for word in ("transformers", "mine", "4/6", "Where the time goes", "peak memory"):
         assert word in done.stderr
     assert list(tmp_path.iterdir()) == [out]
+    assert record["config"]["prior"] is None, "none was needed"
+
+
+def test_a_prior_that_is_needed_is_measured_before_the_clock_runs_and_named(folder, tmp_path):
+    out = tmp_path / "speed.json"
+    done = invoke(folder, out, "--budget", "4 blocks", "--no-transformers")
+    assert done.exit_code == 0, done.stderr
+    config = json.loads(out.read_text())["config"]
+    assert config["policies"] == ["static"]
+    assert "quick cosine pass" in config["prior"]["source"]
+    assert len(config["prior"]["sha256"]) == 64
 
 
 def test_it_is_a_command_that_warns_of_nothing(folder, tmp_path):
@@ -101,7 +112,7 @@ def test_prompts_come_from_a_text(folder, tmp_path):
         (["--policy", "random", "-b", "auto"], BudgetError, "Budget Predictor"),
         (["--policy", "static:1", "-b", "0.5"], BudgetError, "cannot be spent"),
         (["--policy", "nonsense"], PolicyError, "no policy 'nonsense'"),
-        ([], BudgetError, "cannot be spent"),
+        (["--policy", "full"], BudgetError, "cannot be spent"),
         (["--policy", "random", "--reroute", "0"], PolicyError, "reroute must be"),
         (["--policy", "random", "--context", "63"], PromptError, "context holds 64"),
         (["--policy", "random", "--text", "wikitext2"], ResultError, "needs --data-dir"),

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from buddy.hub.presets import PRESETS
 from tests.tiny import delete_blocks, tiny_model
 
 BUDDY = [sys.executable, "-m", "buddy"]
@@ -84,7 +85,7 @@ def test_stdout_carries_only_the_text_and_the_summary_says_what_ran(folder):
     assert len(done.stdout.split()) == 6
     assert set(done.stdout.split()) <= {f"w{i}" for i in range(97)} | {"<s>", "<pad>"}
     assert "budget 4 blocks · 4 of 6 blocks per token" in done.stderr
-    assert "random, seed 1 (no trained router)" in done.stderr
+    assert "random, seed 1, no trained router" in done.stderr
     assert "tokens/s" in done.stderr
 
 
@@ -128,7 +129,7 @@ def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
     [
         (["--budget", "abc"], "budget 'abc' cannot be read"),
         (["--budget", "auto"], "trained Budget Predictor"),
-        (["--budget", "0.5"], "choose another policy"),
+        (["--budget", "0.5", "--policy", "full"], "choose another policy"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(folder, arguments, says):
@@ -167,6 +168,38 @@ def test_a_model_that_cannot_be_had_is_one_line_and_exit_code_2(model, says, tmp
         assert done.returncode == 2
         assert says in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_any_model_runs_at_any_budget_and_says_where_the_order_is_from(folder, tmp_path):
+    home = {"BUDDY_HOME": str(tmp_path / "home")}
+    needed = "order of a quick cosine pass, measured when a budget first needs it"
+    assert json.loads(run("info", folder, "--json", **home).stdout)["order"] == needed
+    full = generate(folder, **home)
+    assert "measuring" not in full.stderr
+    first = generate(folder, "--budget", "0.7", **home)
+    assert first.returncode == 0, first.stderr
+    said, summary, speed = first.stderr.strip().splitlines()
+    assert said.startswith("measuring a quick order of the 6 blocks")
+    assert "buddy importance" in said
+    assert "buddy train" in said
+    assert "order measured now by a quick cosine pass (cached)" in summary
+    assert "prefill" in speed
+    again = generate(folder, "--prefill-budget", "0.7", "--json", **home)
+    assert "measuring" not in again.stderr
+    assert "order of a quick cosine pass (cached)" in again.stderr
+    record = json.loads(again.stdout)
+    assert record["prior"]["source"] == "order of a quick cosine pass (cached)"
+    assert len(record["prior"]["sha256"]) == 64
+    cached = json.loads(run("info", folder, "--json", **home).stdout)["order"]
+    assert cached == "order of a quick cosine pass (cached)"
+    assert cached in run("info", folder, **home).stdout
+    [path] = (tmp_path / "home" / "priors").iterdir()
+    path.write_text("{")
+    damaged = run("chat", "-m", folder, "-b", "0.7", "--max-new-tokens", "2", stdin="w3\n", **home)
+    assert damaged.returncode == 0, damaged.stderr
+    [warned] = [line for line in damaged.stderr.splitlines() if "measured anew" in line]
+    assert str(path) in warned
+    assert json.loads(path.read_text())["results"]["removal_order"]
 
 
 def test_a_prompt_on_stdin_is_the_same_prompt(folder):
@@ -296,14 +329,15 @@ def test_models_lists_the_presets(tmp_path):
     done = run("models", "--json", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path / "hf"))
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert [row["name"] for row in rows] == [
-        "smollm2-135m",
-        "smollm2-135m-buddy",
-        "llama-2-7b",
-        "llama-13b",
-        "llama-3.1-8b",
-        "qwen2.5-7b",
-    ]
+    assert [row["name"] for row in rows] == list(PRESETS)
     assert [row["name"] for row in rows if row["bytes"] is not None] == ["smollm2-135m-buddy"]
+    assert [row["name"] for row in rows if row["router"]] == ["smollm2-135m-buddy"]
+    assert all(row["blocks"] and row["params"] and row["licence"] for row in rows)
+    for columns in ("80", "40"):
+        piped = run("models", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path), COLUMNS=columns)
+        lines = [line.rstrip() for line in piped.stdout.splitlines()]
+        assert len(lines) == len(PRESETS) + 1, "a line a model, whatever the terminal's width"
+        assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
+        assert max(map(len, lines)) <= 80
     missing = run("models", "remove", "nothing", BUDDY_HOME=str(tmp_path))
     assert (missing.returncode, len(missing.stderr.strip().splitlines())) == (2, 1)

@@ -206,6 +206,16 @@ def test_a_router_that_stays_at_its_prior_is_called_collapsed(folder, tmp_path):
     assert [line for line in log(tmp_path / "out") if line["kind"] == "warning"]
 
 
+def test_the_default_prior_of_any_model_is_measured_and_named_in_the_record(folder, tmp_path):
+    run(folder, tmp_path, "router.prior='default'", "optim.steps=1")
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert "quick cosine pass" in record["config"]["measured_prior"]["source"]
+    trained = BuddyForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    base = BuddyForCausalLM.from_pretrained(folder)
+    assert torch.equal(trained.prior, base.prior)
+    assert torch.equal(trained.router.decision.prior, base.prior)
+
+
 def refused(folder, out, *changes, resume=False):
     done = CliRunner().invoke(app, arguments(folder, out, *changes, resume=resume))
     assert done.exit_code == 1
@@ -218,7 +228,6 @@ def refused(folder, out, *changes, resume=False):
         ("optim.step=3", RecipeError, "unknown key step"),
         ("data.train=[{path='none.jsonl'}]", DataError, "none.jsonl cannot be read"),
         ("model.name='no-such-model'", ModelError, "no model named"),
-        ("router.prior='default'", RecipeError, "no prior of its own"),
         ("router.policy='static:9,8'", ValueError, "names each block once"),
     ],
 )

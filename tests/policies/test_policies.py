@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from buddy.depth.policy import Observation, PolicyResources, build_policy, policy_names
+from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.policies.searched import SearchedPolicy
@@ -27,7 +28,7 @@ ORDER = [4, 1, 3, 2]
 def resources():
     return PolicyResources(
         num_blocks=NUM_BLOCKS,
-        prior=torch.tensor([0.4, 0.1, 0.3, 0.2]),
+        prior=Prior(torch.tensor([0.4, 0.1, 0.3, 0.2])),
         router=random_router(tiny_model()),
     )
 
@@ -81,7 +82,7 @@ def test_static_follows_the_prior(resources):
 
 
 def test_static_ties_remove_the_deeper_block_first():
-    assert StaticPolicy.from_prior(torch.zeros(4), 6).removal_order == (4, 3, 2, 1)
+    assert StaticPolicy(Prior(torch.zeros(4)), 6).removal_order == (4, 3, 2, 1)
 
 
 def test_a_static_set_is_never_exceeded(resources):
@@ -203,7 +204,7 @@ def test_a_bad_name_or_argument_is_refused(spec, says, resources):
 
 def test_what_a_model_lacks_is_named():
     bare = PolicyResources(num_blocks=NUM_BLOCKS)
-    with pytest.raises(PolicyError, match="no measured prior"):
+    with pytest.raises(PolicyError, match="no prior to order its blocks by"):
         build_policy("static", bare)
     with pytest.raises(PolicyError, match="no trained router"):
         build_policy("routed", bare)

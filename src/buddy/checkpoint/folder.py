@@ -25,7 +25,9 @@ from buddy.backbone.quantised import Quantisation, quantise_backbone
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, save_adapter
 from buddy.checkpoint.card import CARD, read_card, write_card
 from buddy.checkpoint.manifest import Manifest, check_base, check_policy, identity, read_manifest
+from buddy.checkpoint.quick_prior import QuickPrior
 from buddy.checkpoint.tensors import read_tensors
+from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName
 from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
@@ -107,7 +109,7 @@ def load_outline(
     """
     model = model_without_weights(name, on_progress=on_progress)
     folder = shipped_checkpoint(name) or user_path(name)
-    routing: dict[str, Any] = {"prior": load_prior(name)}
+    routing: dict[str, Any] = {}
     fingerprint = None
     if is_checkpoint(folder):
         manifest = read_manifest(folder)
@@ -115,6 +117,10 @@ def load_outline(
         routing = _read_routing(folder, manifest, Backbone(model))
         policy = policy or check_policy(folder, manifest)
         kv_policy = kv_policy or manifest.kv_policy
+    else:
+        routing["prior"] = load_prior(name)
+    if routing.get("prior") is None:  # which is not measured: an outline runs nothing
+        routing["prior"] = QuickPrior(Backbone(model), "", name)
     made = BuddyForCausalLM(
         model, **routing, policy="full", kv_policy=kv_policy or DEFAULT_KV_POLICY, engine=engine
     )
@@ -135,16 +141,17 @@ def _load(
     folder = shipped or user_path(name)
     if not is_checkpoint(folder):
         model = load_model(name, **options)
+        fingerprint = base_fingerprint(model)
         made = BuddyForCausalLM(
             model,
-            prior=load_prior(name),
+            prior=load_prior(name) or QuickPrior(Backbone(model), fingerprint, name),
             policy="full",
             kv_policy=kv_policy or DEFAULT_KV_POLICY,
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
         made.source = str(folder.resolve()) if folder.exists() else str(name)
-        made.source_fingerprint = base_fingerprint(model)
+        made.source_fingerprint = fingerprint
         made.set_policy(policy or made.default_policy())
         return made
     manifest = read_manifest(folder)
@@ -152,12 +159,16 @@ def _load(
     model = load_model(base_model(folder), **options)
     backbone, fingerprint = Backbone(model), base_fingerprint(model)
     check_base(folder, manifest.base, identity(backbone, fingerprint))
-    routing, merged = _read_routing(folder, manifest, backbone), None
+    routing, merged, weights = _read_routing(folder, manifest, backbone), None, fingerprint
     if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
         model = load_adapter(model, folder / FOLDER)
+        weights = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
         if merge_adapter:
             merged, model = adapter_fingerprint(model), model.merge_and_unload()
+    if "prior" not in routing:
+        base = Backbone(getattr(model, "get_base_model", lambda: model)())
+        routing["prior"] = QuickPrior(base, weights, name)
     made = BuddyForCausalLM(
         model,
         **routing,
@@ -218,8 +229,9 @@ def _write(
     from safetensors.torch import save_file
 
     tensors = {}
-    if model.prior is not None:
-        tensors["prior"] = model.prior.contiguous().cpu()
+    prior = model.resources.prior
+    if prior is not None and prior.is_known:
+        tensors["prior"] = prior.values().contiguous().cpu()
     for part in ("router", "predictor"):
         module = getattr(model, part)
         state = {} if module is None else module.state_dict()
@@ -302,7 +314,8 @@ def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> dict[
     tensors = read_tensors(folder, _ROUTING)
     found: dict[str, Any] = {}
     if "prior" in tensors:
-        found["prior"] = _check_prior(folder, tensors["prior"], backbone.num_blocks)
+        values = _check_prior(folder, tensors["prior"], backbone.num_blocks)
+        found["prior"] = Prior(values, "prior of the checkpoint")
     if manifest.router is None:
         return found
     if manifest.router.token_width != backbone.kv_width:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from buddy.cli.loading import load_checked
 from buddy.cli.options import parse_reroute
-from buddy.cli.views.display import prepare_engine
+from buddy.cli.views.display import fetch_progress, prepare_engine
 from buddy.errors import PromptError
 from buddy.settings import SEED, Range, check_ranges
 
@@ -157,12 +157,25 @@ class ChatSession:
     @property
     def policy(self) -> str:
         """Who chooses the blocks, in a few words."""
-        untrained = "" if self.model.router is not None else " (no trained router)"
+        untrained = "" if self.model.router is not None else ", no trained router"
         return self.model.policy.describe() + untrained
 
     def check_budget(self, budget: str | None, prefill_budget: str | None = None) -> int | None:
         """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
         return check_budget(self.model, budget, prefill_budget)
+
+    def _prepare(self, budget: str | None, prefill_budget: str | None) -> None:
+        """Have the policy measure what it needs of the model, before the answer is timed."""
+        from buddy.depth.policy import prepare
+        from buddy.generation.budgets import read_prefill_budget
+
+        num_blocks = self.model.num_blocks
+        blocks = self.check_budget(budget, prefill_budget)
+        depths = [num_blocks if blocks is None else blocks]  # what auto needs is trained
+        if prefill_budget is not None:
+            depths.append(read_prefill_budget(prefill_budget, num_blocks))
+        with fetch_progress(self._console) as on_progress:
+            prepare(self.model.policy, depths, on_progress)
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.
@@ -214,7 +227,7 @@ class ChatSession:
 
         for message in messages:
             check_message(**message)
-        self.check_budget(budget, prefill_budget)
+        self._prepare(budget, prefill_budget)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -17,7 +17,7 @@ from buddy.cli import options
 from buddy.cli.commands.importance import computed_by
 from buddy.cli.loading import load_checked
 from buddy.cli.views.bars import Bars
-from buddy.cli.views.display import stderr
+from buddy.cli.views.display import fetch_progress, stderr
 from buddy.cli.views.tables import name_column, show_table
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import check_writable
@@ -164,6 +164,9 @@ def eval_run(
     loaded = load_checked(model, check_all, console, merge_adapter=True)
     tokenizer = load_tokenizer(model)
     conditions = plan_conditions(loaded, *asked, auto=auto)
+    with fetch_progress(console) as on_progress:
+        for condition in conditions:
+            condition.prepare(on_progress)
     full = {"model": model, "dtype": str(loaded.dtype), **config}
     # More samples of the same kind may be asked for later.
     settings = {name: value for name, value in config.items() if name != "limit"}
@@ -212,6 +215,7 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
 
     config = {
         **run.config,
+        "prior": run.model.prior_facts,
         "conditions": [
             {**condition.describe(), "describe": condition.policy.describe()}
             for condition in run.conditions

@@ -1,5 +1,6 @@
 """The table of commands, and what happens to their errors."""
 
+import logging
 import os
 import sys
 import textwrap
@@ -49,6 +50,13 @@ _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)
 """Of click, which typer brings along or depends on, by its version."""
 
 
+class _ToStderr(logging.Handler):
+    """Writes to stderr as it is now: a progress bar moves out of the way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
 def main() -> None:
     """Entry point: what goes wrong is one line on stderr.
 
@@ -56,6 +64,10 @@ def main() -> None:
     Ctrl-C, and 141 where whoever read the output has gone, as of a process that SIGPIPE ended.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    log = logging.getLogger("buddy")
+    log.addHandler(_ToStderr())
+    log.setLevel(logging.INFO)
+    log.propagate = False
     code = _guarded(lambda: _run(sys.argv[1:] or ["--help"]))
     sys.exit(_guarded(lambda: sys.stdout and sys.stdout.flush()) or code)
 

@@ -1,7 +1,7 @@
 """What a policy is, and how one is found by name."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from buddy.depth.prior import OnProgress, Prior
+from buddy.depth.select import check_spendable
 from buddy.errors import PolicyError
 from buddy.records import read_record
 
@@ -158,6 +160,26 @@ def is_online(policy: Policy) -> bool:
     return hasattr(policy, "keep")
 
 
+def prepare(policy: Policy, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
+    """Let a policy measure now what budgets below full depth will need of it.
+
+    A policy that has something to measure has a method `prepare(on_progress)`. Without this it
+    measures when it first scores blocks.
+
+    Args:
+        policy: Most need nothing.
+        depths: What will be spent, in blocks.
+        on_progress: Told how far a measurement is.
+
+    Raises:
+        BudgetError: A budget cannot be spent.
+    """
+    ready = getattr(policy, "prepare", None)
+    if ready is not None and min(depths) < policy.num_blocks:
+        check_spendable(depths, policy.num_blocks, cast(DepthPolicy, policy).pinned)
+        ready(on_progress)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """The state of a policy that remembers nothing: how many rows there are, and where."""
@@ -187,8 +209,8 @@ class PolicyResources:
     fingerprint: str | None = None
     """Of the base model's weights: what was measured on another one is refused. None where it is
     not known."""
-    prior: Float[Tensor, " middle"] | None = None
-    """Importance of the middle blocks, larger = keep; None where none was measured."""
+    prior: Prior | None = None
+    """Importance of the middle blocks; None where none was measured, nor can be."""
     router: Any = None
     """A trained `routing.router.Router`; None where the model has none."""
 

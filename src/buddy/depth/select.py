@@ -21,7 +21,7 @@ def check_spendable(budgets: Collection[int], num_blocks: int, pinned: Sequence[
         raise BudgetError(
             f"budget of {wrong[0]} blocks cannot be spent: {always} of the {num_blocks} blocks "
             f"always run under this policy, so expected {always} to {num_blocks} blocks; "
-            "for less choose another policy, such as random or static:ORDER"
+            "for less choose another policy, such as static or random"
         )
 
 

@@ -10,7 +10,15 @@ import torch
 
 from buddy.depth.budget import AUTO, split_phases
 from buddy.depth.budget_source import BudgetSource, ConstantBudget, PhasedBudget
-from buddy.depth.policy import BatchSize, DepthPolicy, Observation, build_policy, is_online
+from buddy.depth.policy import (
+    BatchSize,
+    DepthPolicy,
+    Observation,
+    build_policy,
+    is_online,
+    prepare,
+)
+from buddy.depth.prior import OnProgress
 from buddy.depth.select import check_spendable, select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
@@ -72,6 +80,11 @@ class Condition:
         budgets = torch.tensor(depths)
         scores = self.policy.scores(state, budgets)
         return select_blocks(scores, budgets, pinned=self.policy.pinned).executed_sets
+
+    def prepare(self, on_progress: OnProgress) -> None:
+        """Have the policy measure now what it will need at this budget."""
+        depths = (self.blocks, self.prefill_blocks or self.blocks)
+        prepare(self.policy, depths, on_progress)
 
     @property
     def depth(self) -> str:

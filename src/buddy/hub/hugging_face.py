@@ -18,14 +18,25 @@ def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
         FetchError: No such model, no access, or no network.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
         patterns = ["config.json"] if config_only else _FILES
         return str(snapshot_download(hub_id, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise FetchError(
+            f"{hub_id} is gated: accept its licence on the hub's page of it, then run "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise FetchError(
+            f"the hub has no model {hub_id}, or shows it to its owners alone: check the name, or "
+            "run `hf auth login`"
+        ) from error
     except (OSError, ValueError) as error:
         raise FetchError(
             f"{hub_id} cannot be fetched from the hub: {reason(error)}; check the name and the "
-            "network; a gated model needs `hf auth login` first"
+            "network"
         ) from error
 
 

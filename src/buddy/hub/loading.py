@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
 
 from buddy.backbone.families import find_family
+from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError, ModelError
 from buddy.files import parse_json
 from buddy.hub.config import read_config, read_generation_config
@@ -75,12 +75,12 @@ def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
     if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ModelError(
             f"no model at {text}: expected a folder with config.json and *.safetensors, a .gguf "
-            f"file, a hub id such as org/name, or one of {', '.join(PRESETS)}"
+            "file, a hub id such as org/name, or a name that `buddy models` lists"
         )
     if "/" not in text:
         raise ModelError(
-            f"no model named {text!r}: expected one of {', '.join(PRESETS)}, a hub id such as "
-            "org/name, a folder, or a .gguf file"
+            f"no model named {text!r}: expected a name that `buddy models` lists, a hub id such "
+            "as org/name, a folder, or a .gguf file"
         )
     return text
 
@@ -238,12 +238,12 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
     return read_tokenizer(Path(local_folder(name)))
 
 
-def load_prior(name: str | Path) -> Tensor | None:
-    """The measured prior of a preset's middle blocks, [blocks - 2]; None where there is none."""
+def load_prior(name: str | Path) -> Prior | None:
+    """The prior that ships with a preset; None where there is none."""
     preset = PRESETS.get(str(name))
     if preset is None or preset.prior is None:
         return None
     text = (files("buddy.hub") / "priors" / preset.prior).read_text()
     record = parse_json(text, preset.prior, CheckpointError)
     importance = torch.tensor(record["results"]["importance"])
-    return normalise_prior(importance[1:-1])
+    return Prior(normalise_prior(importance[1:-1]), f"prior that ships, {preset.prior}")

@@ -1,4 +1,7 @@
-"""Models that have a name of their own: the default one, and the four of the paper."""
+"""Models that have a name of their own: the default one, common ones, and those of the paper.
+
+A number that is not known for certain is left out.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,13 +23,86 @@ class Preset:
     """File in `hub/priors`: a record of `buddy importance`."""
     trained: str | None = None
     """Folder in `hub/trained`: a Buddy checkpoint, its base model named in it."""
+    num_blocks: int
+    """Transformer blocks."""
+    params: int
+    """Parameters, those of tied embeddings once."""
+    download_gb: float | None = None
+    """What is fetched: weights as they are stored, in units of 10^9 bytes."""
+    licence: str
+    """Of the weights."""
+    gated: bool = False
+    """Whether the hub asks for an account that has accepted the licence."""
+
+
+def _hub(
+    hub_id: str,
+    num_blocks: int,
+    params: int,
+    download_gb: float | None,
+    licence: str = "Apache-2.0",
+    *,
+    gated: bool = False,
+) -> Preset:
+    return Preset(
+        title=hub_id.partition("/")[2],
+        hub_id=hub_id,
+        num_blocks=num_blocks,
+        params=params,
+        download_gb=download_gb,
+        licence=licence,
+        gated=gated,
+    )
 
 
 PRESETS: Final[dict[str, Preset]] = {
-    DEFAULT_MODEL: Preset(title="SmolLM2-135M-Instruct", prior="smollm2-135m.json"),
-    ROUTED_MODEL: Preset(title="SmolLM2-135M-Instruct, routed", trained="smollm2-135m"),
-    "llama-2-7b": Preset(title="Llama-2-7B", hub_id="meta-llama/Llama-2-7b-hf"),
-    "llama-13b": Preset(title="Llama-13B", hub_id="yahma/llama-13b-hf"),
-    "llama-3.1-8b": Preset(title="Llama-3.1-8B", hub_id="meta-llama/Meta-Llama-3.1-8B"),
-    "qwen2.5-7b": Preset(title="Qwen2.5-7B-Instruct", hub_id="Qwen/Qwen2.5-7B-Instruct"),
+    DEFAULT_MODEL: Preset(
+        title="SmolLM2-135M-Instruct",
+        prior="smollm2-135m.json",
+        num_blocks=30,
+        params=134_515_008,
+        download_gb=0.093,
+        licence="Apache-2.0",
+    ),
+    ROUTED_MODEL: Preset(
+        title="SmolLM2-135M-Instruct, routed",
+        trained="smollm2-135m",
+        num_blocks=30,
+        params=134_515_008,
+        download_gb=0.093,
+        licence="Apache-2.0",
+    ),
+    "smollm2-360m": _hub("HuggingFaceTB/SmolLM2-360M-Instruct", 32, 361_821_120, 0.724),
+    "smollm2-1.7b": _hub("HuggingFaceTB/SmolLM2-1.7B-Instruct", 24, 1_711_376_384, 3.42),
+    "qwen2.5-0.5b": _hub("Qwen/Qwen2.5-0.5B-Instruct", 24, 494_032_768, 0.988),
+    "qwen2.5-1.5b": _hub("Qwen/Qwen2.5-1.5B-Instruct", 28, 1_543_714_304, 3.09),
+    "qwen2.5-3b": _hub("Qwen/Qwen2.5-3B-Instruct", 36, 3_085_938_688, 6.17, "Qwen Research"),
+    "qwen2.5-7b": _hub("Qwen/Qwen2.5-7B-Instruct", 28, 7_615_616_512, 15.2),
+    "qwen3-0.6b": _hub("Qwen/Qwen3-0.6B", 28, 596_049_920, 1.50),
+    "qwen3-1.7b": _hub("Qwen/Qwen3-1.7B", 28, 1_720_574_976, 4.06),
+    "qwen3-4b": _hub("Qwen/Qwen3-4B", 36, 4_022_468_096, 8.04),
+    "qwen3-8b": _hub("Qwen/Qwen3-8B", 36, 8_190_735_360, 16.4),
+    "llama-3.2-1b": _hub(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        16,
+        1_235_814_400,
+        2.47,
+        "Llama 3.2 Community",
+        gated=True,
+    ),
+    "llama-3.2-3b": _hub(
+        "meta-llama/Llama-3.2-3B-Instruct",
+        28,
+        3_212_749_824,
+        6.43,
+        "Llama 3.2 Community",
+        gated=True,
+    ),
+    "llama-3.1-8b": _hub(
+        "meta-llama/Meta-Llama-3.1-8B", 32, 8_030_261_248, 16.1, "Llama 3.1 Community", gated=True
+    ),
+    "llama-2-7b": _hub(
+        "meta-llama/Llama-2-7b-hf", 32, 6_738_415_616, 13.5, "Llama 2 Community", gated=True
+    ),
+    "llama-13b": _hub("yahma/llama-13b-hf", 40, 13_015_864_320, None, "LLaMA research"),
 }

@@ -1,6 +1,7 @@
 """Static pruning: one removal order for every input."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,59 +10,62 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.policy import BatchSize, Observation, PolicyResources
+from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import PolicyError, shown
 from buddy.policies.measured import read_order
 
 
 class StaticPolicy:
-    """Blocks go in a given order, the first named first; blocks not named never go.
+    """Blocks go in one order, the first named first; blocks not named never go.
 
     Args:
-        removal_order: 0-based blocks, least important first. It may be as short as the one set
-            of blocks that a method removes; then a smaller budget is refused.
+        order: 0-based blocks, least important first. It may be as short as the one set of blocks
+            that a method removes; then a smaller budget is refused. Or a prior: the middle blocks
+            go in ascending order of it, of equals the deeper first. A prior that is still to be
+            measured is measured when an order is first needed.
         num_blocks: Blocks of the model.
-        source: Where the order comes from, for summary lines.
+        source: Where a given order comes from, for summary lines.
 
     Raises:
-        PolicyError: A block is named twice, or does not exist.
+        PolicyError: A block is named twice, or does not exist, or the prior is of another model.
     """
 
     name = "static"
     context_layer = 0
 
     def __init__(
-        self, removal_order: Sequence[int], num_blocks: int, *, source: str = "given order"
+        self, order: Sequence[int] | Prior, num_blocks: int, *, source: str = "given order"
     ) -> None:
-        order = list(removal_order)
-        if len(set(order)) != len(order) or not all(0 <= block < num_blocks for block in order):
+        self.num_blocks = num_blocks
+        self._order, self._source = order, source
+        removable = set(range(1, num_blocks - 1) if isinstance(order, Prior) else order)
+        self.pinned = tuple(block for block in range(num_blocks) if block not in removable)
+        if not isinstance(order, Prior) or order.is_known:
+            _ = self.removal_order
+
+    @cached_property
+    def removal_order(self) -> tuple[int, ...]:
+        """Blocks that may go, least important first."""
+        order = self._order
+        if isinstance(order, Prior):
+            return _ascending(order.values(), self.num_blocks)
+        if len(set(order)) != len(order) or not set(order) <= set(range(self.num_blocks)):
             raise PolicyError(
-                f"a removal order names each block once, from 0 to {num_blocks - 1}, got "
+                f"a removal order names each block once, from 0 to {self.num_blocks - 1}, got "
                 f"{shown(order)}"
             )
-        self.num_blocks = num_blocks
-        self.removal_order = tuple(order)
-        self.source = source
-        self.pinned = tuple(block for block in range(num_blocks) if block not in set(order))
-        self._scores = torch.zeros(num_blocks)
-        self._scores[order] = torch.arange(1.0, len(order) + 1)
+        return tuple(order)
 
-    @classmethod
-    def from_prior(
-        cls, prior: Float[Tensor, " middle"], num_blocks: int, source: str = "prior"
-    ) -> "StaticPolicy":
-        """Remove the middle blocks in ascending order of their prior; ties: deeper first.
+    @cached_property
+    def _scores(self) -> Float[Tensor, " blocks"]:
+        scores = torch.zeros(self.num_blocks)
+        scores[list(self.removal_order)] = torch.arange(1.0, len(self.removal_order) + 1)
+        return scores
 
-        Raises:
-            PolicyError: The prior has not one entry for each middle block.
-        """
-        middle = max(0, num_blocks - 2)
-        if len(prior) != middle:
-            raise PolicyError(
-                f"the prior has {len(prior)} entries and the model has {num_blocks} blocks: "
-                f"expected {middle} entries, one for each block but the first and the last"
-            )
-        ascending = torch.argsort(prior, descending=True, stable=True).flip(0)
-        return cls([block + 1 for block in ascending.tolist()], num_blocks, source=source)
+    def prepare(self, on_progress: OnProgress | None = None) -> None:
+        """Measure the prior now, if the order is by one that is not known."""
+        if isinstance(self._order, Prior):
+            self._order.values(on_progress)
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "StaticPolicy":
@@ -72,11 +76,11 @@ class StaticPolicy:
         if not argument:
             if resources.prior is None:
                 raise PolicyError(
-                    "this model has no measured prior to order its blocks by: name the blocks to "
-                    "remove, as in --policy static:12,11,20, measure them with buddy importance, "
-                    "or use --policy random"
+                    "this model has no prior to order its blocks by: load it with from_pretrained, "
+                    "which measures one, name the blocks to remove, as in static:12,11,20, or use "
+                    "random"
                 )
-            return cls.from_prior(resources.prior, resources.num_blocks)
+            return cls(resources.prior, resources.num_blocks)
         if argument.endswith(".json"):
             order, source = read_order(Path(argument), resources)
             return cls(order, resources.num_blocks, source=source)
@@ -101,4 +105,17 @@ class StaticPolicy:
 
     def describe(self) -> str:
         """As shown in a summary line."""
-        return f"static, {self.source}"
+        order = self._order
+        return f"static, {order.describe() if isinstance(order, Prior) else self._source}"
+
+
+def _ascending(prior: Float[Tensor, " middle"], num_blocks: int) -> tuple[int, ...]:
+    """The middle blocks in ascending order of their prior; ties: deeper first."""
+    middle = max(0, num_blocks - 2)
+    if len(prior) != middle:
+        raise PolicyError(
+            f"the prior has {len(prior)} entries and the model has {num_blocks} blocks: "
+            f"expected {middle} entries, one for each block but the first and the last"
+        )
+    ascending = torch.argsort(prior, descending=True, stable=True).flip(0)
+    return tuple(block + 1 for block in ascending.tolist())

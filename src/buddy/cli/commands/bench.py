@@ -74,7 +74,7 @@ def bench(
     import torch
 
     from buddy.cli.loading import load_checked
-    from buddy.cli.views.display import prepare_engine, stderr
+    from buddy.cli.views.display import fetch_progress, prepare_engine, stderr
     from buddy.cli.views.speed_table import show_speed
     from buddy.engine.executors.choice import describe_engine
     from buddy.engine.run import check_reroute
@@ -105,6 +105,9 @@ def bench(
         model, check, console, kv_policy=kv_policy, engine=engine, merge_adapter=True, quant=quant
     )
     conditions = plan_conditions(loaded, policy or [], budget)
+    with fetch_progress(console) as on_progress:
+        for condition in conditions:
+            condition.prepare(on_progress)
     shape = (rounds, batch, context)
     if source is None:
         prompts = _random_prompts(loaded.config.vocab_size, shape, seed)
@@ -169,6 +172,7 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
         "quant": model.quant,
+        "prior": model.prior_facts,
     }
 
 

@@ -124,6 +124,7 @@ def _record(
         "engine_reason": executor.why_general,
         "compile_s": None if library is None else library.compile_s,
         "quant": chat_session.model.quant,
+        "prior": chat_session.model.prior_facts,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": len(answer.token_texts),

@@ -59,6 +59,7 @@ def info(
         "params_per_block": shape.block_params,
         "params_outside_blocks": shape.outside_params,
         "kv_bytes_per_token": kv_bytes_per_token(shape),
+        "order": _order(model),
         "context": context,
         "budgets": rows,
         "card": {} if found is None else found.facts,
@@ -76,6 +77,7 @@ def info(
     console.print(f"  parameters per block   {shape.block_params:,}")
     console.print(f"  parameters outside     {shape.outside_params:,}")
     console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
+    console.print(f"  blocks chosen by       {facts['order']}", markup=False)
     if found is not None:
         console.print(
             f"  licence of weights     {found.facts.get('license', 'unknown')}", markup=False
@@ -94,3 +96,22 @@ def info(
             f"{row['weight_bytes'] / 1e6:,.1f} MB",
         )
     show_table(console, table)
+
+
+def _order(model: str) -> str:
+    """Where a budget's blocks come from, without reading any weights."""
+    from buddy.checkpoint.manifest import read_manifest
+    from buddy.checkpoint.quick_prior import is_cached
+    from buddy.hub.inside import user_path
+    from buddy.hub.loading import load_prior, shipped_checkpoint
+    from buddy.hub.manifest import is_checkpoint
+
+    folder = shipped_checkpoint(model) or user_path(model)
+    if is_checkpoint(folder):
+        return f"policy {read_manifest(folder).policy} of the checkpoint"
+    prior = load_prior(model)
+    if prior is not None:
+        return prior.describe()
+    if is_cached(model):
+        return "order of a quick cosine pass (cached)"
+    return "order of a quick cosine pass, measured when a budget first needs it"

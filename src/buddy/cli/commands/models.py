@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -20,56 +20,104 @@ def listing(
     """List named and cached models."""
     if context.invoked_subcommand is not None:
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    from buddy.cli.views.display import stdout
-    from buddy.cli.views.tables import name_column, show_table
-
     rows = _rows()
     if as_json:
         sys.stdout.write(json.dumps(rows, allow_nan=False) + "\n")
         return
-    table = Table()
-    name_column(table, "name")
-    table.add_column("on disk", justify="right", no_wrap=True)
-    table.add_column("source")
+    _show(rows)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    """Named models, and under them what else is on this machine."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from buddy.cli.views.display import stdout
+    from buddy.cli.views.tables import show_table
+
+    console = stdout()
+    named = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("name", "params", "blocks", "fetch", "on disk"):
+        justify: Any = "left" if name == "name" else "right"
+        named.add_column(name, justify=justify, no_wrap=True)
+    named.add_column("router", no_wrap=True)
+    named.add_column("licence")
+    others = Table(box=None, pad_edge=False, header_style="dim")
+    others.add_column("also on this machine", overflow="fold")
+    others.add_column("on disk", justify="right", no_wrap=True)
+    others.add_column("source", overflow="fold")
     for row in rows:
-        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.0f} MB"
-        source = Text(row["source"])
-        if row["damage"]:
-            source.append(f" ({row['damage']})", style="red")
-        table.add_row(row["name"], size, source)
-    show_table(stdout(), table)
+        size = "" if row["bytes"] is None else _size(row["bytes"])
+        note = f" [red]({escape(row['damage'])})[/]" if row["damage"] else ""
+        gated = ", gated" if row.get("gated") else ""
+        if "params" not in row:
+            others.add_row(escape(row["name"]), size, f"{escape(row['source'])}{note}")
+            continue
+        named.add_row(
+            row["name"],
+            _size(row["params"], units=("M", "B")),
+            str(row["blocks"]),
+            "" if row["fetch_bytes"] is None else _size(row["fetch_bytes"]),
+            size,
+            "ships" if row["router"] else "",
+            f"{row['licence'].removesuffix(' Community')}{gated}{note}",
+        )
+    show_table(console, named)
+    if others.row_count:
+        console.print()
+        show_table(console, others)
+
+
+def _size(number: float, units: tuple[str, str] = ("MB", "GB")) -> str:
+    """Three digits at most."""
+    small, large = units
+    return f"{number / 1e6:.0f} {small}" if number < 999.5e6 else f"{number / 1e9:.3g} {large}"
 
 
 def _rows() -> list[dict[str, Any]]:
+    """Presets, then converted models, then the rest of the hub's cache."""
+    from buddy.hub.folder import folder_bytes
     from buddy.hub.hugging_face import hub_repos
     from buddy.hub.loading import shipped_checkpoint
-    from buddy.hub.presets import DEFAULT_MODEL, PRESETS
+    from buddy.hub.presets import PRESETS
     from buddy.hub.store import list_cached
 
-    rows: list[dict[str, Any]] = [
-        {"name": c.name, "bytes": c.num_bytes, "source": c.source, "damage": c.damage}
-        for c in list_cached()
-    ]
+    cached = {
+        one.name: {
+            "name": one.name,
+            "bytes": one.num_bytes,
+            "source": one.source,
+            "damage": one.damage,
+        }
+        for one in list_cached()
+    }
     repos = hub_repos()
+    rows: list[dict[str, Any]] = []
     for name, preset in PRESETS.items():
-        repo = repos.pop(preset.hub_id, None) if preset.hub_id else None
-        if name == DEFAULT_MODEL and not any(row["name"] == name for row in rows):
-            source = f"{preset.title}, fetched on first use"
-            rows.insert(0, {"name": name, "bytes": None, "source": source, "damage": None})
+        row: dict[str, Any] = {"name": name, "bytes": None, "damage": None}
+        row["source"] = preset.hub_id or f"{preset.title}, fetched on first use"
+        if preset.hub_id in repos:
+            row["bytes"] = repos.pop(preset.hub_id).size_on_disk
         elif preset.trained:
-            source = "adapter and router that ship with Buddy"
-            folder = shipped_checkpoint(name)
-            held = [f.stat().st_size for f in folder.rglob("*") if f.is_file()] if folder else []
-            rows.append({"name": name, "bytes": sum(held), "source": source, "damage": None})
-        elif preset.hub_id:
-            size = None if repo is None else repo.size_on_disk
-            rows.append({"name": name, "bytes": size, "source": preset.hub_id, "damage": None})
-    for hub_id, repo in sorted(repos.items()):
-        rows.append({"name": hub_id, "bytes": repo.size_on_disk, "source": "hub", "damage": None})
-    return rows
+            row["source"] = "adapter and router that ship with Buddy"
+            row["bytes"] = folder_bytes(cast(Path, shipped_checkpoint(name)))
+        elif name in cached:
+            row |= cached.pop(name)
+        gb = preset.download_gb
+        facts = {
+            "blocks": preset.num_blocks,
+            "params": preset.params,
+            "fetch_bytes": None if gb is None else round(gb * 1e9),
+            "licence": preset.licence,
+            "gated": preset.gated,
+            "router": preset.trained is not None,
+        }
+        rows.append({**row, **facts})
+    rest = [
+        {"name": hub_id, "bytes": repo.size_on_disk, "source": "hub", "damage": None}
+        for hub_id, repo in sorted(repos.items())
+    ]
+    return [*rows, *cached.values(), *rest]
 
 
 @models.command()

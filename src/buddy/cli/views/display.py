@@ -23,6 +23,7 @@ _STAGES = {
     "verify": "Checking weights",
     "extract": "Unpacking weights",
     "convert": "Converting to safetensors",
+    "measure": "Measuring an order of the blocks",
 }
 
 _UNLIMITED: Final = 100_000
@@ -64,7 +65,7 @@ def fetch_progress(console: Console) -> Iterator[OnProgress]:
             bars.start()
         if stage not in tasks:
             tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=total)
-        news = f"{done / 1e6:.0f} MB" if stage not in ("convert", "wait") else ""
+        news = f"{done / 1e6:.0f} MB" if stage not in ("convert", "measure", "wait") else ""
         bars.update(tasks[stage], completed=done, total=total, news=news)
 
     try:

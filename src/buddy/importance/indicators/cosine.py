@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.engine.influence import block_influence
 from buddy.importance.forward import Windows
 
 
@@ -30,19 +31,11 @@ class _MeanOverTokens:
 
 
 class BlockInfluence(_MeanOverTokens):
-    """Mean over tokens of `1 - cos(block input, block output)`, one dense pass.
+    """Mean over tokens of `1 - cos(block input, block output)`; see `block_influence`."""
 
-    Source: ShortGPT; the second of the paper's two cosine indicators. The last block's output
-    is taken before the final norm.
-    """
-
-    @torch.no_grad()
     def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
         """Take in one batch of windows."""
-        windows = Windows.of(self._backbone, ids)
-        for block, before, after in windows.run(range(self._backbone.num_blocks), windows.embedded):
-            cosine = torch.cosine_similarity(before.float(), after.float(), dim=-1)  # [B, T]
-            self._total[block] += (1 - cosine.double()).sum().cpu()
+        self._total += block_influence(self._backbone, ids)
         self._weight += ids.numel()
 
 

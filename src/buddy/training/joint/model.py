@@ -8,6 +8,7 @@ from torch import Tensor
 
 from buddy.checkpoint.folder import load, load_outline
 from buddy.depth.policy import PolicyResources
+from buddy.depth.prior import Prior
 from buddy.depth.select import check_spendable
 from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
@@ -54,6 +55,7 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     budgets = _check_sizes(recipe, base)
     settings = recipe.router
     prior = _prior(settings.prior, base)
+    order = _order(settings.policy, prior, base)
     router = None
     if settings.policy == "routed":
         config = RouterConfig(
@@ -64,15 +66,13 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
         )
         with torch.random.fork_rng():
             torch.manual_seed(recipe.optim.seed)
-            router = Router(config, prior).to(base.device)
+            router = Router(config, None if prior is None else prior.values()).to(base.device)
     context = settings.planner.context_layer
     kept = context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
     if recipe.lora.start is not None:
         start_adapters(adapted, Path(recipe.lora.start), base.backbone, base.source_fingerprint)
-    made = BuddyForCausalLM(
-        adapted, prior=base.prior if prior is None else prior, router=router, policy=settings.policy
-    )
+    made = BuddyForCausalLM(adapted, prior=order, router=router, policy=settings.policy)
     check_spendable(budgets, made.num_blocks, made.scoring_policy.pinned)
     made.source, made.source_fingerprint = base.source, base.source_fingerprint
     return made.train()
@@ -113,17 +113,22 @@ def check_context(settings: DataSettings, model: BuddyForCausalLM) -> None:
         )
 
 
-def _prior(setting: str, base: BuddyForCausalLM) -> Tensor | None:
+def _prior(setting: str, base: BuddyForCausalLM) -> Prior | None:
+    """What the router starts from."""
     if setting == "none":
         return None
-    if setting != "default":
-        return read_prior(Path(setting), base.resources)
-    if base.prior is None:
-        raise RecipeError(
-            'router.prior: this model has no prior of its own: set "none", or measure one with '
-            "buddy importance and name its record"
-        )
-    return base.prior
+    if setting == "default":
+        return base.resources.prior
+    path = Path(setting)
+    return Prior(read_prior(path, base.resources), f"prior of {path.name}")
+
+
+def _order(policy: str, prior: Prior | None, base: BuddyForCausalLM) -> Prior | None:
+    """What the policy static goes by: measured before an adapter is on the model, or not at all."""
+    order = prior or base.resources.prior
+    if order is not None and (policy == "static" or prior is not None):
+        order.values()
+    return order if order is not None and order.is_known else None
 
 
 def read_prior(path: Path, resources: PolicyResources, setting: str = "router.prior") -> Tensor:

@@ -110,7 +110,7 @@ class RouterSettings:
     omega: Annotated[float, Range(0, 1000)] = 0.1
     """Weight of the prior."""
     prior: str = "default"
-    """`default` (the model's own), `none`, or a record of `buddy importance`."""
+    """`default` (the model's own, measured if need be), `none`, or a `buddy importance` record."""
     spread: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()

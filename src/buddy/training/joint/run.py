@@ -274,7 +274,11 @@ class _Run:
         return RunRecord(
             kind="training",
             model=self.model.facts(),
-            config={**asdict(self.recipe), "processes": self.trainer.num_processes},
+            config={
+                **asdict(self.recipe),
+                "processes": self.trainer.num_processes,
+                "measured_prior": self.model.prior_facts,
+            },
             results={
                 "steps": self.trainer.steps,
                 "seconds": self.seconds,

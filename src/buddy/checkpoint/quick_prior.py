@@ -1,0 +1,203 @@
+"""A quick prior: block influence over a text that ships with Buddy, measured when first needed.
+
+`<home>/priors/<fingerprint>.json` keeps it as a record, such as `buddy importance` writes, whatever
+number format it was measured in: bfloat16 and int4 of one model then remove the same blocks. Two
+processes that measure at a time both write the whole file, and nothing is lost.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shlex
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.depth.prior import OnProgress, Prior
+from buddy.engine.influence import block_influence
+from buddy.errors import PolicyError, ResultError
+from buddy.hub.folder import cache_home
+from buddy.hub.loading import load_tokenizer
+from buddy.hub.presets import PRESETS
+from buddy.hub.progress import silent
+from buddy.policies.static import StaticPolicy
+from buddy.records import RunRecord, read_record
+from buddy.routing.prior import normalise_prior
+
+WINDOW: Final = 256
+"""Tokens that see one another; fewer where the context is shorter."""
+_LOG: Final = logging.getLogger("buddy")
+
+
+class QuickPrior(Prior):
+    """Read from the cache, or measured, when it is first asked for.
+
+    Args:
+        backbone: The model that is measured.
+        fingerprint: Of the model's weights.
+        name: What the model was loaded by; its tokenizer is loaded by that too.
+    """
+
+    def __init__(self, backbone: Backbone, fingerprint: str, name: str | Path) -> None:
+        self._backbone, self._fingerprint, self._name = backbone, fingerprint, _one_name(name)
+        self._values = None
+        self._source = "order measured when a budget first needs it"
+
+    def values(self, on_progress: OnProgress | None = None) -> Float[Tensor, " middle"]:
+        """Normalised importance of the middle blocks.
+
+        Raises:
+            CheckpointError: The model's tokenizer cannot be loaded.
+            PolicyError: The model computes what is no number.
+        """
+        if self._values is None:
+            path = prior_path(self._fingerprint)
+            importance = self._cached(path)
+            if importance is None:
+                importance = self._measure(on_progress or silent)
+                kept = "cached" if self._keep(path, importance) else "not cached"
+                self._source = f"order measured now by a quick cosine pass ({kept})"
+            else:
+                self._source = "order of a quick cosine pass (cached)"
+            self._values = _normalised(importance)
+        return self._values
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model, the text and the measurement."""
+        written = json.dumps(self._identity(), sort_keys=True)
+        return hashlib.sha256(written.encode()).hexdigest()
+
+    def _identity(self) -> dict[str, Any]:
+        """What a cached prior must be of, so that it is this one."""
+        return {
+            "fingerprint": self._fingerprint,
+            "num_blocks": self._backbone.num_blocks,
+            "indicator": "block-influence",
+            "text_sha256": hashlib.sha256(quick_text().encode()).hexdigest(),
+            "window": WINDOW,
+        }
+
+    def _cached(self, path: Path) -> list[float] | None:
+        """Each block's importance, if it was measured earlier."""
+        if not os.path.exists(path):  # asked so, it is False where the cache is not ours to see
+            return None
+        try:
+            record = read_record(path)
+            config, results = record["config"], record["results"]
+            whole = isinstance(config, dict) and isinstance(results, dict)
+            if not whole or not self._identity().items() <= config.items():
+                raise ResultError("it is of another model, text or measurement")
+            importance = results.get("importance")
+            if not isinstance(importance, list) or len(importance) != self._backbone.num_blocks:
+                raise ResultError(f"it lacks the importance of {self._backbone.num_blocks} blocks")
+            if not all(type(one) is float for one in importance):
+                raise ResultError("an importance in it is no number")
+        except ResultError as error:
+            _LOG.warning("the cached prior %s cannot be used (%s): measured anew", path, error)
+            return None
+        return importance
+
+    def _measure(self, on_progress: OnProgress) -> list[float]:
+        width = min(WINDOW, self._backbone.config.max_position_embeddings)
+        windows = quick_windows(load_tokenizer(self._name), width)
+        num_blocks = self._backbone.num_blocks
+        _LOG.info(
+            "measuring a quick order of the %d blocks, once for this model; buddy importance "
+            "measures better ones, and buddy train trains a router",
+            num_blocks,
+        )
+        summed, done = torch.zeros(num_blocks, dtype=torch.float64), 0
+
+        def count(block: int) -> None:
+            nonlocal done
+            done += 1
+            on_progress("measure", done, len(windows) * num_blocks)
+
+        for window in windows:
+            summed += block_influence(self._backbone, window[None], count)
+        if not bool(summed.isfinite().all()):
+            raise PolicyError(
+                f"the blocks of {self._name} cannot be ordered: in {self._backbone.dtype} it "
+                "computes what is no finite number; load it in another number format, or name "
+                "--policy random"
+            )
+        scores: list[float] = (summed / sum(map(len, windows))).tolist()
+        return scores
+
+    def _keep(self, path: Path, importance: list[float]) -> bool:
+        """Write the record; where it cannot be written, the next process measures again."""
+        order = StaticPolicy(Prior(_normalised(importance)), len(importance)).removal_order
+        record = RunRecord(
+            kind="importance-block-influence",
+            command=shlex.join(["buddy", "generate", "hello", "--model", self._name, "-b", "0.5"]),
+            model={
+                "num_blocks": self._backbone.num_blocks,
+                "base": self._fingerprint.partition("-")[0],  # what follows is of an adapter
+            },
+            config={
+                "model": self._name,
+                "dtype": str(self._backbone.dtype),
+                "device": self._backbone.device.type,
+                **self._identity(),
+            },
+            results={"importance": importance, "removal_order": list(order)},
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record.save(path)
+        except (OSError, ResultError) as error:
+            _LOG.warning("the prior that was measured is not kept: %s", error)
+            return False
+        return True
+
+
+def is_cached(name: str | Path) -> bool:
+    """Whether a quick prior is kept that was measured on the model of this name.
+
+    Weights are not read, so the model may have changed since.
+    """
+    for path in (cache_home() / "priors").glob("*.json"):
+        with suppress(ResultError):
+            config = read_record(path)["config"]
+            if isinstance(config, dict) and config.get("model") == _one_name(name):
+                return True
+    return False
+
+
+def _one_name(name: str | Path) -> str:
+    """A model's hub id where it is a preset, its whole path where it is a file or a folder."""
+    preset = PRESETS.get(str(name))
+    path = Path(name).expanduser()
+    if preset is not None and preset.hub_id is not None:
+        return preset.hub_id
+    return str(path.resolve()) if path.exists() else str(name)
+
+
+def prior_path(fingerprint: str) -> Path:
+    """Where the quick prior of a model is kept."""
+    return cache_home() / "priors" / f"{fingerprint}.json"
+
+
+def quick_text() -> str:
+    """The text that ships with Buddy: several kinds and languages, about 2,000 tokens."""
+    return (files("buddy.hub") / "priors" / "quick.txt").read_text(encoding="utf-8")
+
+
+def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
+    """The whole text in windows; each begins as the tokenizer begins a text."""
+    begin = [one for one in tokenizer("")["input_ids"] if one == tokenizer.bos_token_id]
+    ids = tokenizer(quick_text(), add_special_tokens=False, verbose=False)["input_ids"]
+    step = width - len(begin)
+    return [torch.tensor(begin + ids[at : at + step]) for at in range(0, len(ids), step)]
+
+
+def _normalised(importance: list[float]) -> Float[Tensor, " middle"]:
+    return normalise_prior(torch.tensor(importance[1:-1], dtype=torch.float64))
