@@ -283,13 +283,13 @@ def test_a_damaged_state_is_refused(folder, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("room", "setting", "says"),
+    ("room", "changes", "says"),
     [
-        (20_000, "log.tensorboard=false", "the training state .* cannot be written"),
-        (1_000, "log.every=1", "the log of .* cannot be written"),
+        (20_000, ["log.tensorboard=false"], "the training state .* cannot be written"),
+        (5_000, ["log.every=1", "log.save_every=99"], "the log of .* cannot be written"),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_no_half_a_state(folder, tmp_path, room, setting, says):
+def test_a_full_disk_is_one_line_and_leaves_no_half_a_state(folder, tmp_path, room, changes, says):
     # A run that is to write a state, on a file system that takes no more bytes.
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -298,7 +298,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_a_state(folder, tmp_path, ro
     )
     out = tmp_path / "full"
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments(folder, out, setting)],
+        [sys.executable, "-c", script, *arguments(folder, out, *changes)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buddy.errors import TrainingError
+from buddy.files import MAX_JSON_BYTES, parse_json, read_text
 
 _FEW_ROWS = 32
 """Fewer routed rows say nothing about a collapse."""
@@ -26,7 +27,7 @@ class TrainingLog:
         tensorboard: Whether to write its events.
 
     Raises:
-        TrainingError: The log cannot be written.
+        TrainingError: The log cannot be written, or is damaged and to be gone on from.
     """
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool) -> None:
@@ -43,13 +44,20 @@ class TrainingLog:
     def _lines(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        lines = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        lines = read_text(self.path, TrainingError, most=MAX_JSON_BYTES).splitlines()
+        found = []
+        for number, line in enumerate(lines, start=1):
+            where = f"{self.path}, line {number},"
             try:
-                lines.append(json.loads(line))
-            except ValueError:  # killed while it was written
-                break
-        return lines
+                entry = parse_json(line, where, TrainingError)
+                if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+                    raise TrainingError(f"{where} is no line of a log")
+            except TrainingError as error:
+                if number == len(lines):  # killed while it was written
+                    break
+                raise TrainingError(f"{error}: move the log away to go on without it") from error
+            found.append(entry)
+        return found
 
     def _failed(self, error: OSError) -> TrainingError:
         return TrainingError(
