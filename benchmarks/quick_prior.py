@@ -1,8 +1,8 @@
 """How near does the quick prior come to orders that were measured for longer?
 
-The quick prior is block influence over the text that ships with Buddy. It is compared with records of
-`buddy importance` for the same model: rank correlations over the middle blocks, and how many of the
-blocks that each removes first are the same.
+The quick prior is block influence over the text that ships with Buddy. It is compared with records
+of `buddy importance` for the same model: rank correlations over the middle blocks, and how many of
+the blocks that each removes first are the same.
 
     python benchmarks/quick_prior.py --model smollm2-135m --out results/quick-prior.json \
         results/importance/shortgpt.json results/importance/cosine.json results/importance/sleb.json
