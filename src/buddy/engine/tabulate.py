@@ -25,9 +25,9 @@ class Tabulator:
         self._backbone = backbone
         self._made: tuple[tuple[Any, ...], DepthPolicy] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies: the table is left out, and made again."""
-        return {**vars(self), "_made_of": (), "_policy": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies begin anew: what first use makes is left out, and made again."""
+        return Tabulator, (self._backbone,)
 
     def __call__(self, policy: Policy) -> Policy:
         """The policy for a pass without gradients: tabled where that gives the same plans."""

@@ -58,9 +58,9 @@ class ExecutorChoice:
         self._made_for: tuple[Any, ...] = ()
         self._made: Executor | str = ""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies: what was made at first use is left out, and made again."""
-        return {**vars(self), "_made_for": (), "_executor": None, "why_general": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies begin anew: what first use makes is left out, and made again."""
+        return ExecutorChoice, (self._backbone, self.engine)
 
     def fast_path(self) -> "Executor | None":
         """The executor of the passes that it takes; None = the general path for all.
