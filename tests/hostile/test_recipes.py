@@ -125,9 +125,9 @@ OUT_OF_RANGE = [
 ]
 BUDGETS = [
     ("budget.low=much", "budget 'much' cannot be read"),
-    ("budget.low='nan'", "low: a share of the blocks must be above 0 and at most 1, got 'nan'"),
-    ("budget.high='inf'", "high: a share of the blocks must be above 0"),
-    ("budget.high='150%'", "high: a share of the blocks must be above 0 and at most 1, got '150%'"),
+    ("budget.low='nan'", "budget 'nan' cannot be read"),
+    ("budget.high='inf'", "budget 'inf' cannot be read"),
+    ("budget.high='150%'", "budget 1.5 is not allowed"),
     ("budget.choices=['0 blocks']", "choices: blocks must be at least 1, got '0 blocks'"),
     ("budget.choices=['auto']", "auto is for inference"),
     ("budget.choices=[0.5]", "expected str, got 0.5"),
@@ -237,6 +237,7 @@ _TABLES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(_TABLES)
 def test_of_any_tables_only_a_recipe_or_our_error_comes(values):
     for kind in (Recipe, BudgetRecipe):
@@ -244,7 +245,7 @@ def test_of_any_tables_only_a_recipe_or_our_error_comes(values):
             build(kind, values if isinstance(values, dict) else {"data": values}, "here")
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(), st.text(), st.binary())
 def test_of_any_change_and_any_file_only_our_error_comes(tmp_path_factory, key, value, content):
     path = tmp_path_factory.getbasetemp() / "any.toml"
@@ -353,7 +354,7 @@ def test_a_run_with_another_recipe_says_what_differs(folder, tmp_path):
     short = ["optim.steps=1", "log.tensorboard=false"]
     train(recipe_of(folder, tmp_path, *short), tmp_path / "out")
     other = recipe_of(folder, tmp_path, *short, "optim.seed=4294967295")
-    with pytest.raises(TrainingError, match=r"another run \(optim differ\)"):
+    with pytest.raises(TrainingError, match=r"optim\.seed \(was 0, is 4294967295\)"):
         train(other, tmp_path / "out", resume=True)
     record = json.loads((tmp_path / "out/record.json").read_text())
     assert record["results"]["left_out"] == []

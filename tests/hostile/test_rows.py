@@ -326,7 +326,7 @@ _NAMES = sorted(
 _ROWS = st.lists(st.dictionaries(st.sampled_from(_NAMES), _JSON | st.text()) | _JSON, max_size=4)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(_ROWS, st.booleans(), st.binary(max_size=8))
 def test_of_any_rows_only_examples_or_our_error_come(tmp_path_factory, rows, is_array, noise):
     folder = tmp_path_factory.getbasetemp()
@@ -339,7 +339,7 @@ def test_of_any_rows_only_examples_or_our_error_come(tmp_path_factory, rows, is_
                 read(folder / "any.jsonl")
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(ROWS)), st.data())
 def test_of_any_fields_of_a_task_only_rows_or_our_error_come(tmp_path_factory, name, data):
     task = LOCAL_TASKS[name]
