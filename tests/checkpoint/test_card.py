@@ -10,6 +10,8 @@ import buddy.hub
 from buddy import BuddyForCausalLM
 from buddy.checkpoint.card import CARD, Card, parse_card, read_card, write_card
 from buddy.errors import CheckpointError
+from buddy.hub.loading import shipped_checkpoint
+from buddy.hub.presets import PRESETS, ROUTED_MODEL
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,12 @@ def test_each_committed_checkpoint_says_base_licence_data_and_limits(folder):
     assert "## Data" in card.text
     assert "CC BY-NC" in card.text  # Alpaca is among the data of each
     assert f'"{CARD}"' in (folder / "buddy.json").read_text()
+
+
+def test_the_list_of_models_has_the_licence_of_the_card():
+    card = read_card(shipped_checkpoint(ROUTED_MODEL))
+    licence = PRESETS[ROUTED_MODEL].licence
+    assert card.facts["license"] == licence.lower().replace(" ", "-")
 
 
 def test_a_card_is_saved_and_loaded_with_its_checkpoint(tmp_path):

@@ -70,7 +70,7 @@ PRESETS: Final[dict[str, Preset]] = {
         num_blocks=30,
         params=134_515_008,
         download_gb=0.093,
-        licence="Apache-2.0",
+        licence="CC BY-NC 4.0",
     ),
     "smollm2-360m": _hub("HuggingFaceTB/SmolLM2-360M-Instruct", 32, 361_821_120, 0.724),
     "smollm2-1.7b": _hub("HuggingFaceTB/SmolLM2-1.7B-Instruct", 24, 1_711_376_384, 3.42),

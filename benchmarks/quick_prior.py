@@ -1,0 +1,75 @@
+"""How near does the quick prior come to orders that were measured for longer?
+
+The quick prior is block influence over the text that ships with Buddy. It is compared with records
+of `buddy importance` for the same model: rank correlations over the middle blocks, and how many of
+the blocks that each removes first are the same.
+
+    python benchmarks/quick_prior.py --model smollm2-135m --out results/quick-prior.json \
+        results/importance/shortgpt.json results/importance/cosine.json results/importance/sleb.json
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from scipy.stats import kendalltau, spearmanr
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.checkpoint.quick_prior import WINDOW, quick_windows
+from buddy.engine.influence import block_influence
+from buddy.policies.measured import read_order
+from buddy.records import RunRecord
+
+REMOVED = (4, 8, 12, 15)
+
+
+def main():
+    """Measure, compare and record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("orders", type=Path, nargs="+")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    model = BuddyForCausalLM.from_pretrained(args.model, policy="full")
+    windows = quick_windows(load_tokenizer(args.model), WINDOW)
+    started_s = time.perf_counter()
+    importance = sum(block_influence(model.backbone, window[None]) for window in windows)
+    seconds = time.perf_counter() - started_s
+    middle = importance[1:-1]
+    ascending = torch.argsort(middle, descending=True, stable=True).flip(
+        0
+    )  # of equals, deeper first
+    quick = [block + 1 for block in ascending.tolist()]
+    compared = []
+    for path in args.orders:
+        order = [b for b in read_order(path, model.resources)[0] if b in set(quick)]
+        both = [b for b in quick if b in set(order)]  # a record may leave blocks out
+        places = ([order.index(b) for b in both], [quick.index(b) for b in both])
+        same = {str(n): len(set(quick[:n]) & set(order[:n])) for n in REMOVED if n <= len(order)}
+        compared.append(
+            {
+                "order": path.name,
+                "kendall": float(kendalltau(*places).statistic),
+                "spearman": float(spearmanr(*places).statistic),
+                "same": same,
+            }
+        )
+        print(path.name, compared[-1])
+    results = {
+        "removal_order": quick,
+        "importance": importance.tolist(),
+        "tokens": sum(map(len, windows)),
+        "seconds": seconds,
+        "compared": compared,
+    }
+    config = {"model": args.model, "dtype": str(model.dtype), "window": WINDOW}
+    RunRecord(kind="quick-prior", model=model.facts(), config=config, results=results).save(
+        args.out
+    )
+
+
+if __name__ == "__main__":
+    main()
