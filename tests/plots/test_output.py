@@ -100,7 +100,7 @@ def test_what_a_figure_cannot_read_is_refused(name):
         draw(name, [good, foreign])
     with pytest.raises(ResultError, match=r"results has no '\w+'.*make the record again"):
         draw(name, [made.record(good["kind"], {})])
-    with pytest.raises(ResultError, match="results must be an object, got None"):
+    with pytest.raises(ResultError, match="results must be an object, got null"):
         draw(name, [{"kind": good["kind"]}])
 
 

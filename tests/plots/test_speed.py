@@ -111,7 +111,7 @@ def test_stacks_are_the_shares_in_percent():
         ({"latency_ms": 0}, "'latency_ms' must be a number above 0"),
         ({"latency_ms_min": 1e9}, "'latency_ms_min' must be a number from 0 to"),
         ({"blocks": L + 1}, f"'blocks' must be a whole number from 1 to {L}"),
-        ({"policy": None}, "'policy' must be a string, got None"),
+        ({"policy": None}, "'policy' must be a string, got null"),
     ],
 )
 def test_a_broken_cell_is_named(change, says):

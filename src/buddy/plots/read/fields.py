@@ -11,7 +11,7 @@ from buddy.settings import Range
 MOST_BLOCKS: Final = 10_000
 """Deeper models are taken for damage: a figure has a column for each block."""
 _MOST: Final = 2**53
-_DRAWN: Final = Range(-1e300, 1e300)
+_DRAWN: Final = Range(-1e306, 1e306)
 """Axes need room beyond what they show."""
 _AGAIN: Final = "make the record again with the command that it names"
 
