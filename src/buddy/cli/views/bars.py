@@ -70,7 +70,7 @@ class Bars(Progress):
         super().update(task_id, **changes)
         self._tell_if_due(self._tasks[task_id])
 
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+    def advance(self, task_id: TaskID, advance: int | float = 1) -> None:
         """As in Progress."""
         super().advance(task_id, advance)
         self._tell_if_due(self._tasks[task_id])
