@@ -155,7 +155,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         for name, part in (("router", self.router), ("predictor", self.predictor)):
             if part is not None:
                 found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
-        if self._prior is not None:
+        if self._prior is not None and self._prior.fingerprint is not None:
             found["prior"] = self._prior.fingerprint
         return found
 

@@ -158,7 +158,7 @@ def test_a_bad_prompt_is_one_line_and_exit_code_2(folder, prompt, says):
     [
         ("nonsense", "no model named 'nonsense'"),
         ("./nowhere", "no model at ./nowhere"),
-        ("nobody/nothing", "Check the name and the network"),
+        ("nobody/nothing", "check the name and the network"),
         ("./nowhere.gguf", "nowhere.gguf"),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_whole_checkpoint_loads_and_no_other_file_is_opened(checkpoint):
     ("key", "value", "says"),
     [
         ("policy", 5, "policy: expected str, got 5"),
-        ("policy", None, "policy: expected str, got None"),
+        ("policy", None, "policy: expected str, got null"),
         ("policy", "no such", "no policy 'no such'"),
         ("policy", "random:" + "9" * 5000, "takes a whole number"),
         ("policy", "static:a", "takes block numbers"),

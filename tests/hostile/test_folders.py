@@ -411,7 +411,7 @@ def test_logits_that_are_not_finite_end_generation_in_one_line(model_folder):
 def test_a_token_that_the_model_does_not_know_is_refused(model_folder):
     model = BuddyForCausalLM.from_pretrained(model_folder)
     for token in (97, 10**9, -1):
-        with pytest.raises(PromptError, match=f"has the token {token}"):
+        with pytest.raises(PromptError, match=f"token id {token} is not one"):
             model.generate(torch.tensor([[5, token, 6]]), max_new_tokens=2)
 
 

@@ -23,6 +23,7 @@ def test_the_shipped_checkpoint_is_whole_and_small():
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 10e6
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {
         ".json",
+        ".md",
         ".safetensors",
     }
 

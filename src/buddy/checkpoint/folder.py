@@ -265,7 +265,7 @@ def _write(
 def _policy_spec(model: BuddyForCausalLM) -> str | None:
     """The policy's name; an order that was read from a file is written in full."""
     policy = model.policy
-    if isinstance(policy, StaticPolicy) and policy.removal_order and ":" in str(model.policy_spec):
+    if isinstance(policy, StaticPolicy) and ":" in str(model.policy_spec) and policy.removal_order:
         return f"static:{','.join(map(str, policy.removal_order))}"
     return model.policy_spec
 

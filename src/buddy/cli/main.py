@@ -54,7 +54,8 @@ class _ToStderr(logging.Handler):
     """Writes to stderr as it is now: a progress bar moves out of the way."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{record.getMessage()}\n")
+        if sys.stderr is not None:  # it may be closed
+            sys.stderr.write(f"{record.getMessage()}\n")
 
 
 def main() -> None:

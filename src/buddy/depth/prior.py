@@ -42,10 +42,9 @@ class Prior:
         return self._source
 
     @property
-    def fingerprint(self) -> str:
-        """SHA-256 of what decides the values; it is had without a measurement."""
-        assert self._values is not None
-        return hashlib.sha256(self._values.float().cpu().numpy().tobytes()).hexdigest()
+    def fingerprint(self) -> str | None:
+        """SHA-256 of the values; None where they follow from the model's weights."""
+        return None if self._values is None else _hashed(self._values)
 
     def facts(self) -> dict[str, Any] | None:
         """For records: where it comes from, and a hash of it; None while it is not known."""
@@ -53,5 +52,9 @@ class Prior:
             return None
         return {
             "source": self._source,
-            "sha256": self.fingerprint,
+            "sha256": _hashed(self._values),
         }
+
+
+def _hashed(values: Tensor) -> str:
+    return hashlib.sha256(values.float().cpu().numpy().tobytes()).hexdigest()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,10 +28,11 @@ def info(
     from buddy.depth.budget import Budget
     from buddy.depth.cost import kv_bytes_per_token, plan_flops, weight_bytes
     from buddy.errors import BudgetError
+    from buddy.hub.inside import user_path
     from buddy.hub.inspecting import inspect_model
     from buddy.hub.loading import shipped_checkpoint
 
-    found = read_card(shipped_checkpoint(model) or Path(model).expanduser())
+    found = read_card(shipped_checkpoint(model) or user_path(model))
     if card:
         show_card(found, model)
         return

@@ -143,7 +143,7 @@ def show_summary(
     if decode is not None:
         speed += f" · decode {decode:,.1f} tokens/s"
     console.print(f"{asked} · {run} · {plans} · {policy} · kv {kv_policy}", style="dim")
-    speed += f" · {len(trace.steps)} new tokens · {engine}"
+    speed += f" · {len(trace.steps)} new tokens"
     if "context" in trace.finish_reasons:
         speed += f" · stopped: the context of {trace.context:,} tokens is full"
-    console.print(speed, style="dim", markup=False)
+    console.print(f"{speed} · {engine}", style="dim", markup=False)
