@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.checkpoint.card import read_card
 from buddy.errors import BuddyError, CheckpointError
 from buddy.hub.loading import load_config
 from tests.hostile.folders import EXAMPLES, edit, opened_files, set_at, write_canary
@@ -134,6 +135,14 @@ def test_a_manifest_names_no_file_outside(checkpoint, name):
     assert not any(path in ("/etc/passwd", str(checkpoint.parent / "b")) for path in opened)
 
 
+def test_a_model_card_is_no_link_that_leads_out(checkpoint):
+    outside = checkpoint.parent / "outside"
+    outside.write_text("secret")
+    (checkpoint / "README.md").symlink_to(outside)
+    assert load(checkpoint).card is None
+    refuses(read_card, checkpoint, "is a link that leads out of the folder")
+
+
 def test_a_listed_link_that_leads_out_is_refused(checkpoint):
     outside = checkpoint.parent / "outside"
     shutil.move(checkpoint / "routing.safetensors", outside)
@@ -178,7 +187,7 @@ def test_what_is_read_of_the_backbone_alone_is_listed_too(checkpoint, name):
 
 def test_files_that_nobody_reads_may_lie_in_a_checkpoint(checkpoint):
     for name in ("README.md", "record.json", "LICENSE", ".gitattributes", "plot.pdf"):
-        (checkpoint / name).write_text("{}")
+        (checkpoint / name).write_text("---\n")
     (checkpoint / ".cache").mkdir()
     (checkpoint / ".cache/model.safetensors").write_text("")
     load(checkpoint)

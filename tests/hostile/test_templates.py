@@ -27,6 +27,8 @@ def session(whole_model):
         reroute="step",
         engine="general",
         quant=None,
+        budget=None,
+        prefill_budget=None,
         console=Console(quiet=True),
     )
 

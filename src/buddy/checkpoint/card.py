@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from buddy.errors import CheckpointError
+from buddy.hub.inside import find_inside
 
 CARD: Final = "README.md"
 _MAX_BYTES: Final = 2**20
@@ -24,10 +25,10 @@ def read_card(folder: Path) -> Card | None:
     """The model card in a folder; None where there is none.
 
     Raises:
-        CheckpointError: It is too long, no text, or its header is no YAML.
+        CheckpointError: It is no file of the folder, too long or no text, or its header no YAML.
     """
-    path = folder / CARD
-    if not path.is_file():
+    path = find_inside(folder, CARD)
+    if path is None:
         return None
     if path.stat().st_size > _MAX_BYTES:
         raise CheckpointError(f"{path} is no model card: it has more than {_MAX_BYTES:,} bytes")

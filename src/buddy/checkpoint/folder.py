@@ -177,7 +177,8 @@ def _load(
         engine=engine,
     )
     made.source, made.source_fingerprint = manifest.base.source, fingerprint
-    made.merged_adapter, made.card = merged, read_card(folder)
+    made.merged_adapter = merged
+    made.card = read_card(folder) if CARD in manifest.files else None
     # Last: a policy may have been made for another base model.
     made.set_policy(wanted)
     return made
