@@ -115,7 +115,7 @@ def test_bad_requests_are_refused():
         buddy(ids, budget="auto")
     with pytest.raises(PolicyError, match="reroute"):
         buddy(ids, reroute=0)
-    with pytest.raises(BudgetError, match="1 budgets for a batch of 2"):
+    with pytest.raises(BudgetError, match="budget 4 is not allowed"):
         buddy(ids, budget=torch.tensor(4))
     with pytest.raises(PromptError, match="attention_mask has shape"):
         buddy(ids, torch.ones(2, 4, dtype=torch.long))
