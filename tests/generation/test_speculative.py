@@ -76,10 +76,14 @@ def test_what_cannot_be_drafted_for_is_refused():
         (ids[:1], {"draft_budget": 1.0}, "must be below"),
         (ids[:1], {"draft_budget": "auto"}, "is a number"),
         (ids[:1], {"draft_budget": "3 blocks", "num_beams": 2}, "greedy decoding and sampling"),
-        (ids[:1], {"draft_budget": "3 blocks", "num_return_sequences": 2}, "one sequence"),
+        (
+            ids[:1],
+            {"draft_budget": "3 blocks", "num_return_sequences": 2, "do_sample": True},
+            "one seq",
+        ),
     ):
         with pytest.raises(PolicyError, match=words):
-            buddy.generate(rows, max_new_tokens=3, do_sample=False, **options)
+            buddy.generate(rows, **{"max_new_tokens": 3, "do_sample": False, **options})
 
 
 def test_a_draft_grows_while_it_is_accepted():

@@ -89,7 +89,7 @@ def trained(tmp_path):
 def from_trained(folder, **lora):
     return build_model(
         Recipe(
-            data=DataSettings(train=(Source(path="unused"),)),
+            data=DataSettings(train=(Source(path="unused"),), max_tokens=16),
             model=ModelSettings(name=str(folder / "base"), dtype="float32"),
             lora=LoraSettings(start=str(folder / "trained"), **lora),
             router=RouterSettings(policy="full", prior="none"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
@@ -25,7 +26,7 @@ ROUTER = RouterConfig(num_blocks=6, token_width=2)
 def recipe(grpo=None, **optim):
     return BudgetRecipe(
         model=CheckpointSettings(name="x"),
-        data=DataSettings(train=()),
+        data=DataSettings(train=(Source(path="unused"),)),
         grpo=grpo or GRPOSettings(lambda_perf=1.0, lambda_cost=0.6),
         optim=PredictorOptimSettings(**{"learning_rate": 0.02, "steps": 400, **optim}),
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.data.examples import Source
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
 from buddy.training.joint.recipe import DataSettings
@@ -43,7 +44,7 @@ def table(*, scale, shift, rows=24):
 def trained(table, *, standardise, steps=150):
     recipe = BudgetRecipe(
         model=CheckpointSettings(name="x"),
-        data=DataSettings(train=()),
+        data=DataSettings(train=(Source(path="unused"),)),
         grpo=GRPOSettings(lambda_perf=1.0, lambda_cost=0.6),
         optim=PredictorOptimSettings(learning_rate=0.02, steps=steps),
     )
