@@ -62,7 +62,7 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
     out, model = tmp_path / "tasks.json", tmp_path / "checkpoint"
     command = f"buddy eval tasks --limit 9 --model {model} --out {out} -b '4 blocks'"
     tiny_model().save_pretrained(model)
-    facts = BuddyForCausalLM(tiny_model()).facts()
+    facts = BuddyForCausalLM.from_pretrained(model).facts()
     write(out, command=command, results={"points": [{"value": 1}]}, model=facts)
     [point] = measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
     assert point == {"value": 1, "label": "(b) SLEB", "policy": "sleb"}
