@@ -9,7 +9,9 @@ from buddy.errors import CheckpointError, ModelError, RecipeError
 from buddy.training.joint.lora import add_lora, context_layers
 from buddy.training.joint.model import build_model
 from buddy.training.joint.recipe import (
+    BudgetSettings,
     DataSettings,
+    LogSettings,
     LoraSettings,
     ModelSettings,
     Recipe,
@@ -93,6 +95,8 @@ def from_trained(folder, **lora):
             model=ModelSettings(name=str(folder / "base"), dtype="float32"),
             lora=LoraSettings(start=str(folder / "trained"), **lora),
             router=RouterSettings(policy="full", prior="none"),
+            budget=BudgetSettings(choices=("1.0",)),
+            log=LogSettings(evaluate_budgets=("1.0",)),
         )
     )
 
