@@ -68,6 +68,7 @@ def test_what_an_ended_row_is_fed_changes_no_other():
             trace = DepthTrace()
             text = buddy.generate(
                 ids,
+                attention_mask=torch.ones_like(ids),  # no id of a prompt is a pad
                 batch_route="shared",
                 eos_token_id=end,
                 pad_token_id=pad,
