@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_what_there_is_and_the_same_command_ends_the_run(folde
         (["-b", "2 blocks"], BudgetError, "budget of 2 blocks"),
         (["--policy", "full", "-b", "0.7"], BudgetError, ""),
         (["--policy", "nobody", "-b", "0.7"], PolicyError, "no policy 'nobody'"),
-        (["--route-on", "answer"], PolicyError, "route_on must be one of"),
+        (["--route-on", "answer"], PolicyError, "route-on must be prompt or full"),
         (["--out", "/nowhere/t.json"], ResultError, "there is no folder"),
     ],
 )
