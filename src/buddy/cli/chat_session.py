@@ -233,7 +233,7 @@ class ChatSession:
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
-        logging.getLogger("buddy").setLevel(logging.ERROR)  # the summary says what a warning would
+        logging.getLogger("buddy.generation").setLevel(logging.ERROR)  # the summary says what a warning would
         interrupted = False
         try:
             if not self._is_prepared:
