@@ -233,7 +233,8 @@ class ChatSession:
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
-        logging.getLogger("buddy.generation").setLevel(logging.ERROR)  # the summary says what a warning would
+        # The summary says what a warning of it would.
+        logging.getLogger("buddy.generation").setLevel(logging.ERROR)
         interrupted = False
         try:
             if not self._is_prepared:
