@@ -87,13 +87,18 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def _write(folder: Path, written: Path) -> None:
-    """Copy what may be read of the folder."""
+    """Link what may be read of the folder, and write its configs anew."""
     for name in tokenizer_files(folder):
         if name.endswith(".json"):
             read_table(folder, name)  # refuses what transformers would fail at
-        target = written / name
+        if name in (TOKENIZER_CONFIG, CONFIG):  # written anew below
+            continue
+        target, real = written / name, file_inside(folder, name).resolve()
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file_inside(folder, name), target)
+        try:
+            target.symlink_to(real)
+        except OSError:  # not every system lets a user make links
+            shutil.copyfile(real, target)
     config = dict(read_table(folder, CONFIG)) if (folder / CONFIG).exists() else {}
     values = read_table(folder, TOKENIZER_CONFIG) if holds_tokenizer(folder) else {}
     kept = {name: value for name, value in values.items() if _may_pass(name)}
