@@ -98,7 +98,7 @@ def show_bench(console):
         "cells": [cell] * 8,
         "peak_memory_bytes": 1_234_567_890,
     }
-    show_speed(console, results)
+    show_speed(console, results, "native engine")
     return ["22/30", "1,234", "1.24", "12.35", "100%", "16.7", "1,235 MB"]
 
 

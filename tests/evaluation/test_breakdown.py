@@ -66,30 +66,32 @@ def test_a_profiler_hears_nothing_of_another_thread(model):
         assert profiler.position > 0
 
 
-def passes(model, policy, *, rows=2):
-    """Seconds of each piece of decode, of several profiled passes."""
-    conditions = plan_conditions(model, (policy,), ("3 blocks",))
-    (subject,) = subjects_of(model, conditions, SpeedConfig(transformers=False))[1:]
+def passes(model, *policies, rows=2):
+    """Seconds of each piece of decode, of several profiled passes of each policy in turn."""
+    conditions = plan_conditions(model, policies, ("3 blocks",))
+    subjects = subjects_of(model, conditions, SpeedConfig(transformers=False))[1:]
     for _ in range(8):
-        profile_once(subject, random_ids(rows, CONTEXT), NEW, HostClock())
-    return subject.series.pieces["decode"]
+        for subject in subjects:
+            profile_once(subject, random_ids(rows, CONTEXT), NEW, HostClock())
+    return [subject.series.pieces["decode"] for subject in subjects]
 
 
 def test_a_router_costs_more_than_an_order_does(model):
     # The least of the passes: what another process takes is not the router's.
     routed, static = (
-        min(one["router"] for one in passes(model, policy))
-        for policy in ("routed", "static:3,1,2,4")
+        min(one["router"] for one in of_policy)
+        for of_policy in passes(model, "routed", "static:3,1,2,4")
     )
     assert routed > static > 0
 
 
 def test_each_piece_is_noted_where_it_happens(model):
     # Rows of a static plan stay together; those of a router are gathered and scattered.
-    static = passes(model, "static:3,1,2,4", rows=4)
+    (static,) = passes(model, "static:3,1,2,4", rows=4)
+    (drawn,) = passes(model, "random", rows=4)
     assert {one["gather_scatter"] for one in static} == {0}
     assert min(one["kv_fill"] for one in static) > 0
-    assert min(one["gather_scatter"] for one in passes(model, "random", rows=4)) > 0
+    assert min(one["gather_scatter"] for one in drawn) > 0
 
 
 def test_a_piece_within_another_is_counted_once(model):

@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import typer
@@ -65,12 +66,25 @@ def main() -> None:
     Ctrl-C, and 141 where whoever read the output has gone, as of a process that SIGPIPE ended.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    log = logging.getLogger("buddy")
-    log.addHandler(_ToStderr())
+    with _logged_to_stderr():
+        code = _guarded(lambda: _run(sys.argv[1:] or ["--help"]))
+    sys.exit(_guarded(lambda: sys.stdout and sys.stdout.flush()) or code)
+
+
+@contextmanager
+def _logged_to_stderr() -> Iterator[None]:
+    """Print what the package logs; the program that calls `main` finds its logging as it was."""
+    log, handler = logging.getLogger("buddy"), _ToStderr()
+    before = log.level, log.propagate
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-    code = _guarded(lambda: _run(sys.argv[1:] or ["--help"]))
-    sys.exit(_guarded(lambda: sys.stdout and sys.stdout.flush()) or code)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -132,8 +132,17 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
     """Read one budget for a model; see `read_budget`.
 
     Raises:
-        BudgetError: It cannot be read, or the model cannot spend it.
+        BudgetError: It cannot be read, or the model cannot spend it, or it is a `Budget` of a
+            model of another depth.
     """
+    if isinstance(value, Budget):
+        if value.num_blocks != num_blocks:
+            raise BudgetError(
+                f"a budget of {value.blocks} of {value.num_blocks} blocks is for a model of "
+                f"{value.num_blocks}, and this one has {num_blocks}: write it as a fraction, such "
+                f'as {value.ratio:.2g}, or as a count, "{value.blocks} blocks"'
+            )
+        return value
     read = read_budget(value)
     if isinstance(read, str):
         return AUTO
