@@ -40,6 +40,7 @@ from buddy.generation.options import check_inputs
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
 from buddy.hub.inside import user_path
+from buddy.policies.learned import LearnedPart
 from buddy.pretrained import Pretrained
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
@@ -57,8 +58,9 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             measure it when a budget below full depth first needs it.
         router: A trained router.
         predictor: A trained Budget Predictor for that router; budget "auto" needs one.
-        policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default the trained router,
-            else the prior's static order, else full depth.
+        learned: The trained part of another method.
+        policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default that of the trained
+            part, else the trained router, else the prior's static order, else full depth.
         kv_policy: What a skipped block leaves in its KV cache.
         engine: Who runs decode steps: "native" (compiled code on a CPU, CUDA graphs on a GPU),
             "general" (the Hugging Face modules) or "auto", native where it can be.
@@ -75,6 +77,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         prior: Float[Tensor, " middle"] | Prior | None = None,
         router: Router | None = None,
         predictor: BudgetPredictor | None = None,
+        learned: LearnedPart | None = None,
         policy: str | Policy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
         engine: EngineName = "auto",
@@ -85,7 +88,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self.policy_spec: str | None
         self.model = model
         check_predictor(predictor, router)
-        self.router, self.predictor = router, predictor
+        self.router, self.predictor, self.learned = router, predictor, learned
         self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
@@ -135,6 +138,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             fingerprint=self.base_fingerprint,
             prior=self._prior,
             router=self.router,
+            learned=self.learned,
+            backbone=self.backbone,
         )
 
     @property
@@ -155,6 +160,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         for name, part in (("router", self.router), ("predictor", self.predictor)):
             if part is not None:
                 found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
+        if self.learned is not None:
+            found["learned"] = part_fingerprint(self.learned.state_dict(), self.learned.to_json())
         if self._prior is not None and self._prior.fingerprint is not None:
             found["prior"] = self._prior.fingerprint
         return found
@@ -210,7 +217,9 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self._policy, self.policy_spec = made, policy if isinstance(policy, str) else None
 
     def default_policy(self) -> str:
-        """The trained router, else the prior's static order, else full depth."""
+        """A method's trained part, else the router, else the prior's static order, else full."""
+        if self.learned is not None:
+            return self.learned.policy
         if self.router is not None:
             return "routed"
         return "full" if self._prior is None else "static"

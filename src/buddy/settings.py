@@ -181,6 +181,8 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
     origin = get_origin(hint)
+    if hint is Any:
+        return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):  # JSON has null, TOML has not
             return None
@@ -205,11 +207,6 @@ def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
             choices = ", ".join(str(one) for one in get_args(hint))
             raise error(f"{where}: expected one of {choices}, got {shown(value)}")
         return value
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise error(f"{where}: expected a table, got {shown(value)}")
-        of = get_args(hint)[1]
-        return {key: _convert(of, one, f"{where}.{key}", error) for key, one in value.items()}
     if dataclasses.is_dataclass(hint):
         return build(hint, value, where, error)  # type: ignore[arg-type]
     if hint is float and type(value) is int and abs(value) < 2**1000:

@@ -25,9 +25,9 @@ class ByNorm:
         self.governed, self.share = governed, share
         self.asked = []
 
-    def begin(self, lanes, device):
+    def begin(self, new):
         self.asked.append([])
-        return {"lanes": lanes}
+        return {"lanes": len(new)}
 
     def keep(self, state, block, hidden):
         assert len(hidden) == state["lanes"]
@@ -122,3 +122,49 @@ def test_a_budget_below_full_depth_is_refused_where_none_is_kept():
     buddy = BuddyForCausalLM(tiny_model(), policy=ByNorm((1, 2)))
     with pytest.raises(BudgetError, match="keeps no budget"):
         buddy(random_ids(1, 4), budget="4 blocks")
+
+
+class Dimmed(ByNorm):
+    """Halves what a governed block adds, and what a token keeps that skips it."""
+
+    def settle(self, state, block, before, run):
+        return (run.hidden + before) / 2 * 0.75
+
+
+@torch.no_grad()
+def test_what_a_policy_leaves_in_the_residual_is_what_later_blocks_and_steps_see():
+    policy = Dimmed((1, 3, 5), share=0.5)
+    buddy = BuddyForCausalLM(tiny_model(), policy=policy)
+    ids = random_ids(1, 9)
+    whole = buddy(ids)
+    session, stepped = None, []
+    for step in range(9):
+        out = buddy(ids[:, step : step + 1], past_key_values=session, use_cache=True)
+        session = out.past_key_values
+        stepped.append(out.logits[0, -1])
+        assert out.lanes.engine == "general"
+    assert_close(torch.stack(stepped), whole.logits[0], **TOLERANCE)
+    other = BuddyForCausalLM(tiny_model(), policy=ByNorm((1, 3, 5)))(ids)
+    assert not torch.allclose(other.logits, whole.logits, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_policy_is_told_of_sequences_places_and_what_ran_before():
+    told = []
+
+    class Told(ByNorm):
+        def begin(self, new):
+            told.append(new)
+            return super().begin(new)
+
+    buddy = BuddyForCausalLM(tiny_model(), policy=Told((1, 3)))
+    out = buddy(random_ids(2, 4), prompt_mask=torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool())
+    buddy(random_ids(2, 1), past_key_values=out.past_key_values)
+    first, second = told
+    assert first.sequence.tolist() == [0] * 4 + [1] * 4
+    assert first.position.tolist() == [0, 1, 2, 3] * 2
+    assert first.router_sees.tolist() == [True] * 3 + [False] + [True] * 2 + [False] * 2
+    assert first.last_runs == [None, None]
+    assert second.position.tolist() == [4, 4]
+    last = out.plan.host
+    assert [runs.tolist() for runs in second.last_runs] == last.tolist()

@@ -39,11 +39,13 @@ from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkp
 from buddy.hub.manifest import MANIFEST, is_checkpoint, write_files
 from buddy.hub.progress import Progress
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
+from buddy.policies.learned import outline_part
 from buddy.policies.static import StaticPolicy
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.router import Router
 
 _ROUTING: Final = "routing.safetensors"
+_PARTS: Final = ("router", "predictor", "learned")
 
 
 def load(
@@ -233,7 +235,7 @@ def _write(
     prior = model.resources.prior
     if prior is not None and prior.is_known:
         tensors["prior"] = prior.values().contiguous().cpu()
-    for part in ("router", "predictor"):
+    for part in _PARTS:
         module = getattr(model, part)
         state = {} if module is None else module.state_dict()
         tensors |= {f"{part}.{name}": t.contiguous().cpu() for name, t in state.items()}
@@ -254,6 +256,7 @@ def _write(
         },
         "router": None if model.router is None else model.router.config.to_json(),
         "predictor": None if model.predictor is None else model.predictor.config.to_json(),
+        "learned": None if model.learned is None else model.learned.to_json(),
         "policy": _policy_spec(model),
         "kv_policy": model.kv_policy,
     }
@@ -310,25 +313,29 @@ def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:
 
 
 def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> dict[str, Any]:
-    """Prior, router and predictor, as many of them as the checkpoint has."""
+    """Prior, router, predictor and a method's part, as many of them as the checkpoint has."""
     _require_listed(folder, manifest, _ROUTING)
     tensors = read_tensors(folder, _ROUTING)
     found: dict[str, Any] = {}
     if "prior" in tensors:
         values = _check_prior(folder, tensors["prior"], backbone.num_blocks)
         found["prior"] = Prior(values, "prior of the checkpoint")
-    if manifest.router is None:
-        return found
-    if manifest.router.token_width != backbone.kv_width:
+    router, learned = manifest.router, manifest.learned
+    if router is not None and router.token_width != backbone.kv_width:
         raise CheckpointError(
-            f"{folder / MANIFEST}: the router reads {manifest.router.token_width} numbers a token, "
+            f"{folder / MANIFEST}: the router reads {router.token_width} numbers a token, "
             f"and the base model has {backbone.kv_width}: copy the checkpoint again"
         )
     # Made without memory, so that a config cannot ask for more of it than the file holds.
+    parts: dict[str, nn.Module] = {}
     with torch.device("meta"):
-        parts: dict[str, nn.Module] = {"router": Router(manifest.router)}
-        if manifest.predictor is not None:
-            parts["predictor"] = BudgetPredictor(manifest.router, manifest.predictor)
+        if router is not None:
+            parts["router"] = Router(router)
+            if manifest.predictor is not None:
+                parts["predictor"] = BudgetPredictor(router, manifest.predictor)
+        if learned is not None:
+            where = f"{folder / MANIFEST}: learned"
+            parts["learned"] = outline_part(learned.policy, learned.settings, where)
     for name, module in parts.items():
         found[name] = _restore(folder, module, name, tensors).to(backbone.device)
     return found

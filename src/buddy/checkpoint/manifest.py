@@ -28,6 +28,15 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LearnedSettings:
+    """The trained part of a method; see `policies.learned`."""
+
+    policy: str
+    settings: dict[str, Any]
+    """What gives it its shapes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What buddy.json says."""
 
@@ -35,6 +44,7 @@ class Manifest:
     base: Base
     router: RouterConfig | None
     predictor: BudgetPredictorConfig | None = None  # older checkpoints say nothing of one
+    learned: LearnedSettings | None = None
     policy: str
     kv_policy: KVPolicy
     files: dict[str, ListedFile]

@@ -7,8 +7,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.prior import OnProgress, Prior
@@ -122,9 +124,33 @@ class DepthPolicy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What an online policy is told of the new tokens of a pass, before the first block.
+
+    Attributes:
+        sequence: By lane, the place of its sequence among those of the pass.
+        position: By lane, in its sequence.
+        router_sees: By lane; False in an answer that the route may not see.
+        last_runs: By sequence, what its last token ran, [blocks]; None for a new one.
+    """
+
+    sequence: Int[Tensor, " lanes"]
+    position: Int[Tensor, " lanes"]
+    router_sees: Bool[Tensor, " lanes"]
+    last_runs: Sequence[NDArray[np.bool_] | None]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
 @runtime_checkable
 class OnlinePolicy(Protocol):
     """Decides while a pass runs, before each block that it governs; it promises no budget.
+
+    A policy that also changes what a governed block leaves in the residual has a method
+    `settle(state, block, before, run)`, which returns the residual of all lanes once the block has
+    run. Its passes take the general path.
 
     Attributes:
         name: As in the registry.
@@ -136,8 +162,8 @@ class OnlinePolicy(Protocol):
     num_blocks: int
     governed: Sequence[int]
 
-    def begin(self, lanes: int, device: torch.device) -> Any:
-        """What it remembers during a pass over as many new tokens."""
+    def begin(self, new: NewTokens) -> Any:
+        """What it remembers during a pass over these new tokens."""
         ...
 
     def keep(
@@ -158,6 +184,11 @@ Policy = DepthPolicy | OnlinePolicy
 def is_online(policy: Policy) -> bool:
     """Whether it decides while a pass runs; asked at every step, where `isinstance` is slow."""
     return hasattr(policy, "keep")
+
+
+def settles(policy: Policy) -> bool:
+    """Whether it changes what blocks leave in the residual, so that the general path runs it."""
+    return hasattr(policy, "settle")
 
 
 def prepare(policy: Policy, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
@@ -213,6 +244,11 @@ class PolicyResources:
     """Importance of the middle blocks; None where none was measured, nor can be."""
     router: Any = None
     """A trained `routing.router.Router`; None where the model has none."""
+    learned: Any = None
+    """The trained part of a method, a `policies.learned.LearnedPart`; None where there is none."""
+    backbone: Any = None
+    """The model's `backbone.backbone.Backbone`, for policies that look at logits or change what a
+    block leaves."""
 
 
 BUILT_IN: Final = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.budget_source import ConstantBudget, Progress, blocks_of_lanes
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online
+from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online, settles
 from buddy.depth.select import check_spendable
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run
@@ -175,7 +175,9 @@ def run_step(
     held = session.find(numbers) if held is None else held
     check_context(held, feed, backbone)
     budgets = ask_budgets(held, feed, backbone.num_blocks)
-    how = steering or make_steering(policy, held, budgets, batch_route)
+    how = steering or make_steering(policy, held, budgets, batch_route, feed.router_sees)
+    if settles(policy):
+        executor = None
     lanes = session.begin(held, feed.counts)
     try:
         out = _run(backbone, session, lanes, feed, how, executor)
@@ -230,7 +232,8 @@ def run_once(
     lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
     kv = PassingKV(backbone.project, lanes)
     run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)
-    how = steering or make_steering(policy, (None,) * len(budgets), budgets, batch_route)
+    new = (None,) * len(budgets)
+    how = steering or make_steering(policy, new, budgets, batch_route, feed.router_sees)
     plan, logits = steer(run, how, backbone.num_blocks)
     return StepOutput(lanes, run.hidden, plan, run.executed(), logits)
 
@@ -240,6 +243,7 @@ def make_steering(
     held: Sequence[SequenceState | None],
     budgets: Sequence[tuple[int, ...]],
     batch_route: BatchRoute,
+    router_sees: Bool[Tensor, " lanes"] | None = None,
 ) -> Steering:
     """How a policy steers a pass over these sequences.
 
@@ -248,6 +252,7 @@ def make_steering(
         held: What is known of each sequence; None for a new one.
         budgets: Of each sequence: one for all its new tokens, or one for each.
         batch_route: Whose scores rank the blocks.
+        router_sees: Lanes that an online policy may see; None = all.
 
     Raises:
         BudgetError: A budget cannot be spent.
@@ -259,7 +264,7 @@ def make_steering(
                 f"policy {policy.name!r} decides while it runs and keeps no budget, and the budget "
                 f"is {below} of {policy.num_blocks} blocks: leave the budget out"
             )
-        return Online(cast(OnlinePolicy, policy))
+        return Online(cast(OnlinePolicy, policy), held, router_sees)
     scoring = cast(DepthPolicy, policy)
     for each in budgets:
         check_spendable(set(each), scoring.num_blocks, scoring.pinned)

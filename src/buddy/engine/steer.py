@@ -11,14 +11,15 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import DepthPolicy, Observation, OnlinePolicy
+from buddy.depth.policy import DepthPolicy, NewTokens, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
 from buddy.depth.share import share_ranking
+from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Run
 from buddy.engine.probe import ROUTER, piece
 from buddy.engine.state.lanes import Lanes
@@ -53,6 +54,10 @@ class Steering(Protocol):
         """Who runs the blocks of a segment; None = every lane. Other blocks do not matter."""
         ...
 
+    def ran(self, blocks: range, run: Run) -> None:
+        """Told that a segment has run."""
+        ...
+
 
 def steer(
     run: Run, steering: Steering, num_blocks: int
@@ -72,6 +77,7 @@ def steer(
             logits = run.finish(blocks, parts[-1])
         else:
             run.blocks(blocks, parts[-1])
+        steering.ran(blocks, run)
     return _ran(segments, parts, run.lanes, num_blocks), logits
 
 
@@ -105,23 +111,36 @@ class Given:
         """As it was given."""
         return self.given
 
+    def ran(self, blocks: range, run: Run) -> None:
+        """Nothing is left to do."""
+
 
 class Online:
     """Asks an online policy before each block that it governs.
 
     Args:
         policy: Who is asked.
+        held: What is known of the sequences of the pass, in the order of its lanes; None for a new
+            one.
+        router_sees: By lane; None = all are seen.
     """
 
-    def __init__(self, policy: OnlinePolicy) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: OnlinePolicy,
+        held: Sequence[SequenceState | None],
+        router_sees: Bool[Tensor, " lanes"] | None = None,
+    ) -> None:
+        self._policy, self._held, self._router_sees = policy, held, router_sees
+        self._governed = {block % policy.num_blocks for block in policy.governed}
+        self._settle = getattr(policy, "settle", None)
         self._state: Any = None
+        self._before: Tensor | None = None
 
     def segments(self, num_blocks: int) -> Sequence[range]:
         """Each governed block is one; the others between them are one, too."""
-        governed = {block % num_blocks for block in self._policy.governed}
         stretches: list[range] = []
-        for is_governed, group in groupby(range(num_blocks), governed.__contains__):
+        for is_governed, group in groupby(range(num_blocks), self._governed.__contains__):
             blocks = list(group)
             if is_governed:
                 stretches += [range(block, block + 1) for block in blocks]
@@ -133,13 +152,32 @@ class Online:
         """What the policy says of the residual as it is now."""
         policy, lanes = self._policy, run.lanes
         if blocks.start == 0:
-            self._state = policy.begin(lanes.num, lanes.device)
-        if blocks.start not in {block % policy.num_blocks for block in policy.governed}:
+            self._state = policy.begin(self._new(lanes))
+        if blocks.start not in self._governed:
             return None
+        if self._settle is not None:
+            self._before = run.hidden
         keep = policy.keep(self._state, blocks.start, run.hidden)
         host = np.ones((lanes.num, policy.num_blocks), np.bool_)
         host[:, blocks.start] = keep.cpu().numpy()
         return DepthPlan.of_lanes(host, lanes.device)
+
+    def ran(self, blocks: range, run: Run) -> None:
+        """Let the policy change what a governed block has left."""
+        before, self._before = self._before, None
+        if before is not None and self._settle is not None:
+            cast(BlockRun, run).settle(self._settle(self._state, blocks.start, before, run))
+
+    def _new(self, lanes: Lanes) -> NewTokens:
+        sees = self._router_sees
+        if sees is None:
+            sees = torch.ones(lanes.num, dtype=torch.bool, device=lanes.device)
+        return NewTokens(
+            sequence=torch.from_numpy(lanes.sequence).to(lanes.device),
+            position=torch.from_numpy(lanes.slot.astype(np.int64)).to(lanes.device),
+            router_sees=sees,
+            last_runs=[None if one is None or not one.steps else one.runs for one in self._held],
+        )
 
 
 class Budgeted:
@@ -189,6 +227,9 @@ class Budgeted:
             if runs is not None:
                 host[run.lanes.first[place] : run.lanes.last[place] + 1] = runs
         return DepthPlan.of_lanes(host, run.lanes.device)
+
+    def ran(self, blocks: range, run: Run) -> None:
+        """Nothing is left to do."""
 
     def _observe(self, seen: Observation) -> list[RouteRow]:
         """Show the policy what is new; new sequences begin a state, others go on with theirs."""

@@ -159,6 +159,11 @@ class BlockRun(LaneRun):
         """The residual as it is now."""
         return self.hidden
 
+    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+        """Go on with another residual, also of lanes that skipped what ran last."""
+        self.hidden = hidden
+        self._places[:] = NOBODY
+
     def compute(self, block: int, frame: Frame) -> None:
         """Run a block for the lanes of a frame, and put them back in their places."""
         with piece(BLOCKS):
