@@ -1,5 +1,7 @@
 """Backbone: a Hugging Face causal LM taken apart into the steps that a plan can skip."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, cast
 
@@ -290,6 +292,17 @@ class Backbone:
 
     def _attention(self, block: int) -> Any:
         return getattr(self.blocks[block], self.family.attention)
+
+    @contextmanager
+    def watched_mlp(self, block: int) -> Iterator[list[Tensor]]:
+        """Within, what the block's MLP gives is put into the list."""
+        seen: list[Tensor] = []
+        module = cast(Any, self.blocks[block]).mlp
+        hook = module.register_forward_hook(lambda module, given, made: seen.append(made))
+        try:
+            yield seen
+        finally:
+            hook.remove()
 
     def logits(self, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape vocab"]:
         """Final norm and output projection, scaled and capped as the family does."""

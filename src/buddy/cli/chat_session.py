@@ -1,7 +1,8 @@
 """ChatSession: a loaded model that answers messages, streaming, and says what it ran."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -217,8 +218,6 @@ class ChatSession:
             ModelError: The logits are not finite.
             PromptError: The prompt is empty, or longer than the context; or the template fails.
         """
-        import logging
-
         import torch
         from transformers.generation.streamers import TextStreamer
 
@@ -233,14 +232,13 @@ class ChatSession:
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
         torch.manual_seed(sampling.seed)
-        # The summary says what a warning of it would.
-        logging.getLogger("buddy.generation").setLevel(logging.ERROR)
         interrupted = False
         try:
             if not self._is_prepared:
                 prepare_engine(self._console, self.model.executor)
                 self._is_prepared = True
-            with _explained_by_wishes(self.model.generation_config):
+            # The summary says what a warning of it would.
+            with _no_warnings(), _explained_by_wishes(self.model.generation_config):
                 self.model.generate(
                     ids,
                     budget=budget,
@@ -261,6 +259,18 @@ class ChatSession:
             trace,
             interrupted,
         )
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Within, generation logs errors alone."""
+    log = logging.getLogger("buddy.generation")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _explained_by_wishes(generation_config: Any) -> AbstractContextManager[None]:

@@ -150,7 +150,8 @@ class OnlinePolicy(Protocol):
 
     A policy that also changes what a governed block leaves in the residual has a method
     `settle(state, block, before, run)`, which returns the residual of all lanes once the block has
-    run. Its passes take the general path.
+    run. Its passes take the general path. One with a true `hides_skipped` is evaluated as under
+    the KV policy `mask`, and others as under `project`, where a pass keeps no session.
 
     Attributes:
         name: As in the registry.
@@ -252,7 +253,12 @@ class PolicyResources:
 
 
 BUILT_IN: Final = {
+    "d-llm": "buddy.policies.d_llm:DLLMPolicy",
+    "dash": "buddy.policies.dash:DashPolicy",
+    "first": "buddy.policies.first:FirstPolicy",
+    "flexidepth": "buddy.policies.flexidepth:FlexiDepthPolicy",
     "full": "buddy.policies.full:FullPolicy",
+    "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsPolicy",
     "random": "buddy.policies.random:RandomPolicy",
     "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",
@@ -266,7 +272,7 @@ def policy_names() -> list[str]:
     return sorted({*BUILT_IN, *entry_points(group="buddy.policies").names})
 
 
-def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
+def build_policy(spec: str, resources: PolicyResources) -> Policy:
     """Make a policy from what a user wrote.
 
     Args:
@@ -277,7 +283,8 @@ def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
         PolicyError: No such policy, or it cannot serve this model.
     """
     made_by, argument = _find(spec)
-    return cast(DepthPolicy, made_by.from_spec(argument, resources))
+    made: Policy = made_by.from_spec(argument, resources)
+    return made
 
 
 def check_policy(spec: str) -> None:

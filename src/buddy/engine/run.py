@@ -230,7 +230,7 @@ def run_once(
         steering: Says who runs what, in the place of the policy.
     """
     lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
-    kv = PassingKV(backbone.project, lanes)
+    kv = PassingKV(backbone.project, lanes, hides=getattr(policy, "hides_skipped", False))
     run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)
     new = (None,) * len(budgets)
     how = steering or make_steering(policy, new, budgets, batch_route, feed.router_sees)

@@ -153,6 +153,8 @@ class Online:
         policy, lanes = self._policy, run.lanes
         if blocks.start == 0:
             self._state = policy.begin(self._new(lanes))
+            if getattr(policy, "reads_mlp", False):
+                cast(BlockRun, run).keeps_mlp = True
         if blocks.start not in self._governed:
             return None
         if self._settle is not None:

@@ -1,10 +1,10 @@
 """DASH: skipping as a decision process over the states between blocks.
 
-Source: DASH (2025), of which the abstract alone was at hand: skipping is a Markov decision process
-over intermediate states, what a skipped block would have done is compensated for, and the next block
-is scored while the present one runs. How each is done here is ours: an action's odds are linear in
-the state that entered the gated block before, compensation is a scale and a shift of each channel,
-and actions are learned by policy gradient.
+Source: DASH (2025), of which the abstract alone was at hand: skipping is a Markov decision
+process over intermediate states, what a skipped block would have done is compensated for, and the
+next block is scored while the present one runs. How each is done here is ours: an action's odds are
+linear in the state that entered the gated block before, compensation is a scale and a shift of each
+channel, and actions are learned by policy gradient.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm
 
 from buddy.errors import PolicyError
-from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass
+from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
 from buddy.settings import Range, check_ranges
 
 
@@ -99,19 +99,19 @@ class DashPart(GatedPart):
     def cost(
         self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
     ) -> Float[Tensor, ""]:
-        """Minus the advantage times the log-probability of a row's actions.
+        """The policy gradient of the loss, and how far the expected share is from the target.
 
-        The reward of a row is minus its loss, minus how far its share of blocks is above the
-        target; the advantage is the reward, normalised over the batch.
+        The reward of a row's actions is minus its loss; the advantage is the reward, normalised
+        over the batch. The expected share needs no sampling.
         """
-        keep = torch.stack([gate.keep for gate in gates]).float()  # [gated, B, T]
+        keep = torch.stack([gate.keep for gate in gates])  # [gated, B, T]
         log_prob = torch.stack([gate.weight for gate in gates])
-        real = seen.is_real.float()
-        share = (keep.mean(0) * real).sum(1) / real.sum(1)
-        reward = -losses.detach() - (share - target).clamp(min=0)
+        reward = -losses.detach()
         advantage = (reward - reward.mean()) / (reward.std(correction=0) + 1e-6)
-        by_row = (log_prob.sum(0) * real).sum(1) / real.sum(1)
-        return -(advantage * by_row).mean()
+        real = seen.is_real.float()
+        by_row = (log_prob.mean(0) * real).sum(1) / real.sum(1)
+        runs = torch.where(keep, log_prob.exp(), 1 - log_prob.exp())
+        return (mean_over_real(runs.mean(0), seen) - target).abs() - (advantage * by_row).mean()
 
 
 class DashPolicy(GatedPolicy):

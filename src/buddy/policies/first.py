@@ -1,7 +1,8 @@
 """FiRST: a router at each block, whose mean over the prompt says which blocks run.
 
-Source: FiRST (2024), of which the abstract was at hand; coefficients and thresholds are as recalled.
-What is ours: the first and the last block always run, and `first:strict`, which keeps a budget.
+Source: FiRST (2024), of which the abstract was at hand; coefficients and thresholds are as
+recalled. What is ours: the first and the last block always run, and `first:strict`, which keeps a
+budget.
 """
 
 from collections.abc import Sequence
@@ -105,7 +106,8 @@ class FirstPolicy(GatedPolicy):
         for place, runs in enumerate(new.last_runs):
             if runs is not None:
                 keep[place] = bool(runs[block])
-        return keep[new.sequence]
+        by_lane: Tensor = keep[new.sequence]
+        return by_lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ class StrictFirstPolicy:
         if state is not None:
             return state
         rows = [
-            self._means(ids[sees]) for ids, sees in zip(seen.token_ids, seen.router_sees, strict=True)
+            self._means(ids[sees])
+            for ids, sees in zip(seen.token_ids, seen.router_sees, strict=True)
         ]
         return MeanProbabilities(torch.stack(rows))
 

@@ -9,14 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from buddy.errors import PolicyError
-from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real, straight_through
+from buddy.policies.gated import (
+    Gate,
+    GatedPart,
+    GatedPolicy,
+    Pass,
+    mean_over_real,
+)
 from buddy.settings import Range, check_ranges
 
 
@@ -122,6 +127,7 @@ class FlexiDepthPolicy(GatedPolicy):
     ) -> Float[Tensor, "lanes hidden"]:
         """Weigh the MLP of who ran, and pass the others through the adapter."""
         if self.threshold == 0:
-            return run.hidden
+            after: Tensor = run.hidden
+            return after
         gate = Gate(state.keep, self.part.probability(block, before))
         return self.part.mix(block, before, run.hidden, gate, run.mlp)

@@ -47,13 +47,13 @@ class Gate:
     """What gates decided at one block in a training pass.
 
     Attributes:
-        keep: Who counts as running the block.
+        keep: Who counts as running the block; [batch, tokens], or by lane.
         weight: Of the block's result, with the gates' gradient.
         extra: What else is to be made small; None = nothing.
     """
 
-    keep: Bool[Tensor, "batch tokens"]
-    weight: Float[Tensor, "batch tokens"]
+    keep: Bool[Tensor, "*shape"]
+    weight: Float[Tensor, "*shape"]
     extra: Float[Tensor, ""] | None = None
 
 
@@ -179,6 +179,7 @@ class GatedPolicy:
         self.part, self.threshold = part, threshold
         self.num_blocks = part.config.num_blocks
         self.governed = tuple(part.governed)
+        self.hides_skipped = part.leaves == "mask"
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "GatedPolicy":

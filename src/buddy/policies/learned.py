@@ -8,7 +8,13 @@ from buddy.errors import CheckpointError, PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.settings import build
 
-LEARNED: Final[dict[str, str]] = {}
+LEARNED: Final[dict[str, str]] = {
+    "d-llm": "buddy.policies.d_llm:DLLMRouters",
+    "dash": "buddy.policies.dash:DashPart",
+    "first": "buddy.policies.first:FirstRouters",
+    "flexidepth": "buddy.policies.flexidepth:FlexiDepthPart",
+    "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsRouters",
+}
 """Policy -> `module:class` of its trained part; imported only when asked for."""
 
 

@@ -1,9 +1,9 @@
 """Mixture-of-Depths: at every second block, a fixed share of the tokens runs.
 
-Source: Mixture-of-Depths (2024), whose code was never released. Top-k over a sequence is not causal,
-so a predictor of each block, trained beside it, decides at inference, in prompts too. What is ours:
-the weight of a block's result is twice a sigmoid, which is 1 at the start, because we begin with a
-trained model.
+Source: Mixture-of-Depths (2024), whose code was never released. Top-k over a sequence is not
+causal, so a predictor of each block, trained beside it, decides at inference, in prompts too. What
+is ours: the weight of a block's result is twice a sigmoid, which is 1 at the start, because we
+begin with a trained model.
 """
 
 import math
@@ -51,7 +51,9 @@ class MixtureOfDepthsRouters(GatedPart):
         count, width = config.num_blocks // 2, config.hidden_size
         self.router = nn.Parameter(torch.randn(count, width) * 0.002)
         self.predictor = nn.Parameter(torch.zeros(count, width))
-        self.bias = nn.Parameter(torch.full((count,), math.log(config.share / (1.001 - config.share))))
+        self.bias = nn.Parameter(
+            torch.full((count,), math.log(config.share / (1.001 - config.share)))
+        )
 
     @property
     def governed(self) -> range:
@@ -105,4 +107,5 @@ class MixtureOfDepthsPolicy(GatedPolicy):
     ) -> Float[Tensor, "lanes hidden"]:
         """`x + r f(x)`; of tokens that skip the block, f is zero."""
         weight = self.part.weight(block, before)[:, None].to(before.dtype)
-        return before + weight * (run.hidden - before)
+        made: Tensor = before + weight * (run.hidden - before)
+        return made

@@ -4,7 +4,8 @@ It runs every family on every device, and is the reference of compiled code and 
 """
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,14 @@ class BlockRun(LaneRun):
         kv: Where keys and values go, and what a skipped block leaves.
         token_ids: By lane.
         router_sees: Lanes that the route may see; None = all.
+
+    Attributes:
+        keeps_mlp: Keep the output of a block's MLP.
+        mlp: That of the block that ran last, by lane; zero where a lane skipped it.
     """
+
+    keeps_mlp = False
+    mlp: Float[Tensor, "lanes hidden"] | None = None
 
     def __init__(
         self,
@@ -166,7 +174,7 @@ class BlockRun(LaneRun):
 
     def compute(self, block: int, frame: Frame) -> None:
         """Run a block for the lanes of a frame, and put them back in their places."""
-        with piece(BLOCKS):
+        with piece(BLOCKS), self._mlp_kept(block, frame):
             out = self.run_frame(block, frame, self._kv.view(block, frame))
         with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
             self.hidden = frame.merge(self.hidden, out)
@@ -185,6 +193,15 @@ class BlockRun(LaneRun):
         return self._backbone.run_block(
             block, hidden, self._mask(block, frame), frame.positions, rotary, kv
         )
+
+    @contextmanager
+    def _mlp_kept(self, block: int, frame: Frame) -> Iterator[None]:
+        if not self.keeps_mlp:
+            yield
+            return
+        with self._backbone.watched_mlp(block) as seen:
+            yield
+        self.mlp = frame.merge(torch.zeros_like(self.hidden), seen[0])
 
     def _mask(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
         window = self._backbone.windows[block]

@@ -332,10 +332,11 @@ class PassingKV:
     Args:
         project: Makes keys and values from residuals.
         lanes: Of the pass: whole sequences.
+        hides: The rule is that of `mask` instead.
     """
 
-    def __init__(self, project: Projector, lanes: Lanes) -> None:
-        self._project, self._lanes = project, lanes
+    def __init__(self, project: Projector, lanes: Lanes, *, hides: bool = False) -> None:
+        self._project, self._lanes, self._hides = project, lanes, hides
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._passing: tuple[NDArray[np.int64], Tensor] | None = None
 
@@ -343,8 +344,15 @@ class PassingKV:
         """What attention reads from, when the lanes of a frame run `block`."""
         return PassingView(self, block, frame)
 
-    def visible(self, block: int, frame: Frame) -> None:
-        """Nothing hides."""
+    def visible(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
+        """Slots of tokens that run the block, under `mask`; None where there are no others."""
+        if not self._hides or frame.is_all:
+            return None
+        row, column = frame.real
+        seen = torch.zeros(frame.num_rows, frame.stop, dtype=torch.bool, device=frame.device)
+        seen[row, frame.positions[row, column]] = True
+        own = frame.positions[..., None] == torch.arange(frame.stop, device=frame.device)
+        return (seen[:, None] | own)[:, None]
 
     def context(
         self, block: int, lanes: Lanes

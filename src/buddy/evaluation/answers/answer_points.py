@@ -21,14 +21,16 @@ class Answered:
     Attributes:
         nll: Summed negative log-likelihood.
         tokens: Of the answer.
-        blocks: That ran.
+        blocks: That the last token ran.
         task: Source of the example.
+        mean_blocks: Of all tokens, where a policy without a budget chose.
     """
 
     nll: float
     tokens: int
     blocks: tuple[int, ...]
     task: str
+    mean_blocks: float | None = None
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -36,7 +38,9 @@ def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dic
     points = []
     for task, mine in _by_source([(one, one) for one in answers]).items():
         values = [(one.nll, one.tokens) for one, _ in mine]
-        points += _both(condition, task, values)
+        depths = [one.mean_blocks for one, _ in mine if one.mean_blocks is not None]
+        spent = condition.spent(statistics.fmean(depths)) if depths else {}
+        points += _both(condition, task, values, **spent)
     return points
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, DepthPolicy, Observation
+from buddy.depth.policy import BatchSize, Observation, Policy, is_online
 from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.against import Against
@@ -70,17 +70,20 @@ class GivenPlans:
 @torch.inference_mode()
 def answer_losses(
     model: BuddyForCausalLM,
-    policy: DepthPolicy,
+    policy: Policy,
     budgets: Callable[[int, int], tuple[int, ...]],
     examples: Sequence[Example],
-) -> list[tuple[float, Plan]]:
-    """Of each example, the answer's summed negative log-likelihood given the prompt, and the plan.
+) -> list[tuple[float, Plan, float]]:
+    """Of each example, the answer's summed negative log-likelihood given the prompt, and its depth.
 
     Args:
         model: Runs the blocks.
         policy: Chooses them; it sees the prompts alone.
         budgets: From the number of tokens of a prompt and of what is fed after it to their budgets.
         examples: A batch; those of like length waste least.
+
+    Returns:
+        The loss, the blocks that the last token ran, and the mean number of blocks of all tokens.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
     is_prompt = [n < len(one.prompt) for one in examples for n in range(one.num_tokens - 1)]
@@ -103,7 +106,11 @@ def answer_losses(
     logprobs, _ = token_logprobs(model, out.hidden[before], targets)
     parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
     plans = out.last_plan.executed_sets
-    return [(float(part.sum()), plan) for part, plan in zip(parts, plans, strict=True)]
+    ran = torch.split(out.executed.double(), list(feed.counts))
+    return [
+        (float(part.sum()), plan, float(executed.mean()))
+        for part, plan, executed in zip(parts, plans, ran, strict=True)
+    ]
 
 
 def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:
@@ -241,7 +248,7 @@ class _Bench:
         self,
         condition: Condition,
         keys: dict[int, str],
-        policy_of: Callable[[Sequence[int]], DepthPolicy],
+        policy_of: Callable[[Sequence[int]], Policy],
     ) -> None:
         pending = [i for i, key in keys.items() if not self._recall(i, key)]
         self.on_answers(condition, len(keys) - len(pending))
@@ -250,8 +257,9 @@ class _Bench:
             rows = pending[start : start + self.batch]
             examples = [self.examples[i] for i in rows]
             found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
-            for i, (nll, blocks) in zip(rows, found, strict=True):
-                self._keep(i, keys[i], nll, blocks)
+            for i, (nll, blocks, depth) in zip(rows, found, strict=True):
+                mean = depth if is_online(condition.policy) else None
+                self._keep(i, keys[i], nll, blocks, mean)
                 if self.log is not None:
                     self.log.add(keys[i], **asdict(self._known[keys[i]]))
             self.on_answers(condition, len(rows))
@@ -261,9 +269,9 @@ class _Bench:
             return True
         logged = None if self.log is None else self.log.find(key, Answered)
         if logged is not None:
-            self._keep(i, key, logged.nll, logged.blocks)
+            self._keep(i, key, logged.nll, logged.blocks, logged.mean_blocks)
         return logged is not None
 
-    def _keep(self, i: int, key: str, nll: float, blocks: Plan) -> None:
+    def _keep(self, i: int, key: str, nll: float, blocks: Plan, mean: float | None) -> None:
         example = self.examples[i]
-        self._known[key] = Answered(nll, len(example.answer), blocks, example.source)
+        self._known[key] = Answered(nll, len(example.answer), blocks, example.source, mean)

@@ -1,0 +1,1 @@
+"""Training of methods with a gate at each block."""

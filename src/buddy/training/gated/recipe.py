@@ -1,0 +1,76 @@
+"""The recipe of a gated method: that of Buddy's stage 1, with gates in the place of the router."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from buddy.errors import RecipeError
+from buddy.settings import Range, check_ranges
+from buddy.training.joint.recipe import SHARE, BudgetSettings, LogSettings, Recipe, RouterSettings
+
+GatedMethod = Literal["first", "d-llm", "mixture-of-depths", "flexidepth", "dash"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSettings:
+    """What is trained, and what holds its depth down."""
+
+    method: GatedMethod
+    """Whose gates."""
+    penalty: Annotated[float, Range(0, 1000)]
+    """Weight of the method's own term in the loss."""
+    target: Annotated[float, SHARE] = 0.5
+    """Mean share of the gated blocks; `d-llm` and `dash` aim at it."""
+    share: Annotated[float, Range(above=0, high=1)] = 0.125
+    """Of a sequence's tokens that run a gated block; `mixture-of-depths` alone."""
+    width: Annotated[int, Range(1, 2**16)] = 512
+    """Of a router's hidden layer; `d-llm` alone."""
+    gate_steps: Annotated[float, SHARE] = 1.0
+    """Share of the steps that train the gates; the others train the adapters under them. At 1 both
+    are trained in every step, but for `first`, which trains adapters in steps of their own."""
+    learning_rate: Annotated[float, Range(0, 1)] = 1e-3
+    """Of the gates, at its peak."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+        if self.method != "first" and self.gate_steps < 1:
+            raise RecipeError(
+                f"gate_steps is of first alone: leave it out for {self.method}, got "
+                f"{self.gate_steps:g}"
+            )
+
+
+def _no_router() -> RouterSettings:
+    return RouterSettings(policy="full")
+
+
+def _full_budget() -> BudgetSettings:
+    return BudgetSettings(choices=("1.0",))
+
+
+def _no_budget() -> LogSettings:
+    return LogSettings(evaluate_budgets=("1.0",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedRecipe(Recipe):
+    """A joint training of LoRA and gates."""
+
+    gates: GateSettings
+    """The method."""
+    router: RouterSettings = field(default_factory=_no_router)
+    """There is none."""
+    budget: BudgetSettings = field(default_factory=_full_budget)
+    """There is none."""
+    log: LogSettings = field(default_factory=_no_budget)
+    """Logs and states; an evaluation has the depth that the gates choose."""
+
+    def __post_init__(self) -> None:
+        if self.router != _no_router():
+            raise RecipeError("router: a gated method has none: leave the table out")
+        if self.budget != _full_budget():
+            raise RecipeError("budget: a gated method keeps none: leave the table out")
+        if self.log.evaluate_budgets != ("1.0",):
+            raise RecipeError(
+                "log.evaluate_budgets: a gated method keeps no budget: leave it out, and name "
+                "thresholds when you measure, as in --policy d-llm:0.4"
+            )

@@ -1,0 +1,177 @@
+"""Training of a gated method: the model it makes, its step, and its evaluation."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from buddy.data.examples import Example
+from buddy.model import BuddyForCausalLM
+from buddy.policies.d_llm import DLLMRouters, DLLMSettings
+from buddy.policies.dash import DashPart, DashSettings
+from buddy.policies.first import FirstRouters, FirstSettings
+from buddy.policies.flexidepth import FlexiDepthPart, FlexiDepthSettings
+from buddy.policies.gated import GatedPart, Pass
+from buddy.policies.mixture_of_depths import MixtureOfDepthsRouters, MixtureOfDepthsSettings
+from buddy.training.attention import fast_attention
+from buddy.training.batches import collate
+from buddy.training.gated.passing import GatedRun, kept_by_row, last_hidden
+from buddy.training.gated.recipe import GatedRecipe, GateSettings
+from buddy.training.joint.evaluate import Evaluation
+from buddy.training.joint.model import build_model
+from buddy.training.joint.run import Kind, Listener, train_as
+from buddy.training.joint.straight_through import begin_pass
+from buddy.training.joint.trainer import JointTrainer, RowReport
+from buddy.training.log import RouteCounts
+from buddy.training.losses import answer_losses, mean_by_row
+
+_BATCH: Final = 16
+_SIXTEENTH: Final = 16
+
+
+def make_part(settings: GateSettings, model: BuddyForCausalLM, seed: int) -> GatedPart:
+    """Fresh gates for a model, drawn by a seed."""
+    config = model.config
+    sizes: dict[str, Any] = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if settings.method == "first":
+            made: GatedPart = FirstRouters(FirstSettings(**sizes))
+        elif settings.method == "d-llm":
+            made = DLLMRouters(DLLMSettings(**sizes, width=settings.width))
+        elif settings.method == "mixture-of-depths":
+            made = MixtureOfDepthsRouters(MixtureOfDepthsSettings(**sizes, share=settings.share))
+        elif settings.method == "flexidepth":
+            widths = {
+                "router_width": max(1, config.hidden_size // _SIXTEENTH),
+                "adapter_width": max(1, config.intermediate_size // _SIXTEENTH),
+            }
+            made = FlexiDepthPart(FlexiDepthSettings(**sizes, **widths))
+        else:
+            made = DashPart(DashSettings(**sizes))
+    return made.to(model.device)
+
+
+def build_gated(recipe: GatedRecipe, device: str | torch.device | None) -> BuddyForCausalLM:
+    """The base model with fresh adapters and fresh gates.
+
+    Raises:
+        BuddyError: As `build_model`.
+    """
+    model = build_model(recipe, device)
+    part = make_part(recipe.gates, model, recipe.optim.seed)
+    model.learned, model.kv_policy = part, part.leaves
+    model.set_policy(part.policy)
+    return model
+
+
+class GatedTrainer(JointTrainer):
+    """Takes the steps of a gated method; the data, their order and the optimiser are Buddy's."""
+
+    recipe: GatedRecipe
+
+    def adapts(self, step: int) -> bool:
+        """Whether a step of FiRST trains adapters under frozen routers."""
+        gates = self.recipe.gates
+        return gates.method == "first" and step >= round(gates.gate_steps * self.steps)
+
+    def router_rate(self) -> float:
+        """Peak learning rate of the gates."""
+        return self.recipe.gates.learning_rate
+
+    def rate_share(self, step: int, place: int) -> float:
+        """Of a group's peak learning rate: of FiRST's two groups one rests."""
+        if self.recipe.gates.method == "first":
+            is_adapters = place == 0 and self.recipe.lora.rank > 0
+            if is_adapters != self.adapts(step):
+                return 0.0
+        return super().rate_share(step, place)
+
+    def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
+        model, gates = self.model, self.recipe.gates
+        part = model.learned
+        assert isinstance(part, GatedPart)
+        mine = range(self._process[0], len(examples), self._process[1])
+        weights = self._weights(examples)
+        chosen = [examples[place] for place in mine]
+        batch = collate(chosen, model.device)
+        noise = torch.Generator().manual_seed(random.Random(f"{seed}-{mine.start}").getrandbits(63))
+        lengths = torch.tensor([one.num_tokens for one in chosen], device=model.device)
+        position = torch.arange(batch.token_ids.shape[1], device=model.device)
+        real = position < lengths[:, None]
+        seen = Pass(position, batch.is_prompt, real, noise, adapts=self.adapts(step))
+        with fast_attention(model.backbone):
+            run = begin_pass(GatedRun, model.backbone, batch)
+            run.open(part, seen)
+            hidden = last_hidden(run, model.num_blocks)
+            losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
+            by_row = mean_by_row(losses, batch.rows, len(chosen))
+            by_example = torch.tensor([weights[place] for place in mine], device=by_row.device)
+            loss = (by_row * by_example).sum()
+            if gates.penalty > 0 and not seen.adapts:
+                loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._sum_gradients()
+        kept = kept_by_row(run.gates, model.num_blocks, part.governed)
+        depth = (kept.sum(2) * real).sum(1) / lengths
+        reports = []
+        for row, place in enumerate(mine):
+            first = int(batch.is_prompt[row].sum())
+            plan = tuple(kept[row, first].nonzero()[:, 0].tolist())
+            loss_of_row = float(by_row[row].detach())
+            reports.append((loss_of_row, round(float(depth[row])), plan, weights[place]))
+        return self._gather(reports)
+
+
+@torch.no_grad()
+def evaluate_online(
+    model: BuddyForCausalLM, examples: Sequence[Example], budgets: Sequence[int]
+) -> tuple[list[Evaluation], RouteCounts]:
+    """Answer cross-entropy at the depth that the gates choose; routes see the prompt alone.
+
+    Args:
+        model: Put back into the mode it was in.
+        examples: Validation rows.
+        budgets: Not used: the method keeps none.
+
+    Returns:
+        One evaluation, whose `blocks` is the mean over tokens, rounded, and all plans.
+    """
+    was_training = model.training
+    model.eval()
+    total, tokens, ran, fed, counts = 0.0, 0, 0, 0, RouteCounts()
+    ordered = sorted(examples, key=lambda example: example.num_tokens)
+    for start in range(0, len(ordered), _BATCH):
+        chosen = ordered[start : start + _BATCH]
+        batch = collate(chosen, model.device)
+        lengths = torch.tensor([one.num_tokens for one in chosen], device=model.device)
+        real = torch.arange(batch.token_ids.shape[1], device=model.device) < lengths[:, None]
+        out = model(batch.token_ids, real.long(), prompt_mask=batch.is_prompt, logits_to_keep=1)
+        hidden = out.lanes.hidden.new_zeros(*real.shape, out.lanes.hidden.shape[1])
+        hidden[real] = out.lanes.hidden
+        losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
+        total += float(losses.double().sum())
+        tokens += len(batch.targets)
+        ran += int(out.lanes.executed.sum())
+        fed += out.lanes.lanes.num
+        counts.add(out.lanes.last_plan.executed_sets)
+    model.train(was_training)
+    entropy = counts.mask_entropy(model.num_blocks)
+    found = Evaluation(round(ran / fed), total / tokens, counts.num_distinct, entropy)
+    return [found], counts
+
+
+def train_gated(
+    recipe: GatedRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
+) -> Path:
+    """Train a gated method by a recipe; see `training.joint.run.train_as`.
+
+    Raises:
+        BuddyError: As there.
+    """
+    return train_as(_GATED, recipe, out, resume=resume, listener=listener)
+
+
+_GATED: Final = Kind(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)

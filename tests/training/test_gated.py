@@ -1,0 +1,138 @@
+"""Training of gated methods: the pass computes what inference computes, and gates learn."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.data.examples import Source
+from buddy.errors import RecipeError
+from buddy.policies.gated import Pass
+from buddy.training.batches import collate
+from buddy.training.gated.passing import GatedRun, last_hidden
+from buddy.training.gated.recipe import GatedRecipe, GateSettings
+from buddy.training.gated.run import GatedTrainer, evaluate_online, train_gated
+from buddy.training.joint.lora import add_lora
+from buddy.training.joint.recipe import DataSettings, LogSettings, LoraSettings, OptimSettings
+from buddy.training.joint.straight_through import begin_pass
+from tests.policies.test_gated import METHODS, forced, gated
+from tests.tiny import NUM_BLOCKS, tiny_model
+from tests.training.examples import random_examples
+from tests.training.made import write_rows
+
+EXAMPLES = random_examples(24)
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def recipe(method, steps=12, **gates):
+    return GatedRecipe(
+        data=DataSettings(train=(Source(path="unused"),)),
+        gates=GateSettings(**{"method": method, "penalty": 1.0, "width": 8, **gates}),
+        optim=OptimSettings(learning_rate=1e-2, warmup_steps=1, steps=steps, batch_size=4),
+        lora=LoraSettings(rank=2),
+    )
+
+
+def trainer(method, steps=12, **gates):
+    made = gated(method)
+    made.model = add_lora(made.model, LoraSettings(rank=2), seed=0)
+    return GatedTrainer(made.train(), recipe(method, steps, **gates), EXAMPLES)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_the_training_pass_computes_what_inference_computes(method):
+    # Gates that are sure sample nothing else; those of flexidepth sample nothing at all.
+    keep = [True, True, True, False, True, False]
+    made = gated(method) if method == "flexidepth" else forced(method, keep)
+    if method == "mixture-of-depths":  # whose share of tokens is another at inference
+        made.learned.config = dataclasses.replace(made.learned.config, share=1.0)
+        made.set_policy("mixture-of-depths:0")
+    batch = collate(EXAMPLES[:3])
+    lengths = torch.tensor([one.num_tokens for one in EXAMPLES[:3]])
+    position = torch.arange(batch.token_ids.shape[1])
+    real = position < lengths[:, None]
+    run = begin_pass(GatedRun, made.backbone, batch)
+    adapts = method == "first"
+    run.open(made.learned, Pass(position, batch.is_prompt, real, torch.Generator(), adapts=adapts))
+    hidden = last_hidden(run, NUM_BLOCKS)
+    out = made(batch.token_ids, real.long(), prompt_mask=batch.is_prompt)
+    assert_close(hidden[real], out.lanes.hidden, **TOLERANCE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adapters_and_gates_are_trained_and_the_loss_falls(method):
+    made = trainer(method, steps=30, **({"gate_steps": 0.5} if method == "first" else {}))
+    before = {name: p.detach().clone() for name, p in made.parameters.items()}
+    losses = [made.step(step).loss for step in range(30)]
+    assert sum(losses[-6:]) < sum(losses[:6])
+    moved = {name for name, p in made.parameters.items() if not torch.equal(p, before[name])}
+    assert any("lora_" in name for name in moved)
+    assert any(name.startswith("learned.") for name in moved)
+
+
+@pytest.mark.parametrize("method", ["d-llm", "dash"])
+def test_the_depth_goes_where_it_is_asked_to_go(method):
+    shares = []
+    for target in (0.2, 0.9):
+        made = trainer(method, steps=25, target=target, penalty=5.0, learning_rate=5e-2)
+        for step in range(25):
+            made.step(step)
+        made.model.set_policy(method)
+        (found,), _ = evaluate_online(made.model, EXAMPLES, ())
+        shares.append(found.blocks)
+    assert shares[0] < shares[1]
+
+
+def test_first_trains_its_routers_first_and_its_adapters_under_them():
+    made = trainer("first", steps=4, gate_steps=0.5)
+    changed = []
+    for step in range(4):
+        before = {name: p.detach().clone() for name, p in made.parameters.items()}
+        made.step(step)
+        moved = [name for name, p in made.parameters.items() if not torch.equal(p, before[name])]
+        changed.append({"learned" if name.startswith("learned") else "adapters" for name in moved})
+    assert changed == [{"learned"}, {"learned"}, {"adapters"}, {"adapters"}]
+
+
+def test_a_run_writes_a_checkpoint_that_decides_as_the_trained_model_and_goes_on(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    from tests.words import word_tokenizer
+
+    word_tokenizer().save_pretrained(tmp_path / "base")
+    rows = write_rows(tmp_path / "rows.jsonl", 12)
+    settings = GatedRecipe(
+        model=dataclasses.replace(
+            recipe("first").model, name=str(tmp_path / "base"), dtype="float32"
+        ),
+        data=DataSettings(
+            train=(Source(path=str(rows)),),
+            validation=(Source(path=str(rows), stop=4),),
+            max_tokens=40,
+        ),
+        gates=GateSettings(method="d-llm", penalty=1.0, width=8, target=0.5),
+        optim=OptimSettings(steps=4, batch_size=2, learning_rate=1e-2),
+        log=LogSettings(
+            evaluate_budgets=("1.0",), save_every=2, evaluate_every=2, tensorboard=False
+        ),
+    )
+    once = train_gated(settings, tmp_path / "once")
+    loaded = BuddyForCausalLM.from_pretrained(once)
+    assert loaded.policy.name == "d-llm"
+    assert loaded.kv_policy == "mask"
+    record = json.loads((tmp_path / "once" / "record.json").read_text())
+    assert record["model"]["learned"] == loaded.facts()["learned"]
+    (evaluation,) = record["results"]["evaluation"]
+    assert 2 <= evaluation["blocks"] <= NUM_BLOCKS
+
+
+def test_what_does_not_fit_a_gated_recipe_is_refused():
+    with pytest.raises(RecipeError, match="gate_steps is of first alone"):
+        GateSettings(method="dash", penalty=1.0, gate_steps=0.5)
+    with pytest.raises(RecipeError, match="penalty must be"):
+        GateSettings(method="dash", penalty=-1.0)
+    with pytest.raises(RecipeError, match="keeps no budget"):
+        dataclasses.replace(recipe("dash"), log=LogSettings())
