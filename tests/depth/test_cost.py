@@ -4,6 +4,7 @@ from buddy.depth.cost import (
     ModelShape,
     block_flops,
     decision_flops,
+    decision_share,
     kv_bytes_per_token,
     plan_flops,
     weight_bytes,
@@ -30,6 +31,12 @@ def test_decision_module_as_in_the_paper():
     # 2 * 1024 * 32 * (4096 + 30) = 270 401 536, printed as 2.70e8
     flops = decision_flops(batch=1, tokens=T, width=D, rank=32, num_blocks=32)
     assert flops == 270_401_536
+
+
+@pytest.mark.parametrize(("blocks", "percent"), [(28, "0.00285"), (16, "0.00498")])
+def test_the_share_of_the_decision_module_as_in_the_paper(blocks, percent):
+    share = decision_share(shape(2), blocks, rank=32, tokens=T, context=T)
+    assert f"{100 * share:.5f}" == percent
 
 
 def test_one_block_as_in_the_paper():

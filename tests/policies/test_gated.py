@@ -22,7 +22,7 @@ TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 def gated(method, *, seed=3, scale=0.5, **settings):
     """A model whose gates really differ from token to token and from block to block."""
     base = BuddyForCausalLM(tiny_model(), policy="full")
-    part = make_part(GateSettings(method=method, penalty=1.0, width=8, **settings), base, seed)
+    part = make_part(method, GateSettings(penalty=1.0, width=8, **settings), base, seed)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in part.named_parameters():

@@ -30,7 +30,8 @@ TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 def recipe(method, steps=12, **gates):
     return GatedRecipe(
         data=DataSettings(train=(Source(path="unused"),)),
-        gates=GateSettings(**{"method": method, "penalty": 1.0, "width": 8, **gates}),
+        method=method,
+        gates=GateSettings(**{"penalty": 1.0, "width": 8, **gates}),
         optim=OptimSettings(learning_rate=1e-2, warmup_steps=1, steps=steps, batch_size=4),
         lora=LoraSettings(rank=2),
     )
@@ -113,7 +114,8 @@ def test_a_run_writes_a_checkpoint_that_decides_as_the_trained_model_and_goes_on
             validation=(Source(path=str(rows), stop=4),),
             max_tokens=40,
         ),
-        gates=GateSettings(method="d-llm", penalty=1.0, width=8, target=0.5),
+        method="d-llm",
+        gates=GateSettings(penalty=1.0, width=8, target=0.5),
         optim=OptimSettings(steps=4, batch_size=2, learning_rate=1e-2),
         log=LogSettings(
             evaluate_budgets=("1.0",), save_every=2, evaluate_every=2, tensorboard=False
@@ -131,8 +133,8 @@ def test_a_run_writes_a_checkpoint_that_decides_as_the_trained_model_and_goes_on
 
 def test_what_does_not_fit_a_gated_recipe_is_refused():
     with pytest.raises(RecipeError, match="gate_steps is of first alone"):
-        GateSettings(method="dash", penalty=1.0, gate_steps=0.5)
+        recipe("dash", gate_steps=0.5)
     with pytest.raises(RecipeError, match="penalty must be"):
-        GateSettings(method="dash", penalty=-1.0)
+        GateSettings(penalty=-1.0)
     with pytest.raises(RecipeError, match="keeps no budget"):
         dataclasses.replace(recipe("dash"), log=LogSettings())

@@ -59,3 +59,23 @@ def decision_flops(
     Source: paper, overhead section: `F_DM = 2BTdr + 2BTr(L - I)`.
     """
     return 2.0 * batch * tokens * rank * (width + num_blocks - pinned)
+
+
+def decision_share(
+    shape: ModelShape, blocks: int, *, rank: int, tokens: int, context: int
+) -> float:
+    """FLOPs of the Decision Module as a share of those of the blocks that a budget runs.
+
+    Args:
+        shape: Of the model; the Decision Module reads as many numbers a token as a KV head row has.
+        blocks: That run.
+        rank: Width of the Decision Module.
+        tokens: New tokens.
+        context: Positions that each sees.
+
+    Source: paper, overhead section.
+    """
+    decided = decision_flops(
+        batch=1, tokens=tokens, width=shape.kv_width, rank=rank, num_blocks=shape.num_blocks
+    )
+    return decided / (blocks * block_flops(shape, tokens, context))

@@ -1,13 +1,14 @@
 """Normalisation of importance indicators into the router's prior."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from buddy.errors import PolicyError
+from buddy.settings import Range, check_ranges
 
 HeavyTail = Literal["log", "box-cox", "none"]
 Squash = Literal["rank", "sigmoid"]
@@ -19,13 +20,13 @@ class PriorConfig:
 
     heavy_tail: HeavyTail = "none"
     """`log(1 + x)`, Box-Cox, or nothing (for cosine, which has no heavy tail)."""
-    box_cox_lambda: float = 0.3
+    box_cox_lambda: Annotated[float, Range(above=0, high=10)] = 0.3
     """Exponent of Box-Cox, 0.2 to 0.5 in the paper."""
-    clip: float | None = None
+    clip: Annotated[float, Range(above=0, high=1e6)] | None = None
     """Robust z scores beyond plus or minus this are clipped, 2.5 to 3.5 in the paper."""
     squash: Squash = "rank"
     """`(1 + rank) / (L + 1)`, or `sigmoid(z / tau)`."""
-    tau: float = 1.0
+    tau: Annotated[float, Range(above=0, high=1e6)] = 1.0
     """Temperature of the sigmoid, 1 to 2 in the paper."""
     standardise: bool = True
     """Subtract the mean and divide by the standard deviation, last."""
@@ -37,8 +38,7 @@ class PriorConfig:
                     f"{name} must be one of {', '.join(get_args(choices))}, "
                     f"got {getattr(self, name)!r}"
                 )
-        if self.tau <= 0 or self.box_cox_lambda <= 0 or (self.clip is not None and self.clip <= 0):
-            raise PolicyError("tau, box_cox_lambda and clip must be positive")
+        check_ranges(self, PolicyError)
 
 
 def normalise_prior(

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ class Method(NamedTuple):
     """Where a method's parts are, as `module:name`; imported only when asked for.
 
     Attributes:
-        recipe: A dataclass, the recipe without its key `method`.
+        recipe: A dataclass, the recipe; it is told the method where it has a field `method`.
         run: Takes the recipe and the run's folder, with `resume` and `listener` by name, and
             returns the checkpoint's folder. It tells a `RunListener`, or the joint run's.
     """
@@ -29,15 +29,16 @@ class Method(NamedTuple):
     """Its run is the joint one's, and tells a listener of that."""
 
 
+_GATED: Final = Method(
+    "buddy.training.gated.recipe:GatedRecipe",
+    "buddy.training.gated.run:train_gated",
+    is_joint=True,
+)
 METHODS: Final[dict[str, Method]] = {
     DEFAULT_METHOD: Method(
         "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
     ),
-    "gated": Method(
-        "buddy.training.gated.recipe:GatedRecipe",
-        "buddy.training.gated.run:train_gated",
-        is_joint=True,
-    ),
+    **dict.fromkeys(("first", "d-llm", "mixture-of-depths", "flexidepth", "dash"), _GATED),
 }
 
 
@@ -74,7 +75,10 @@ def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[str, Any]:
         raise RecipeError(
             f"{path}: {KEY}: expected one of {', '.join(sorted(METHODS))}, got {shown(name)}"
         )
-    return name, build(_part(METHODS[name].recipe), values, str(path))
+    kind = _part(METHODS[name].recipe)
+    if KEY in {field.name for field in fields(kind)}:
+        values[KEY] = name
+    return name, build(kind, values, str(path))
 
 
 def run_of(name: str) -> Callable[..., Path]:

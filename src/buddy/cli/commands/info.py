@@ -26,7 +26,12 @@ def info(
     from buddy.cli.views.model_card import show_card
     from buddy.cli.views.tables import show_table
     from buddy.depth.budget import Budget
-    from buddy.depth.cost import kv_bytes_per_token, plan_flops, weight_bytes
+    from buddy.depth.cost import (
+        decision_share,
+        kv_bytes_per_token,
+        plan_flops,
+        weight_bytes,
+    )
     from buddy.errors import BudgetError
     from buddy.hub.inside import user_path
     from buddy.hub.inspecting import inspect_model
@@ -38,7 +43,7 @@ def info(
         return
     with fetch_progress(stderr()) as on_progress:
         family, shape = inspect_model(model, on_progress=on_progress)
-    rows = []
+    rows, rank = [], _rank(model)
     for ratio in RATIOS:
         try:
             blocks = Budget.from_ratio(ratio, shape.num_blocks).blocks
@@ -50,6 +55,7 @@ def info(
                 "blocks": blocks,
                 "flops_per_token": plan_flops(shape, blocks, context=context),
                 "weight_bytes": weight_bytes(shape, blocks),
+                "router_share": decision_share(shape, blocks, rank=rank, tokens=1, context=context),
             }
         )
     facts = {
@@ -84,7 +90,7 @@ def info(
         )
         console.print(f"  model card             buddy info {model} --card", markup=False)
     table = Table(title=f"One token at context {context}", title_justify="left")
-    for name in ("budget", "blocks", "GFLOPs", "of dense", "weights read"):
+    for name in ("budget", "blocks", "GFLOPs", "of dense", "router adds", "weights read"):
         table.add_column(name, justify="right", no_wrap=True)
     dense = plan_flops(shape, shape.num_blocks, context=context)
     for row in rows:
@@ -93,9 +99,23 @@ def info(
             f"{row['blocks']}",
             f"{row['flops_per_token'] / 1e9:.3f}",
             f"{row['flops_per_token'] / dense:.1%}",
+            f"{row['router_share']:.4%}",
             f"{row['weight_bytes'] / 1e6:,.1f} MB",
         )
     show_table(console, table)
+
+
+def _rank(model: str) -> int:
+    """Width of the Decision Module: of the checkpoint's, or of one by default."""
+    from buddy.checkpoint.manifest import read_manifest
+    from buddy.hub.inside import user_path
+    from buddy.hub.loading import shipped_checkpoint
+    from buddy.hub.manifest import is_checkpoint
+    from buddy.routing.decision import DecisionConfig
+
+    folder = shipped_checkpoint(model) or user_path(model)
+    router = read_manifest(folder).router if is_checkpoint(folder) else None
+    return (DecisionConfig() if router is None else router.decision).rank
 
 
 def _order(model: str) -> str:

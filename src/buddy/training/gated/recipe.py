@@ -12,10 +12,8 @@ GatedMethod = Literal["first", "d-llm", "mixture-of-depths", "flexidepth", "dash
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateSettings:
-    """What is trained, and what holds its depth down."""
+    """How gates are trained, and what holds their depth down."""
 
-    method: GatedMethod
-    """Whose gates."""
     penalty: Annotated[float, Range(0, 1000)]
     """Weight of the method's own term in the loss."""
     target: Annotated[float, SHARE] = 0.5
@@ -32,11 +30,6 @@ class GateSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
-        if self.method != "first" and self.gate_steps < 1:
-            raise RecipeError(
-                f"gate_steps is of first alone: leave it out for {self.method}, got "
-                f"{self.gate_steps:g}"
-            )
 
 
 def _no_router() -> RouterSettings:
@@ -55,8 +48,10 @@ def _no_budget() -> LogSettings:
 class GatedRecipe(Recipe):
     """A joint training of LoRA and gates."""
 
+    method: GatedMethod
+    """Whose gates."""
     gates: GateSettings
-    """The method."""
+    """How they are trained."""
     router: RouterSettings = field(default_factory=_no_router)
     """There is none."""
     budget: BudgetSettings = field(default_factory=_full_budget)
@@ -65,6 +60,11 @@ class GatedRecipe(Recipe):
     """Logs and states; an evaluation has the depth that the gates choose."""
 
     def __post_init__(self) -> None:
+        if self.method != "first" and self.gates.gate_steps < 1:
+            raise RecipeError(
+                f"gates.gate_steps is of first alone: leave it out for {self.method}, got "
+                f"{self.gates.gate_steps:g}"
+            )
         if self.router != _no_router():
             raise RecipeError("router: a gated method has none: leave the table out")
         if self.budget != _full_budget():

@@ -18,7 +18,7 @@ from buddy.policies.mixture_of_depths import MixtureOfDepthsRouters, MixtureOfDe
 from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
 from buddy.training.gated.passing import GatedRun, kept_by_row, last_hidden
-from buddy.training.gated.recipe import GatedRecipe, GateSettings
+from buddy.training.gated.recipe import GatedMethod, GatedRecipe, GateSettings
 from buddy.training.joint.evaluate import Evaluation
 from buddy.training.joint.model import build_model
 from buddy.training.joint.run import Kind, Listener, train_as
@@ -31,19 +31,21 @@ _BATCH: Final = 16
 _SIXTEENTH: Final = 16
 
 
-def make_part(settings: GateSettings, model: BuddyForCausalLM, seed: int) -> GatedPart:
-    """Fresh gates for a model, drawn by a seed."""
+def make_part(
+    method: GatedMethod, settings: GateSettings, model: BuddyForCausalLM, seed: int
+) -> GatedPart:
+    """Fresh gates of a method for a model, drawn by a seed."""
     config = model.config
     sizes: dict[str, Any] = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if settings.method == "first":
+        if method == "first":
             made: GatedPart = FirstRouters(FirstSettings(**sizes))
-        elif settings.method == "d-llm":
+        elif method == "d-llm":
             made = DLLMRouters(DLLMSettings(**sizes, width=settings.width))
-        elif settings.method == "mixture-of-depths":
+        elif method == "mixture-of-depths":
             made = MixtureOfDepthsRouters(MixtureOfDepthsSettings(**sizes, share=settings.share))
-        elif settings.method == "flexidepth":
+        elif method == "flexidepth":
             widths = {
                 "router_width": max(1, config.hidden_size // _SIXTEENTH),
                 "adapter_width": max(1, config.intermediate_size // _SIXTEENTH),
@@ -61,7 +63,7 @@ def build_gated(recipe: GatedRecipe, device: str | torch.device | None) -> Buddy
         BuddyError: As `build_model`.
     """
     model = build_model(recipe, device)
-    part = make_part(recipe.gates, model, recipe.optim.seed)
+    part = make_part(recipe.method, recipe.gates, model, recipe.optim.seed)
     model.learned, model.kv_policy = part, part.leaves
     model.set_policy(part.policy)
     return model
@@ -74,8 +76,8 @@ class GatedTrainer(JointTrainer):
 
     def adapts(self, step: int) -> bool:
         """Whether a step of FiRST trains adapters under frozen routers."""
-        gates = self.recipe.gates
-        return gates.method == "first" and step >= round(gates.gate_steps * self.steps)
+        gated = round(self.recipe.gates.gate_steps * self.steps)
+        return self.recipe.method == "first" and step >= gated
 
     def router_rate(self) -> float:
         """Peak learning rate of the gates."""
@@ -83,7 +85,7 @@ class GatedTrainer(JointTrainer):
 
     def rate_share(self, step: int, place: int) -> float:
         """Of a group's peak learning rate: of FiRST's two groups one rests."""
-        if self.recipe.gates.method == "first":
+        if self.recipe.method == "first":
             is_adapters = place == 0 and self.recipe.lora.rank > 0
             if is_adapters != self.adapts(step):
                 return 0.0

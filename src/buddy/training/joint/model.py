@@ -1,7 +1,7 @@
 """The model that a recipe trains: base model, fresh adapters, fresh router, prior."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,11 @@ from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.policies.measured import read_importance
 from buddy.routing.decision import DecisionConfig
-from buddy.routing.prior import normalise_prior
+from buddy.routing.prior import PriorConfig, normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.joint.lora import add_lora, context_layers, start_adapters
-from buddy.training.joint.recipe import BudgetSettings, DataSettings, Recipe
+from buddy.training.joint.recipe import BudgetSettings, DataSettings, Recipe, RouterSettings
 from buddy.training.joint.trainer import budget_range
-
-OWN_PRIORS: Final = ("default", "none")
-"""Settings of `router.prior` that name no file."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -32,7 +29,7 @@ def check_recipe(recipe: Recipe) -> None:
     """
     outline = load_outline(recipe.model.name)
     _check_sizes(recipe, outline)
-    _prior(recipe.router.prior, outline)
+    _prior(recipe.router, outline)
     if recipe.router.policy != "routed":
         outline.set_policy(recipe.router.policy)
 
@@ -54,7 +51,7 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
         )
     budgets = _check_sizes(recipe, base)
     settings = recipe.router
-    prior = _prior(settings.prior, base)
+    prior = _prior(settings, base)
     order = _order(settings.policy, prior, base)
     router = None
     if settings.policy == "routed":
@@ -113,14 +110,15 @@ def check_context(settings: DataSettings, model: BuddyForCausalLM) -> None:
         )
 
 
-def _prior(setting: str, base: BuddyForCausalLM) -> Prior | None:
+def _prior(settings: RouterSettings, base: BuddyForCausalLM) -> Prior | None:
     """What the router starts from."""
-    if setting == "none":
+    if settings.prior == "none":
         return None
-    if setting == "default":
+    if settings.prior == "default":
         return base.resources.prior
-    path = Path(setting)
-    return Prior(read_prior(path, base.resources), f"prior of {path.name}")
+    path = Path(settings.prior)
+    values = read_prior(path, base.resources, normalisation=settings.normalisation)
+    return Prior(values, f"prior of {path.name}")
 
 
 def _order(policy: str, prior: Prior | None, base: BuddyForCausalLM) -> Prior | None:
@@ -131,13 +129,20 @@ def _order(policy: str, prior: Prior | None, base: BuddyForCausalLM) -> Prior | 
     return order if order is not None and order.is_known else None
 
 
-def read_prior(path: Path, resources: PolicyResources, setting: str = "router.prior") -> Tensor:
+def read_prior(
+    path: Path,
+    resources: PolicyResources,
+    setting: str = "router.prior",
+    *,
+    normalisation: PriorConfig | None = None,
+) -> Tensor:
     """The normalised prior of the middle blocks, from a record of `buddy importance`.
 
     Args:
         path: Of the record.
         resources: Of the model that it is to serve.
         setting: That names the record, for messages.
+        normalisation: How the importance becomes the prior; by ranks if not given.
 
     Raises:
         ResultError: The file cannot be read, or is no record.
@@ -147,4 +152,4 @@ def read_prior(path: Path, resources: PolicyResources, setting: str = "router.pr
         importance = read_importance(path, resources)
     except PolicyError as error:
         raise RecipeError(f"{setting}: {error}") from error
-    return normalise_prior(torch.tensor(importance[1:-1]))
+    return normalise_prior(torch.tensor(importance[1:-1]), normalisation)

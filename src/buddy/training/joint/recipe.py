@@ -8,12 +8,15 @@ from buddy.data.examples import Source
 from buddy.depth.budget import AUTO, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
+from buddy.routing.prior import PriorConfig
 from buddy.settings import Range, check_ranges
 
 Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
 Method = Literal["straight-through", "policy-gradient"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
+OWN_PRIORS: Final = ("default", "none")
+"""Settings of `router.prior` that name no file."""
 SHARE: Final = Range(0, 1)
 STEPS: Final = Range(1, 10**9)
 LEARNING_RATE: Final = Range(above=0, high=1)
@@ -111,6 +114,8 @@ class RouterSettings:
     """Weight of the prior."""
     prior: str = "default"
     """`default` (the model's own, measured if need be), `none`, or a `buddy importance` record."""
+    normalisation: PriorConfig = field(default_factory=PriorConfig)
+    """How the importance in that record becomes the prior; `default` and `none` have no such."""
     spread: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()
@@ -132,6 +137,11 @@ class RouterSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
+        if self.prior in OWN_PRIORS and self.normalisation != PriorConfig():
+            raise RecipeError(
+                f"normalisation is of a record's importance, and prior is {self.prior!r}: name a "
+                "record of buddy importance, or leave normalisation out"
+            )
         if self.orders and self.policy != "routed":
             raise RecipeError(
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "

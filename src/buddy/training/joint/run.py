@@ -21,8 +21,8 @@ from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
 from buddy.training.joint.evaluate import Evaluation, evaluate
-from buddy.training.joint.model import OWN_PRIORS, build_model, check_recipe
-from buddy.training.joint.recipe import BudgetSettings, Recipe
+from buddy.training.joint.model import build_model, check_recipe
+from buddy.training.joint.recipe import OWN_PRIORS, BudgetSettings, Recipe
 from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog, need_tensorboard
 from buddy.training.router_init.kinds import fit_orders
