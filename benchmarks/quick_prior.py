@@ -1,8 +1,8 @@
 """How near does the quick prior come to orders that were measured for longer?
 
-The quick prior is block influence over the text that ships with Buddy. It is compared with records
-of `buddy importance` for the same model: rank correlations over the middle blocks, and how many of
-the blocks that each removes first are the same.
+The quick prior is the cosine of summaries over four windows of the text that ships with Buddy. It
+is compared with records of `buddy importance` for the same model: rank correlations over the middle
+blocks, and how many of the blocks that each removes first are the same.
 
     python benchmarks/quick_prior.py --model smollm2-135m --out results/quick-prior.json \
         results/importance/shortgpt.json results/importance/cosine.json results/importance/sleb.json
@@ -17,7 +17,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.quick_prior import WINDOW, quick_windows
-from buddy.engine.influence import block_influence
+from buddy.engine.influence import summary_cosine
 from buddy.policies.measured import read_order
 from buddy.records import RunRecord
 
@@ -36,12 +36,10 @@ def main():
     model = BuddyForCausalLM.from_pretrained(args.model, policy="full")
     windows = quick_windows(load_tokenizer(args.model), WINDOW)
     started_s = time.perf_counter()
-    importance = sum(block_influence(model.backbone, window[None]) for window in windows)
+    importance = sum(summary_cosine(model.backbone, window[None]) for window in windows)
     seconds = time.perf_counter() - started_s
     middle = importance[1:-1]
-    ascending = torch.argsort(middle, descending=True, stable=True).flip(
-        0
-    )  # of equals, deeper first
+    ascending = torch.argsort(middle, descending=True, stable=True).flip(0)
     quick = [block + 1 for block in ascending.tolist()]
     compared = []
     for path in args.orders:

@@ -26,7 +26,7 @@ from buddy.depth.budget_source import ConstantBudget, PhasedBudget
 from buddy.errors import BudgetError, CheckpointError, PolicyError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.hub.loading import load_tokenizer
-from buddy.importance.indicators.cosine import BlockInfluence
+from buddy.importance.indicators.cosine import SummaryCosine
 from buddy.routing.prior import normalise_prior
 from tests.tiny import (
     NUM_BLOCKS,
@@ -81,9 +81,9 @@ def folder(tmp_path):
 @pytest.fixture
 def passes(monkeypatch):
     """The windows that were measured."""
-    made, measure = [], quick_prior.block_influence
+    made, measure = [], quick_prior.summary_cosine
     monkeypatch.setattr(
-        quick_prior, "block_influence", lambda *given: made.append(given) or measure(*given)
+        quick_prior, "summary_cosine", lambda *given: made.append(given) or measure(*given)
     )
     return made
 
@@ -116,10 +116,10 @@ def test_every_budget_runs_exactly_and_a_larger_one_keeps_what_a_smaller_one_run
 
 
 @every_family
-def test_it_is_the_block_influence_of_buddy_importance_on_the_same_tokens(family, tmp_path, home):
+def test_it_is_the_cosine_of_buddy_importance_on_the_same_tokens(family, tmp_path, home):
     model = BuddyForCausalLM.from_pretrained(save(tmp_path / family, family))
     windows = quick_prior.quick_windows(load_tokenizer(tmp_path / family), 64)
-    indicator = BlockInfluence(Backbone(model.model))
+    indicator = SummaryCosine(Backbone(model.model))
     for window in windows:
         indicator.update(window[None])
     expected = indicator.scores()
@@ -355,13 +355,19 @@ def test_what_is_compared_is_measured_before_it_runs(folder, home, passes):
 def test_each_window_begins_as_the_tokenizer_begins_a_text():
     tokenizer = text_tokenizer()
     plain = quick_prior.quick_windows(tokenizer, 50)
-    assert len(plain) * 50 >= sum(map(len, plain)) > (len(plain) - 1) * 50
+    ids = tokenizer(TEXT)["input_ids"]
+    assert [len(window) for window in plain] == [50] * quick_prior.WINDOWS
+    whole = "-".join(map(str, ids))
+    found = [whole.index("-".join(map(str, window.tolist()))) for window in plain]
+    assert found == sorted(found)
+    assert found[-1] > len(whole) / 2  # as far apart as the text allows
+    assert len(set(found)) == quick_prior.WINDOWS
     tokenizer._tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     begun = quick_prior.quick_windows(tokenizer, 50)
     assert all(int(window[0]) == 1 and len(window) <= 50 for window in begun)
-    assert torch.equal(torch.cat([window[1:] for window in begun]), torch.cat(plain))
+    assert torch.equal(begun[0][1:], plain[0][:49])
 
 
 def test_the_text_is_plain_and_its_code_runs():

@@ -1,4 +1,4 @@
-"""A quick prior: block influence over a text that ships with Buddy, measured when first needed.
+"""A quick prior: cosine importance over a text that ships with Buddy, measured when first needed.
 
 `<home>/priors/<fingerprint>.json` keeps it as a record, such as `buddy importance` writes, whatever
 number format it was measured in: bfloat16 and int4 of one model then remove the same blocks. Two
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.prior import OnProgress, Prior
-from buddy.engine.influence import block_influence
+from buddy.engine.influence import summary_cosine
 from buddy.errors import PolicyError, ResultError
 from buddy.hub.folder import cache_home
 from buddy.hub.loading import load_tokenizer
@@ -30,8 +30,10 @@ from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord, read_record
 from buddy.routing.prior import normalise_prior
 
-WINDOW: Final = 256
+WINDOW: Final = 128
 """Tokens that see one another; fewer where the context is shorter."""
+WINDOWS: Final = 4
+"""As far apart in the text as it allows: it has several kinds and languages."""
 _LOG: Final = logging.getLogger("buddy")
 
 
@@ -78,9 +80,10 @@ class QuickPrior(Prior):
         return {
             "fingerprint": self._fingerprint,
             "num_blocks": self._backbone.num_blocks,
-            "indicator": "block-influence",
+            "indicator": "cosine",
             "text_sha256": hashlib.sha256(quick_text().encode()).hexdigest(),
             "window": WINDOW,
+            "windows": WINDOWS,
         }
 
     def _cached(self, path: Path) -> list[float] | None:
@@ -118,21 +121,21 @@ class QuickPrior(Prior):
             on_progress("measure", done, len(windows) * num_blocks)
 
         for window in windows:
-            summed += block_influence(self._backbone, window[None], count)
+            summed += summary_cosine(self._backbone, window[None], count)
         if not bool(summed.isfinite().all()):
             raise PolicyError(
                 f"the blocks of {self._name} cannot be ordered: in {self._backbone.dtype} it "
                 "computes what is no finite number; load it in another number format, or name "
                 "--policy random"
             )
-        scores: list[float] = (summed / sum(map(len, windows))).tolist()
+        scores: list[float] = (summed / len(windows)).tolist()
         return scores
 
     def _keep(self, path: Path, importance: list[float]) -> bool:
         """Write the record; where it cannot be written, the next process measures again."""
         order = StaticPolicy(Prior(_normalised(importance)), len(importance)).removal_order
         record = RunRecord(
-            kind="importance-block-influence",
+            kind="importance-cosine",
             command=shlex.join(["buddy", "generate", "hello", "--model", self._name, "-b", "0.5"]),
             model={
                 "num_blocks": self._backbone.num_blocks,
@@ -188,11 +191,13 @@ def quick_text() -> str:
 
 
 def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
-    """The whole text in windows; each begins as the tokenizer begins a text."""
+    """Windows of the text, far apart; each begins as the tokenizer begins a text."""
     begin = [one for one in tokenizer("")["input_ids"] if one == tokenizer.bos_token_id]
     ids = tokenizer(quick_text(), add_special_tokens=False, verbose=False)["input_ids"]
     step = width - len(begin)
-    return [torch.tensor(begin + ids[at : at + step]) for at in range(0, len(ids), step)]
+    whole = list(range(0, len(ids) - step + 1, step)) or [0]
+    chosen = whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]
+    return [torch.tensor(begin + ids[at : at + step]) for at in chosen]
 
 
 def _normalised(importance: list[float]) -> Float[Tensor, " middle"]:

@@ -5,8 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.engine.influence import block_influence
-from buddy.importance.forward import Windows
+from buddy.engine.influence import block_influence, summary_cosine
 
 
 class _MeanOverTokens:
@@ -40,26 +39,12 @@ class BlockInfluence(_MeanOverTokens):
 
 
 class SummaryCosine(_MeanOverTokens):
-    """Mean over windows of `1 - cos` between the summaries with and without the block.
+    """Mean over windows of `1 - cos` between summaries with and without a block.
 
-    A window's summary is the mean over its tokens of the residual after the last block.
-
-    Source: paper, section 4.2.2, the first of its two cosine indicators.
+    See `summary_cosine`.
     """
 
-    @torch.no_grad()
     def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
         """Take in one batch of windows."""
-        windows = Windows.of(self._backbone, ids)
-        num_blocks = self._backbone.num_blocks
-        entering = [before for _, before, _ in windows.run(range(num_blocks), windows.embedded)]
-        whole = self._summary(windows, range(num_blocks - 1, num_blocks), entering[-1])
-        for block, before in enumerate(entering):
-            without = self._summary(windows, range(block + 1, num_blocks), before)
-            self._total[block] += (1 - torch.cosine_similarity(whole, without, dim=-1)).sum().cpu()
+        self._total += summary_cosine(self._backbone, ids)
         self._weight += len(ids)
-
-    def _summary(
-        self, windows: Windows, blocks: range, hidden: Float[Tensor, "batch tokens hidden"]
-    ) -> Float[Tensor, "batch hidden"]:
-        return windows.through(blocks, hidden).double().mean(1)
