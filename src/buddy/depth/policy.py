@@ -253,6 +253,7 @@ class PolicyResources:
 
 BUILT_IN: Final = {
     "full": "buddy.policies.full:FullPolicy",
+    "pudding": "buddy.policies.pudding:PuddingPolicy",
     "random": "buddy.policies.random:RandomPolicy",
     "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",
