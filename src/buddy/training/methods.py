@@ -30,6 +30,9 @@ class Method(NamedTuple):
 
 METHODS: Final[dict[str, Method]] = {
     DEFAULT_METHOD: Method("buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train"),
+    "pudding": Method(
+        "buddy.training.pudding.recipe:PuddingRecipe", "buddy.training.pudding.run:train_pudding"
+    ),
 }
 
 
