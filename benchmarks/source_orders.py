@@ -17,10 +17,10 @@ import random
 from pathlib import Path
 
 import torch
-from rich.progress import track
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
+from buddy.importance.search.greedy import greedy_order
 from buddy.policies.measured import read_order
 from buddy.records import RunRecord
 from buddy.training.attention import fast_attention
@@ -56,17 +56,13 @@ def main():
     examples = drawn(args)
     begun = (read_order(path, model.resources)[0][:count] for path, count in args.begin)
     begin = list(dict.fromkeys(block for removals in begun for block in removals))
-    gone, curve, order = list(begin), [], []
-    for _ in track(range(args.rounds)):
-        rest = [block for block in range(1, model.num_blocks - 1) if block not in gone]
-        masks = torch.ones(len(rest), model.num_blocks, dtype=torch.bool)
-        for row, block in enumerate(rest):
-            masks[row, [*gone, block]] = False
-        losses = losses_of(model.backbone, examples, masks).mean(0)
-        best = rest[int(losses.argmin())]
-        gone.append(best)
-        curve.append(float(losses.min()))
-        order = [rest[place] for place in losses.argsort().tolist() if rest[place] != best]
+    found = greedy_order(
+        model.num_blocks,
+        args.rounds,
+        lambda masks: losses_of(model.backbone, examples, masks).mean(0),
+        begin=begin,
+        on_round=lambda so_far: print(f"{so_far.num_removed} gone: {so_far.costs[-1]:.4f} nats"),
+    )
     RunRecord(
         kind="importance-sleb-answers",
         model=model.facts(),
@@ -79,7 +75,7 @@ def main():
             "begin": begin,
             "dtype": str(model.dtype),
         },
-        results={"removal_order": [*gone, *order], "nll": curve},
+        results={"removal_order": list(found.order), "nll": list(found.costs)},
     ).save(args.out)
 
 

@@ -23,6 +23,7 @@ from buddy.training.joint.run import train
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import train_budget
+from buddy.training.pudding.recipe import PuddingRecipe
 from tests.tiny import tiny_model
 from tests.training.made import save_stage_1, write_rows
 from tests.words import word_tokenizer
@@ -47,7 +48,16 @@ def walk(kind):
 
 SETTINGS = dict.fromkeys(
     one
-    for kind in (Recipe, BudgetRecipe, Source, SpeedConfig, RougeConfig, Pruning, Sampling)
+    for kind in (
+        Recipe,
+        BudgetRecipe,
+        PuddingRecipe,
+        Source,
+        SpeedConfig,
+        RougeConfig,
+        Pruning,
+        Sampling,
+    )
     for one in walk(kind)
 )
 

@@ -11,10 +11,12 @@ from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
+from tests.policies.made import random_pudding
 from tests.tiny import NUM_BLOCKS, random_router, tiny_model
 
 SPECS = {
     "full": "full",
+    "pudding": "pudding",
     "random": "random:3",
     "static": "static",
     "routed": "routed",
@@ -30,6 +32,7 @@ def resources():
         num_blocks=NUM_BLOCKS,
         prior=Prior(torch.tensor([0.4, 0.1, 0.3, 0.2])),
         router=random_router(tiny_model()),
+        learned=random_pudding(),
     )
 
 
@@ -186,7 +189,7 @@ def test_random_scores_are_uniform_over_blocks(resources):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nonsense", "expected one of full, random, routed, searched, static"),
+        ("nonsense", "expected one of full, pudding, random, routed, searched, static"),
         ("random:x", "whole number"),
         ("static:1,x", "block numbers"),
         ("static:1,1", "each block once"),

@@ -116,8 +116,8 @@ def read_examples(
     Raises:
         DataError: Rows are missing, malformed or of no kind that is understood, or none is left.
     """
-    rows = _load(source)[source.start : source.stop]
-    encode = _encoder(source.template, tokenizer)
+    rows = load_rows(source)[source.start : source.stop]
+    encode = encoder(source.template, tokenizer)
     examples = []
     left_out = Counter[str]()
     for where, row in rows:
@@ -130,7 +130,7 @@ def read_examples(
             left_out[f"a prompt of {max_tokens} tokens or more"] += 1
         else:
             answer = answer[: max_tokens - len(prompt)]
-            examples.append(Example(tuple(prompt), tuple(answer), _row_source(row, where, source)))
+            examples.append(Example(tuple(prompt), tuple(answer), row_source(row, where, source)))
     name = source.path or source.hub
     reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
     if not examples:
@@ -143,14 +143,24 @@ def read_examples(
     return examples
 
 
-def _row_source(row: Row, where: str, source: Source) -> str:
+def row_source(row: Row, where: str, source: Source) -> str:
+    """What a row names as its source; else the name of the file or data set.
+
+    Raises:
+        DataError: It names something else than a text.
+    """
     name = row.get("source")
     if not isinstance(name, str | None):
         raise refused(where, "source", "a text", name)
     return name or source.name
 
 
-def _load(source: Source) -> list[tuple[str, Row]]:
+def load_rows(source: Source) -> list[tuple[str, Row]]:
+    """All rows of a source, and where each stands, as a message begins.
+
+    Raises:
+        DataError: The file or the data set cannot be read.
+    """
     if source.path is not None:
         return read_rows(Path(source.path))
     load_dataset = _need_datasets()
@@ -182,8 +192,11 @@ def _need_datasets() -> Any:
 Encode = Callable[[Row, str], tuple[list[int], list[int]]]
 
 
-def _encoder(template: Template, tokenizer: Any) -> Encode:
-    """A function from a row to the tokens of its prompt and answer."""
+def encoder(template: Template, tokenizer: Any) -> Encode:
+    """A function from a row, and where it stands, to the tokens of its prompt and answer.
+
+    It raises a `DataError` for a row of no kind that is understood.
+    """
 
     def encode(row: Row, where: str) -> tuple[list[int], list[int]]:
         fields = next((kind for kind in _KINDS if set(kind) <= row.keys()), None)

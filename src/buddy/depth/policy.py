@@ -259,6 +259,7 @@ BUILT_IN: Final = {
     "flexidepth": "buddy.policies.flexidepth:FlexiDepthPolicy",
     "full": "buddy.policies.full:FullPolicy",
     "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsPolicy",
+    "pudding": "buddy.policies.pudding:PuddingPolicy",
     "random": "buddy.policies.random:RandomPolicy",
     "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",

@@ -14,6 +14,7 @@ LEARNED: Final[dict[str, str]] = {
     "first": "buddy.policies.first:FirstRouters",
     "flexidepth": "buddy.policies.flexidepth:FlexiDepthPart",
     "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsRouters",
+    "pudding": "buddy.policies.pudding:PuddingClassifier",
 }
 """Policy -> `module:class` of its trained part; imported only when asked for."""
 

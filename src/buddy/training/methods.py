@@ -39,6 +39,9 @@ METHODS: Final[dict[str, Method]] = {
         "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
     ),
     **dict.fromkeys(("first", "d-llm", "mixture-of-depths", "flexidepth", "dash"), _GATED),
+    "pudding": Method(
+        "buddy.training.pudding.recipe:PuddingRecipe", "buddy.training.pudding.run:train_pudding"
+    ),
 }
 
 

@@ -26,6 +26,9 @@ def data(
         list[Path] | None,
         typer.Option(help="Leave out the questions of these rows; may be repeated."),
     ] = None,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="Give the wrong answers of multiple choice too.")
+    ] = False,
 ) -> None:
     """Write training rows, worded as evaluation words them.
 
@@ -46,6 +49,7 @@ def data(
         data_dir=data_dir,
         limit=rows,
         seed=seed,
+        wrong=wrong,
         without=[row for path in without or () for row in read_questions(path)],
         on_task=lambda name, count: console.print(f"{name}: {count} rows", style="dim"),
         note=lambda text: console.print(text, style="dim"),

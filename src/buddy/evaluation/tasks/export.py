@@ -21,6 +21,7 @@ def export_rows(
     limit: int | None = None,
     seed: int = 0,
     without: Sequence[Row] = (),
+    wrong: bool = False,
     on_task: Callable[[str, int], None] = lambda name, rows: None,
     note: Note = lambda text: None,
 ) -> list[Row]:
@@ -33,6 +34,7 @@ def export_rows(
         seed: Of the draw and the order.
         without: Rows whose questions are left out of what was drawn, as those that a model was
             trained on are when it is measured.
+        wrong: Give the wrong answers too, under `wrong`, each with the prompt it is asked with.
         on_task: Told how many rows a task gave.
         note: Told of rows that have no prompt or no answer.
 
@@ -51,7 +53,7 @@ def export_rows(
         if name == SAMSUM:
             mine = _samsum_rows(data_dir, limit, seed, note)
         else:
-            mine = _task_rows(name, loaded[name], limit, seed, note)
+            mine = _task_rows(name, loaded[name], limit, seed, note, wrong)
         mine = [row for row in mine if _question(row) not in known]
         on_task(name, len(mine))
         rows += mine
@@ -104,25 +106,35 @@ def _samsum_rows(data_dir: Path | None, limit: int | None, seed: int, note: Note
     ]
 
 
-def _task_rows(name: str, task: Any, limit: int | None, seed: int, note: Note) -> list[Row]:
+def _task_rows(
+    name: str, task: Any, limit: int | None, seed: int, note: Note, wrong: bool
+) -> list[Row]:
     docs = task.training_docs()
     chosen: Sequence[int] = range(len(docs))
     if limit is not None and limit < len(docs):
         chosen = random.Random(seed).sample(chosen, limit)
     rows = []
     for place in chosen:
-        prompt, completion = ask_and_answer(task, docs[place])
+        (prompt, completion), others = ask_and_answer(task, docs[place])
         if prompt and completion:
-            rows.append({"prompt": prompt, "completion": completion, "source": name})
+            row: Row = {"prompt": prompt, "completion": completion, "source": name}
+            if wrong and others:
+                row["wrong"] = [{"prompt": asked, "completion": said} for asked, said in others]
+            rows.append(row)
     if empty := len(chosen) - len(rows):
         note(f"{name}: of {len(chosen)} rows, {empty} with no prompt or answer left out")
     return rows
 
 
-def ask_and_answer(task: Any, doc: Any) -> tuple[str, str]:
-    """The text that lm-eval gives a model for a row, zero-shot, and the right continuation.
+Asked = tuple[str, str]
+"""The text that a model is given, and a continuation."""
 
-    Blanks at the end of the prompt go to the continuation, as lm-eval has it.
+
+def ask_and_answer(task: Any, doc: Any) -> tuple[Asked, list[Asked]]:
+    """What lm-eval asks of a row, zero-shot: with the right continuation, and with each wrong one.
+
+    Blanks at the end of the prompt go to the continuation, as lm-eval has it. A task without
+    choices has no wrong continuation.
 
     Args:
         task: Of lm-eval.
@@ -136,15 +148,19 @@ def ask_and_answer(task: Any, doc: Any) -> tuple[str, str]:
         requests = task.construct_requests(doc, context)
         # Where the candidates stand in the prompt, lm-eval keeps the right one's place there.
         right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+        choices = task.doc_to_choice(doc)
         if isinstance(right, str):
-            right = task.doc_to_choice(doc).index(right)
+            right = choices.index(right)
         if not isinstance(right, int):
             raise DataError(f"task {task.config.task} has several right answers: leave it out")
-        prompt, completion = requests[right].args
-    else:
-        answer = task.doc_to_target(doc)
-        if not isinstance(context, str) or not isinstance(answer, str):
-            raise DataError(f"task {task.config.task} has no one right answer: leave it out")
-        prompt, completion = context, f"{task.config.target_delimiter}{answer}"
+        asked = [_parted(*one.args) for one in requests[: len(choices)]]
+        return asked[right], [one for place, one in enumerate(asked) if place != right]
+    answer = task.doc_to_target(doc)
+    if not isinstance(context, str) or not isinstance(answer, str):
+        raise DataError(f"task {task.config.task} has no one right answer: leave it out")
+    return _parted(context, f"{task.config.target_delimiter}{answer}"), []
+
+
+def _parted(prompt: str, completion: str) -> Asked:
     bare = prompt.rstrip()
     return bare, prompt[len(bare) :] + completion

@@ -1,0 +1,22 @@
+"""Trained parts of methods for tiny models."""
+
+import torch
+
+from buddy.policies.pudding import PuddingClassifier, PuddingConfig
+from tests.tiny import NUM_BLOCKS
+
+ORDERS = ((1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3))
+
+
+def random_pudding(*, width=16, orders=ORDERS, depths=(4,), seed=3, scale=3.0):
+    """A classifier whose choice really depends on the input."""
+    part = PuddingClassifier(
+        PuddingConfig(num_blocks=NUM_BLOCKS, width=width, orders=orders, depths=depths, hidden=8)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            # Small biases: the prompt, not a constant, must decide.
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(drawn * (scale if parameter.ndim > 1 else 0.1))
+    return part.eval()
