@@ -191,6 +191,14 @@ def settles(policy: Policy) -> bool:
     return hasattr(policy, "settle")
 
 
+def exits(policy: Policy) -> bool:
+    """Whether any budget is an exit: the first blocks run, so that others may go on from there.
+
+    Such a policy has an attribute `exits` that is True.
+    """
+    return bool(getattr(policy, "exits", False))
+
+
 def prepare(policy: Policy, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
     """Let a policy measure now what budgets below full depth will need of it.
 
@@ -252,7 +260,9 @@ class PolicyResources:
 
 
 BUILT_IN: Final = {
+    "adainfer": "buddy.policies.adainfer:AdaInferPolicy",
     "full": "buddy.policies.full:FullPolicy",
+    "layerskip": "buddy.policies.layerskip:LayerSkipPolicy",
     "random": "buddy.policies.random:RandomPolicy",
     "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",

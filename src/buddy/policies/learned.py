@@ -8,7 +8,9 @@ from buddy.errors import CheckpointError, PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.settings import build
 
-LEARNED: Final[dict[str, str]] = {}
+LEARNED: Final[dict[str, str]] = {
+    "adainfer": "buddy.policies.adainfer:AdaInferClassifier",
+}
 """Policy -> `module:class` of its trained part; imported only when asked for."""
 
 
