@@ -101,6 +101,19 @@ def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) ->
     Raises:
         RecipeError: The file cannot be read, or has a key or a value that does not fit.
     """
+    return build(kind, read_values(path, changes), str(path))
+
+
+def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """What a recipe says, before it is known what kind of recipe it is.
+
+    Args:
+        path: TOML.
+        changes: As `read_recipe` takes them.
+
+    Raises:
+        RecipeError: The file cannot be read, or a change is none.
+    """
     text = read_text(path, RecipeError, most=_MAX_RECIPE_BYTES)
     try:
         values = tomllib.loads(text)
@@ -112,7 +125,7 @@ def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) ->
         raise RecipeError(f"recipe {path} is no TOML: {error}") from error
     for change in changes:
         _change(values, change)
-    return build(kind, values, str(path))
+    return values
 
 
 def _change(values: dict[str, Any], change: str) -> None:

@@ -1,4 +1,4 @@
-"""buddy train: stage 1, adapters and router together, by a recipe."""
+"""`buddy train`: adapters and router together, or another method, by a recipe."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +29,14 @@ def train(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train LoRA adapters and the router (stage 1)."""
+    """Train LoRA adapters and the router (stage 1), or the method that the recipe names."""
+    from buddy.cli.views.method_bar import MethodBar
     from buddy.cli.views.training_bar import TrainingBar
-    from buddy.settings import read_recipe
-    from buddy.training.joint.recipe import Recipe
-    from buddy.training.joint.run import train as run
+    from buddy.training.methods import DEFAULT_METHOD, read_method, run_of
 
-    settings = read_recipe(Recipe, recipe, changes or [])
-    with resumable(out), TrainingBar() as bar:
+    method, settings = read_method(recipe, changes or [])
+    run = run_of(method)
+    with resumable(out), (TrainingBar if method == DEFAULT_METHOD else MethodBar)() as bar:
         checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")
