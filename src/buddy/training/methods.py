@@ -20,16 +20,28 @@ class Method(NamedTuple):
     Attributes:
         recipe: A dataclass, the recipe without its key `method`.
         run: Takes the recipe and the run's folder, with `resume` and `listener` by name, and
-            returns the checkpoint's folder. Every run but that of `buddy` is told to a
-            `RunListener`.
+            returns the checkpoint's folder. It tells a `RunListener`, or the joint run's.
     """
 
     recipe: str
     run: str
+    is_joint: bool = False
+    """Its run is the joint one's, and tells a listener of that."""
 
 
 METHODS: Final[dict[str, Method]] = {
-    DEFAULT_METHOD: Method("buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train"),
+    DEFAULT_METHOD: Method(
+        "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
+    ),
+    "adainfer": Method(
+        "buddy.training.exits.adainfer_recipe:AdaInferRecipe",
+        "buddy.training.exits.adainfer:train_adainfer",
+    ),
+    "layerskip": Method(
+        "buddy.training.exits.layerskip_recipe:LayerSkipRecipe",
+        "buddy.training.exits.layerskip:train_layerskip",
+        is_joint=True,
+    ),
 }
 
 

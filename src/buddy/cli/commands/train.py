@@ -32,11 +32,11 @@ def train(
     """Train LoRA adapters and the router (stage 1), or the method that the recipe names."""
     from buddy.cli.views.method_bar import MethodBar
     from buddy.cli.views.training_bar import TrainingBar
-    from buddy.training.methods import DEFAULT_METHOD, read_method, run_of
+    from buddy.training.methods import METHODS, read_method, run_of
 
     method, settings = read_method(recipe, changes or [])
     run = run_of(method)
-    with resumable(out), (TrainingBar if method == DEFAULT_METHOD else MethodBar)() as bar:
+    with resumable(out), (TrainingBar if METHODS[method].is_joint else MethodBar)() as bar:
         checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")

@@ -58,12 +58,25 @@ class Listener:
     """When something looks wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What differs between the methods that are trained by one loop."""
+
+    build: Callable[[Any, Any], BuddyForCausalLM] = build_model
+    """From a recipe and a device to the model that is trained."""
+    trainer: type[JointTrainer] = JointTrainer
+    """Takes the steps."""
+    evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]] = evaluate
+    """From the model, rows and budgets."""
+
+
 def train(
     recipe: Recipe,
     out: Path,
     *,
     resume: bool = False,
     listener: Listener | None = None,
+    kind: Kind | None = None,
 ) -> Path:
     """Train by a recipe.
 
@@ -73,6 +86,7 @@ def train(
             record.
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes, on the main process.
+        kind: Of another method than Buddy.
 
     Returns:
         The Buddy checkpoint's folder.
@@ -82,12 +96,13 @@ def train(
         DataError: A data file is missing, empty or malformed.
         TrainingError: The run cannot begin, or not go on.
     """
+    kind = kind or Kind()
     check_folder(out, resume)
     _check_places(recipe)
     check_recipe(recipe)
     accelerator = Accelerator()
     with accelerator.main_process_first():  # the others find the model in the cache
-        model = build_model(recipe, accelerator.device)
+        model = kind.build(recipe, accelerator.device)
     tokenizer = load_tokenizer(recipe.model.name)
     listener, left_out = listener or Listener(), list[str]()
     examples, validation = (
@@ -100,7 +115,7 @@ def train(
     start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
     if recipe.router.orders:
         fit_orders(model, examples, recipe.router.orders, recipe.optim.seed)
-    trainer = JointTrainer(
+    trainer = kind.trainer(
         model,
         recipe,
         examples,
@@ -111,6 +126,7 @@ def train(
     identity = _identity(recipe, model, examples)
     drawn = draw_rows(validation, recipe.log.evaluate_rows, recipe.optim.seed)
     run = _Run(recipe, out, model, trainer, drawn, identity, listener)
+    run.evaluate = kind.evaluate
     run.left_out = left_out
     run.is_main = accelerator.is_main_process
     make_folder(out)
@@ -180,6 +196,7 @@ class _Run:
 
     is_main = True
     left_out: Sequence[str] = ()
+    evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]]
 
     def __init__(
         self,
@@ -261,7 +278,7 @@ class _Run:
     def _evaluate(self, log: TrainingLog, step: int) -> None:
         if not self.validation:
             return
-        self.found, routes = evaluate(self.model, self.validation, self.budgets)
+        self.found, routes = self.evaluate(self.model, self.validation, self.budgets)
         for one in self.found:
             log.write(step, f"evaluation/{one.blocks}", **asdict(one))
         self.listener.evaluated(step, self.found)

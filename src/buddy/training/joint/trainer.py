@@ -73,6 +73,10 @@ def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
     return tuple(range(blocks[0], blocks[1] + 1))
 
 
+RowReport = tuple[float, int, tuple[int, ...], float]
+"""Of a row: its loss, its budget in blocks, its plan, and its weight in the batch's loss."""
+
+
 class JointTrainer:
     """Takes steps; every step depends on the recipe, the weights and its number alone.
 
@@ -111,9 +115,7 @@ class JointTrainer:
         self._process, self._reduce, self._gather = process, reduce, gather
         adapters, router = trained_parameters(model)
         self.parameters = {**adapters, **router}
-        router_rate = optim.router_learning_rate
-        if router_rate is None:
-            router_rate = optim.learning_rate
+        router_rate = self.router_rate()
         self._groups = [
             {"params": list(group.values()), "lr": rate, "peak": rate}
             for group, rate in ((adapters, optim.learning_rate), (router, router_rate))
@@ -121,6 +123,12 @@ class JointTrainer:
         ]
         self.optimizer = torch.optim.AdamW(self._groups, weight_decay=optim.weight_decay)
         self._has_router = bool(router)
+
+    def router_rate(self) -> float:
+        """Peak learning rate of what is no adapter."""
+        optim = self.recipe.optim
+        own = optim.router_learning_rate
+        return optim.learning_rate if own is None else own
 
     @property
     def num_processes(self) -> int:
@@ -137,10 +145,9 @@ class JointTrainer:
         seed = self.recipe.optim.seed * 1_000_003 + step
         torch.manual_seed(seed * self._process[1] + self._process[0])  # of dropout alone
         examples = self.order[step]
-        share = learning_rate_share(self.recipe.optim, step, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * share
-        rows = self._backward(examples, seed)
+        for place, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = group["peak"] * self.rate_share(step, place)
+        rows = self._backward(examples, seed, step)
         norms = self._clip()
         if not all(map(math.isfinite, [*(loss for loss, *_ in rows), *norms])):
             self.optimizer.zero_grad(set_to_none=True)
@@ -165,9 +172,11 @@ class JointTrainer:
             seconds=time.perf_counter() - started_s,
         )
 
-    def _backward(
-        self, examples: list[Example], seed: int
-    ) -> list[tuple[float, int, tuple[int, ...], float]]:
+    def rate_share(self, step: int, place: int) -> float:
+        """Of the peak learning rate, at a step, of the group at a place: adapters first."""
+        return learning_rate_share(self.recipe.optim, step, self.steps)
+
+    def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         """Gradients of this process's rows, summed over all; what each row of all gave."""
         settings = self.recipe.router
         draw = random.Random(seed)
@@ -288,9 +297,15 @@ def policy_gradient_loss(
 def trained_parameters(
     model: BuddyForCausalLM,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The adapters' parameters and the router's, by name."""
-    router = model.router.named_parameters() if model.router is not None else ()
+    """The adapters' parameters, and those of the router or of a method's part, by name."""
+    parts = {"router": model.router, "learned": model.learned}
     return (
         {name: p for name, p in model.model.named_parameters() if p.requires_grad},
-        {f"router.{name}": p for name, p in router if p.requires_grad},
+        {
+            f"{part}.{name}": p
+            for part, module in parts.items()
+            if module is not None
+            for name, p in module.named_parameters()
+            if p.requires_grad
+        },
     )
