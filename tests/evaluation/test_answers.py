@@ -65,16 +65,17 @@ def loss_of(logits, one):
 def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     model = tiny_buddy(family)
     found = answer_losses(model, model.policy, each, EXAMPLES)
-    for one, (nll, blocks) in zip(EXAMPLES, found, strict=True):
+    for one, (nll, blocks, executed) in zip(EXAMPLES, found, strict=True):
         prompt = torch.tensor(one.prompt)
         plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
         assert blocks == plan
+        assert executed == BLOCKS * (one.num_tokens - 1)
         skipped = set(range(NUM_BLOCKS)) - set(plan)
         whole = torch.tensor([[*one.prompt, *one.answer]])
         # rel: sums over a padded batch run in another order.
         logits = delete_blocks(model.model, skipped)(whole).logits[0]
         assert nll == pytest.approx(loss_of(logits, one), rel=1e-4, abs=1e-4)
-    assert len({blocks for _, blocks in found}) > 1  # the input decides
+    assert len({blocks for _, blocks, _ in found}) > 1  # the input decides
 
 
 def test_the_answer_does_not_reach_the_route():
@@ -83,16 +84,16 @@ def test_the_answer_does_not_reach_the_route():
         dataclasses.replace(one, answer=tokens(11, seed=7 + i)) for i, one in enumerate(EXAMPLES)
     ]
     found, changed = (answer_losses(model, model.policy, each, e) for e in (EXAMPLES, other))
-    assert [plan for _, plan in found] == [plan for _, plan in changed]
-    assert all(a != b for (a, _), (b, _) in zip(found, changed, strict=True))
+    assert [plan for _, plan, _ in found] == [plan for _, plan, _ in changed]
+    assert all(a != b for (a, *_), (b, *_) in zip(found, changed, strict=True))
 
 
 def test_given_plans_are_run_as_given():
     model = tiny_buddy()
     plans = [(0, 1, 3, 5), (0, 2, 3, 5), (1, 2, 3, 4)]
     found = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES[:3])
-    assert [plan for _, plan in found] == plans
-    for one, plan, (nll, _) in zip(EXAMPLES, plans, found, strict=False):
+    assert [plan for _, plan, _ in found] == plans
+    for one, plan, (nll, *_) in zip(EXAMPLES, plans, found, strict=False):
         skipped = set(range(NUM_BLOCKS)) - set(plan)
         whole = torch.tensor([[*one.prompt, *one.answer]])
         with torch.no_grad():
@@ -123,7 +124,7 @@ def test_the_cost_of_another_inputs_plan_is_the_difference_of_the_losses():
         chosen = others(sources, within, 3)
         plans = [own[chosen[i]][1] for i in range(len(EXAMPLES))]
         other = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES)
-        rises = [b - a for (a, _), (b, _) in zip(own, other, strict=True)]
+        rises = [b - a for (a, *_), (b, *_) in zip(own, other, strict=True)]
         points = {
             (one["task"], one["metric"]): one
             for one in found["exchanged"]
@@ -206,7 +207,7 @@ def test_no_input_is_run_twice_under_one_plan(monkeypatch):
 
     def counting(model, policy, budgets, examples):
         found = answer_losses(model, policy, budgets, examples)
-        ran.extend((one, plan) for one, (_, plan) in zip(examples, found, strict=True))
+        ran.extend((one, plan) for one, (_, plan, _) in zip(examples, found, strict=True))
         return found
 
     monkeypatch.setattr(answers, "answer_losses", counting)
@@ -230,6 +231,32 @@ def test_the_error_of_a_mean_by_token_is_that_of_a_ratio():
     value, error = by_token([(2.0, 2), (4.0, 2), (9.0, 2)])
     assert error == pytest.approx(statistics.stdev([1.0, 2.0, 4.5]) / math.sqrt(3))
     assert by_token([(3.0, 2)]) == (1.5, None)
+
+
+class HalfRun:
+    """Runs block 2 for the tokens at even positions."""
+
+    name, num_blocks, governed = "half", NUM_BLOCKS, (2,)
+
+    def begin(self, new):
+        return new.position % 2 == 0
+
+    def keep(self, state, block, hidden):
+        return state
+
+    def describe(self):
+        return "half"
+
+
+def test_the_depth_of_a_policy_that_decides_by_token_is_counted():
+    model = tiny_buddy(policy=HalfRun())
+    (condition,) = plan_conditions(model)
+    found = run_answers(model, [condition], EXAMPLES[:4])
+    fed = [one.num_tokens - 1 for one in EXAMPLES[:4]]
+    expected = NUM_BLOCKS - 1 + sum((n + 1) // 2 for n in fed) / sum(fed)
+    for part in ("points", "execution"):
+        (mean,) = {one["mean_blocks"] for one in found[part] if one["task"] == "all"}
+        assert mean == pytest.approx(expected)
 
 
 def test_points_are_worked_by_hand():
@@ -258,7 +285,7 @@ def test_a_prompt_at_a_depth_of_its_own_is_that_of_decoding():
         return (6,) * prompt + (4,) * rest
 
     found = answer_losses(model, model.policy, budgets, examples)
-    for (nll, plan), example in zip(found, examples, strict=True):
+    for (nll, plan, _), example in zip(found, examples, strict=True):
         ids = torch.tensor([example.prompt])
         options = {"budget": "4 blocks", "prefill_budget": "6 blocks", "reroute": "prefill"}
         total, session = 0.0, None

@@ -276,7 +276,7 @@ def policy_names() -> list[str]:
     return sorted({*BUILT_IN, *entry_points(group="buddy.policies").names})
 
 
-def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
+def build_policy(spec: str, resources: PolicyResources) -> Policy:
     """Make a policy from what a user wrote.
 
     Args:
@@ -287,7 +287,8 @@ def build_policy(spec: str, resources: PolicyResources) -> DepthPolicy:
         PolicyError: No such policy, or it cannot serve this model.
     """
     made_by, argument = _find(spec)
-    return cast(DepthPolicy, made_by.from_spec(argument, resources))
+    made: Policy = made_by.from_spec(argument, resources)
+    return made
 
 
 def check_policy(spec: str) -> None:

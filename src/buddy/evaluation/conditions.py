@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from buddy.depth.policy import (
     BatchSize,
     DepthPolicy,
     Observation,
+    Policy,
     build_policy,
     is_online,
     prepare,
@@ -33,7 +34,7 @@ class Condition:
     """As `--policy` takes it."""
     label: str
     """Short name, for tables and plots."""
-    policy: DepthPolicy
+    policy: Policy
     """Who chooses the blocks."""
     blocks: int
     """How many run; under `auto` the most that may."""
@@ -49,8 +50,9 @@ class Condition:
         What ran is named, not the file that said so: that may hold another order by now.
         """
         if self.is_auto:
-            always = len({block % self.policy.num_blocks for block in self.policy.pinned})
-            depths: Sequence[int] = range(max(1, always), self.policy.num_blocks + 1)
+            policy = cast(DepthPolicy, self.policy)
+            always = len({block % policy.num_blocks for block in policy.pinned})
+            depths: Sequence[int] = range(max(1, always), policy.num_blocks + 1)
         else:
             depths = [self.blocks if self.prefill_blocks is None else self.prefill_blocks]
             depths = list(dict.fromkeys([*depths, self.blocks]))
@@ -71,15 +73,18 @@ class Condition:
 
     def _fixed(self, depths: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
         """At each of some depths, the blocks that run whatever the input."""
-        if is_online(self.policy) or self.policy.context_layer > 0:
+        if is_online(self.policy):
+            return None
+        policy = cast(DepthPolicy, self.policy)
+        if policy.context_layer > 0:
             return None
         nothing = torch.zeros(len(depths), 1, dtype=torch.long)
-        state = self.policy.observe(None, Observation(nothing, nothing.bool()))
+        state = policy.observe(None, Observation(nothing, nothing.bool()))
         if not isinstance(state, BatchSize):  # it remembers something of the input
             return None
         budgets = torch.tensor(depths)
-        scores = self.policy.scores(state, budgets)
-        return select_blocks(scores, budgets, pinned=self.policy.pinned).executed_sets
+        scores = policy.scores(state, budgets)
+        return select_blocks(scores, budgets, pinned=policy.pinned).executed_sets
 
     def prepare(self, on_progress: OnProgress) -> None:
         """Have the policy measure now what it will need at this budget."""
@@ -129,7 +134,11 @@ class Condition:
 
     def spent(self, mean: float) -> dict[str, Any]:
         """Under `auto`, the mean depth in the place of `blocks`; else nothing."""
-        return {"blocks": round(mean), "mean_blocks": mean} if self.is_auto else {}
+        return self.ran(mean if self.is_auto else None)
+
+    def ran(self, mean: float | None) -> dict[str, Any]:
+        """A mean depth that was counted, in the place of `blocks`; nothing where none was."""
+        return {} if mean is None else {"blocks": round(mean), "mean_blocks": mean}
 
 
 def plan_conditions(
@@ -161,7 +170,7 @@ def plan_conditions(
     made = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
     if not made:
         own = model.policy_spec or model.policy.name
-        made = [(own, own, model.scoring_policy)]
+        made = [(own, own, model.policy)]
     read = model.read_budgets if auto else model.resolve_budgets
     depths = dict.fromkeys(_read_depth(one, model, read) for one in budgets)
     conditions = []
@@ -186,7 +195,8 @@ def plan_conditions(
             conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
             continue
         for label, spec, policy in made:
-            check_spendable({blocks, prefill or blocks}, policy.num_blocks, policy.pinned)
+            pinned = cast(DepthPolicy, policy).pinned
+            check_spendable({blocks, prefill or blocks}, policy.num_blocks, pinned)
             conditions.append(
                 Condition(
                     spec=spec,
@@ -215,9 +225,15 @@ def _read_depth(
     return (None if prefill == blocks else prefill), blocks
 
 
-def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: DepthPolicy) -> Condition:
+def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Condition:
     assert model.predictor is not None
-    check_spendable((model.predictor.lowest,), policy.num_blocks, policy.pinned)
+    if is_online(policy):
+        raise BudgetError(
+            f"policy {spec!r} decides while it runs and keeps no budget: measure it at -b 1.0, in "
+            "a run of its own"
+        )
+    pinned = cast(DepthPolicy, policy).pinned
+    check_spendable((model.predictor.lowest,), policy.num_blocks, pinned)
     return Condition(
         spec=spec, label=f"{label} auto", policy=policy, blocks=model.num_blocks, is_auto=True
     )

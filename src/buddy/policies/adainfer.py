@@ -132,7 +132,7 @@ class AdaInferPolicy:
     ) -> Bool[Tensor, " lanes"]:
         """The tokens that have not stopped, now that this residual has been looked at."""
         running = (~state.lanes).nonzero()[:, 0]
-        for part in running.split(_AT_ONCE) if len(running) else ():
+        for part in torch.split(running, _AT_ONCE) if len(running) else ():
             logits = self._backbone.logits(hidden[part].to(self._backbone.dtype))
             settled = self._classifier.settled(block, logit_features(logits))
             state.lanes[part] = settled > self.threshold

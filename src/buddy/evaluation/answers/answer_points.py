@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from buddy.depth.policy import is_online
 from buddy.evaluation.conditions import Condition
 
 ALL: Final = "all"
@@ -23,12 +24,26 @@ class Answered:
         tokens: Of the answer.
         blocks: That ran.
         task: Source of the example.
+        fed: Tokens that were fed, of prompt and answer.
+        executed: Blocks that these ran, all together.
     """
 
     nll: float
     tokens: int
     blocks: tuple[int, ...]
     task: str
+    fed: int = 0
+    executed: int = 0
+
+
+def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | None:
+    """Blocks that a token ran on average; None where the budget or the last token's plan says it.
+
+    A policy that decides while it runs lets each token run blocks of its own.
+    """
+    if not is_online(condition.policy):
+        return None
+    return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -36,7 +51,8 @@ def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dic
     points = []
     for task, mine in _by_source([(one, one) for one in answers]).items():
         values = [(one.nll, one.tokens) for one, _ in mine]
-        points += _both(condition, task, values)
+        depth = mean_depth(condition, [one for one, _ in mine])
+        points += _both(condition, task, values, **condition.ran(depth))
     return points
 
 

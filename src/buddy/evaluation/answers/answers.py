@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, DepthPolicy, Observation
+from buddy.depth.policy import BatchSize, Observation, Policy
 from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.against import Against
@@ -26,6 +26,7 @@ from buddy.evaluation.answers.answer_points import (
     answer_points,
     difference_points,
     exchange_points,
+    mean_depth,
 )
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
@@ -70,11 +71,13 @@ class GivenPlans:
 @torch.inference_mode()
 def answer_losses(
     model: BuddyForCausalLM,
-    policy: DepthPolicy,
+    policy: Policy,
     budgets: Callable[[int, int], tuple[int, ...]],
     examples: Sequence[Example],
-) -> list[tuple[float, Plan]]:
-    """Of each example, the answer's summed negative log-likelihood given the prompt, and the plan.
+) -> list[tuple[float, Plan, int]]:
+    """Of each example, the loss of its answer, its plan, and the blocks that all its tokens ran.
+
+    The loss is the answer's summed negative log-likelihood given the prompt.
 
     Args:
         model: Runs the blocks.
@@ -103,7 +106,11 @@ def answer_losses(
     logprobs, _ = token_logprobs(model, out.hidden[before], targets)
     parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
     plans = out.last_plan.executed_sets
-    return [(float(part.sum()), plan) for part, plan in zip(parts, plans, strict=True)]
+    ran = [int(part.sum()) for part in torch.split(out.executed, list(feed.counts))]
+    return [
+        (float(part.sum()), plan, executed)
+        for part, plan, executed in zip(parts, plans, ran, strict=True)
+    ]
 
 
 def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:
@@ -179,10 +186,12 @@ def run_answers(
         for about, theirs in beside:
             pairs = list(zip(own, theirs, strict=True))
             results["against"] += difference_points(condition, pairs, **about)
-        plans: dict[str, list[Plan]] = {ALL: [one.blocks for one in own]}
+        by_task: dict[str, list[Answered]] = {ALL: own}
         for one in own:
-            plans.setdefault(one.task, []).append(one.blocks)
-        results["execution"] += execution_rates(condition, plans)
+            by_task.setdefault(one.task, []).append(one)
+        plans = {task: [one.blocks for one in mine] for task, mine in by_task.items()}
+        depths = {task: mean_depth(condition, mine) for task, mine in by_task.items()}
+        results["execution"] += execution_rates(condition, plans, depths)
         if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
             continue
         for within in WITHIN:
@@ -241,7 +250,7 @@ class _Bench:
         self,
         condition: Condition,
         keys: dict[int, str],
-        policy_of: Callable[[Sequence[int]], DepthPolicy],
+        policy_of: Callable[[Sequence[int]], Policy],
     ) -> None:
         pending = [i for i, key in keys.items() if not self._recall(i, key)]
         self.on_answers(condition, len(keys) - len(pending))
@@ -250,8 +259,8 @@ class _Bench:
             rows = pending[start : start + self.batch]
             examples = [self.examples[i] for i in rows]
             found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
-            for i, (nll, blocks) in zip(rows, found, strict=True):
-                self._keep(i, keys[i], nll, blocks)
+            for i, (nll, blocks, executed) in zip(rows, found, strict=True):
+                self._keep(i, keys[i], nll, blocks, executed)
                 if self.log is not None:
                     self.log.add(keys[i], **asdict(self._known[keys[i]]))
             self.on_answers(condition, len(rows))
@@ -261,9 +270,11 @@ class _Bench:
             return True
         logged = None if self.log is None else self.log.find(key, Answered)
         if logged is not None:
-            self._keep(i, key, logged.nll, logged.blocks)
+            self._keep(i, key, logged.nll, logged.blocks, logged.executed)
         return logged is not None
 
-    def _keep(self, i: int, key: str, nll: float, blocks: Plan) -> None:
+    def _keep(self, i: int, key: str, nll: float, blocks: Plan, executed: int) -> None:
         example = self.examples[i]
-        self._known[key] = Answered(nll, len(example.answer), blocks, example.source)
+        self._known[key] = Answered(
+            nll, len(example.answer), blocks, example.source, example.num_tokens - 1, executed
+        )

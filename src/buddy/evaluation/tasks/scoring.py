@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.depth.budget_source import BudgetSource
-from buddy.depth.policy import DepthPolicy
+from buddy.depth.policy import Policy
 from buddy.engine.run import Feed, StepOutput, run_step
 from buddy.engine.state.session import Session
 from buddy.errors import DataError
@@ -118,7 +118,7 @@ def _common(contexts: Sequence[Tokens]) -> int:
 @torch.inference_mode()
 def score(
     model: BuddyForCausalLM,
-    policy: DepthPolicy,
+    policy: Policy,
     source: BudgetSource | None,
     questions: Sequence[Question],
 ) -> list[Scored]:
@@ -184,7 +184,7 @@ def side_by_side(
 
 def _feed(
     model: BuddyForCausalLM,
-    policy: DepthPolicy,
+    policy: Policy,
     session: Session,
     numbers: Sequence[int],
     sequences: Sequence[Tokens],
