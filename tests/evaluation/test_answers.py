@@ -65,10 +65,11 @@ def loss_of(logits, one):
 def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     model = tiny_buddy(family)
     found = answer_losses(model, model.policy, each, EXAMPLES)
-    for one, (nll, blocks, _) in zip(EXAMPLES, found, strict=True):
+    for one, (nll, blocks, executed) in zip(EXAMPLES, found, strict=True):
         prompt = torch.tensor(one.prompt)
         plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
         assert blocks == plan
+        assert executed == BLOCKS * (one.num_tokens - 1)
         skipped = set(range(NUM_BLOCKS)) - set(plan)
         whole = torch.tensor([[*one.prompt, *one.answer]])
         # rel: sums over a padded batch run in another order.
@@ -230,6 +231,32 @@ def test_the_error_of_a_mean_by_token_is_that_of_a_ratio():
     value, error = by_token([(2.0, 2), (4.0, 2), (9.0, 2)])
     assert error == pytest.approx(statistics.stdev([1.0, 2.0, 4.5]) / math.sqrt(3))
     assert by_token([(3.0, 2)]) == (1.5, None)
+
+
+class HalfRun:
+    """Runs block 2 for the tokens at even positions."""
+
+    name, num_blocks, governed = "half", NUM_BLOCKS, (2,)
+
+    def begin(self, new):
+        return new.position % 2 == 0
+
+    def keep(self, state, block, hidden):
+        return state
+
+    def describe(self):
+        return "half"
+
+
+def test_the_depth_of_a_policy_that_decides_by_token_is_counted():
+    model = tiny_buddy(policy=HalfRun())
+    (condition,) = plan_conditions(model)
+    found = run_answers(model, [condition], EXAMPLES[:4])
+    fed = [one.num_tokens - 1 for one in EXAMPLES[:4]]
+    expected = NUM_BLOCKS - 1 + sum((n + 1) // 2 for n in fed) / sum(fed)
+    for part in ("points", "execution"):
+        (mean,) = {one["mean_blocks"] for one in found[part] if one["task"] == "all"}
+        assert mean == pytest.approx(expected)
 
 
 def test_points_are_worked_by_hand():

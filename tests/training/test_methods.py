@@ -28,7 +28,7 @@ def test_a_recipe_without_a_method_is_one_of_buddy(tmp_path, first):
 def test_every_method_is_told_from_a_recipe_and_can_be_run(tmp_path, name):
     with pytest.raises(RecipeError, match=r"unknown key no_such_key: expected .*data"):
         read(tmp_path / "recipe.toml", "no_such_key = 1\n", f"method={name}")
-    assert list(signature(run_of(name)).parameters) == ["recipe", "out", "resume", "listener"]
+    assert list(signature(run_of(name)).parameters)[:4] == ["recipe", "out", "resume", "listener"]
 
 
 @pytest.mark.parametrize("value", ['"dense"', "3", "['buddy']", "{ a = 1 }"])

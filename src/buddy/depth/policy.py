@@ -192,6 +192,14 @@ def settles(policy: Policy) -> bool:
     return hasattr(policy, "settle")
 
 
+def exits(policy: Policy) -> bool:
+    """Whether any budget is an exit: the first blocks run, so that others may go on from there.
+
+    Such a policy has an attribute `exits` that is True.
+    """
+    return bool(getattr(policy, "exits", False))
+
+
 def prepare(policy: Policy, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
     """Let a policy measure now what budgets below full depth will need of it.
 
@@ -253,11 +261,13 @@ class PolicyResources:
 
 
 BUILT_IN: Final = {
+    "adainfer": "buddy.policies.adainfer:AdaInferPolicy",
     "d-llm": "buddy.policies.d_llm:DLLMPolicy",
     "dash": "buddy.policies.dash:DashPolicy",
     "first": "buddy.policies.first:FirstPolicy",
     "flexidepth": "buddy.policies.flexidepth:FlexiDepthPolicy",
     "full": "buddy.policies.full:FullPolicy",
+    "layerskip": "buddy.policies.layerskip:LayerSkipPolicy",
     "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsPolicy",
     "pudding": "buddy.policies.pudding:PuddingPolicy",
     "random": "buddy.policies.random:RandomPolicy",

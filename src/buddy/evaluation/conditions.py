@@ -50,9 +50,9 @@ class Condition:
         What ran is named, not the file that said so: that may hold another order by now.
         """
         if self.is_auto:
-            pinned = cast(DepthPolicy, self.policy).pinned
-            always = len({block % self.policy.num_blocks for block in pinned})
-            depths: Sequence[int] = range(max(1, always), self.policy.num_blocks + 1)
+            policy = cast(DepthPolicy, self.policy)
+            always = len({block % policy.num_blocks for block in policy.pinned})
+            depths: Sequence[int] = range(max(1, always), policy.num_blocks + 1)
         else:
             depths = [self.blocks if self.prefill_blocks is None else self.prefill_blocks]
             depths = list(dict.fromkeys([*depths, self.blocks]))
@@ -133,9 +133,12 @@ class Condition:
         return {**fields, "budget": AUTO} if self.is_auto else fields
 
     def spent(self, mean: float) -> dict[str, Any]:
-        """Where a budget is not what fixed it, the mean depth in the place of `blocks`."""
-        is_free = self.is_auto or is_online(self.policy)
-        return {"blocks": round(mean), "mean_blocks": mean} if is_free else {}
+        """Under `auto`, the mean depth in the place of `blocks`; else nothing."""
+        return self.ran(mean if self.is_auto else None)
+
+    def ran(self, mean: float | None) -> dict[str, Any]:
+        """A mean depth that was counted, in the place of `blocks`; nothing where none was."""
+        return {} if mean is None else {"blocks": round(mean), "mean_blocks": mean}
 
 
 def plan_conditions(
@@ -224,6 +227,11 @@ def _read_depth(
 
 def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Condition:
     assert model.predictor is not None
+    if is_online(policy):
+        raise BudgetError(
+            f"policy {spec!r} decides while it runs and keeps no budget: measure it at -b 1.0, in "
+            "a run of its own"
+        )
     pinned = cast(DepthPolicy, policy).pinned
     check_spendable((model.predictor.lowest,), policy.num_blocks, pinned)
     return Condition(

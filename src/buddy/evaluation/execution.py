@@ -7,13 +7,16 @@ from buddy.evaluation.conditions import Condition
 
 
 def execution_rates(
-    condition: Condition, plans: Mapping[str, Sequence[tuple[int, ...]]]
+    condition: Condition,
+    plans: Mapping[str, Sequence[tuple[int, ...]]],
+    depths: Mapping[str, float | None] | None = None,
 ) -> list[dict[str, Any]]:
     """Of each task, the share of inputs whose plan ran each block, and how many plans differ.
 
     Args:
         condition: Whose plans they are.
         plans: By task, the blocks that ran for each input.
+        depths: By task, the mean depth where it was counted by token.
     """
     entries = []
     for task, ran in plans.items():
@@ -25,6 +28,7 @@ def execution_rates(
             {
                 **condition.describe(),
                 **condition.spent(sum(rates)),
+                **condition.ran((depths or {}).get(task)),
                 "task": task,
                 "rates": rates,
                 "inputs": len(ran),

@@ -2,7 +2,8 @@
 
 A few tokens are drafted by few blocks; one pass at the asked budget over all of them says how many
 it would have chosen itself, and adds one of its own. Drafts and verification share weights and
-cache: what a draft has left in the cache is cut off, and written anew by the verification.
+cache. Where the drafts are an exit, the verification goes on from it: it runs the other blocks
+alone. Else what a draft has left in the cache is cut off, and written anew by the verification.
 
 Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2023); drafting by
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
@@ -16,10 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
+from buddy.depth.plan import DepthPlan
+from buddy.depth.policy import exits
 from buddy.engine.executors.blocks import observation
 from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
+from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, next_token, prefill_step
 
@@ -72,7 +76,8 @@ def speculative_loop(
     stop = Stop(stopping_criteria)
     length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
-    writer = _Writer(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
+    kind = _ExitWriter if exits(model.policy) else _Writer
+    writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = logits_processor(ids, logits)
     pending = next_token(scores, generation_config.do_sample)
     while True:
@@ -110,7 +115,7 @@ class _Writer:
         self._model, self._processor, self._sample = model, processor, do_sample
         self._session: Session = inputs["past_key_values"]
         (self._number,) = self._session.sequences
-        self._draft_budget = ConstantBudget(blocks)
+        self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
         self._full_budget = ConstantBudget(model.num_blocks)
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
@@ -124,7 +129,7 @@ class _Writer:
         here = ids
         try:
             for _ in range(tokens):
-                logits, _ = self._forward(here[:, -1:], self._draft_budget)
+                logits = self._next(here, here.shape[1] - ids.shape[1])
                 scores = self._processor(here, logits[-1:].float())
                 proposed.append(scores)
                 here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
@@ -143,7 +148,7 @@ class _Writer:
         started_s = 0.0 if self._trace is None else self._trace.clock()
         fed = torch.cat([ids[:, -1:], drafted[None]], 1)
         try:
-            logits, out = self._forward(fed, self._full_budget)
+            logits, out = self._full(fed)
             fresh: list[Tensor] = []
             here = ids
             for place in range(len(drafted) + 1):
@@ -181,16 +186,29 @@ class _Writer:
     ) -> None:
         """Go on from what was accepted: the policy is shown just that."""
         session, policy, number = self._session, self._policy, self._number
-        old, new = before.sequences[number], session.sequences[number]
+        old = before.sequences[number]
         seen = observation(out.lanes, fed[0], None, session.kv, policy.context_layer).first(tokens)
         route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
         kept = replace(
-            new,
+            old,
             length=old.length + tokens,
+            steps=old.steps + 1,
+            runs=out.plan.host[tokens - 1],
+            blocks=self._model.num_blocks,
             executed=old.executed + int(out.executed[:tokens].sum()),
             route=RouteRow(route, 0, 1),
         )
         session.rewind(SessionState({number: kept}, before.columns + tokens))
+
+    def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
+        """The draft's logits after the text so far, of which some tokens are drafted."""
+        return self._forward(here[:, -1:], self._draft_budget)[0]
+
+    def _full(
+        self, fed: Int[Tensor, "one tokens"]
+    ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
+        """Full depth's logits after each token."""
+        return self._forward(fed, self._full_budget)
 
     def _forward(
         self, token_ids: Int[Tensor, "one tokens"], budget: ConstantBudget
@@ -208,3 +226,70 @@ class _Writer:
             columns=tokens,
         )
         return logits_of(self._model.backbone, out), out
+
+
+class _ExitWriter(_Writer):
+    """Drafts by the first blocks and verifies by the others, from the residuals at the exit.
+
+    Source: LayerSkip (Elhoushi et al., 2024), section on self-speculative decoding.
+    """
+
+    _drafts: list[Stretch]
+
+    def draft(
+        self, ids: Int[Tensor, "one columns"], tokens: int
+    ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
+        """Tokens after `ids`, and what each was drawn from; nothing is committed."""
+        self._drafts = []
+        return super().draft(ids, tokens)
+
+    def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
+        made = self._stretch(here[0, -1:], drafted, range(self._draft_blocks), with_logits=True)
+        self._drafts.append(made)
+        assert made.logits is not None
+        return made.logits
+
+    def _full(
+        self, fed: Int[Tensor, "one tokens"]
+    ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
+        """Full depth's logits after each token.
+
+        All but the last have run the first blocks, whose keys and values still stand in slots that
+        are not committed; nobody has written there since.
+        """
+        if not self._drafts:
+            return super()._full(fed)
+        num_blocks, exit_ = self._model.num_blocks, self._draft_blocks
+        tokens = fed.shape[1]
+        # The last drafted token predicts no draft, so it has not run yet.
+        last = self._stretch(fed[0, -1:], tokens - 1, range(exit_), with_logits=False)
+        first = [*self._drafts, last]
+        hidden = torch.cat([one.hidden for one in first])
+        rest = self._stretch(fed[0], 0, range(exit_, num_blocks), with_logits=True, hidden=hidden)
+        assert rest.logits is not None
+        plan = DepthPlan.full(tokens, num_blocks, fed.device)
+        executed = torch.cat([one.executed for one in first]) + rest.executed
+        out = StepOutput(rest.lanes, rest.hidden, plan, executed, rest.logits, rest.engine)
+        return rest.logits, out
+
+    def _stretch(
+        self,
+        token_ids: Int[Tensor, " tokens"],
+        place: int,
+        blocks: range,
+        *,
+        with_logits: bool,
+        hidden: Float[Tensor, "tokens hidden"] | None = None,
+    ) -> Stretch:
+        """A stretch of blocks for tokens that stand `place` slots after what is committed."""
+        (one,) = self._session.find([self._number])
+        return run_stretch(
+            self._model.backbone,
+            self._session,
+            replace(one, length=one.length + place),
+            token_ids,
+            blocks,
+            hidden=hidden,
+            with_logits=with_logits,
+            executor=self._executor,
+        )

@@ -9,6 +9,7 @@ from buddy.routing.float32 import Float32Module
 from buddy.settings import build
 
 LEARNED: Final[dict[str, str]] = {
+    "adainfer": "buddy.policies.adainfer:AdaInferClassifier",
     "d-llm": "buddy.policies.d_llm:DLLMRouters",
     "dash": "buddy.policies.dash:DashPart",
     "first": "buddy.policies.first:FirstRouters",

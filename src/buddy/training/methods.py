@@ -38,6 +38,15 @@ METHODS: Final[dict[str, Method]] = {
     DEFAULT_METHOD: Method(
         "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
     ),
+    "adainfer": Method(
+        "buddy.training.exits.adainfer_recipe:AdaInferRecipe",
+        "buddy.training.exits.adainfer:train_adainfer",
+    ),
+    "layerskip": Method(
+        "buddy.training.exits.layerskip_recipe:LayerSkipRecipe",
+        "buddy.training.exits.layerskip:train_layerskip",
+        is_joint=True,
+    ),
     **dict.fromkeys(("first", "d-llm", "mixture-of-depths", "flexidepth", "dash"), _GATED),
     "pudding": Method(
         "buddy.training.pudding.recipe:PuddingRecipe", "buddy.training.pudding.run:train_pudding"

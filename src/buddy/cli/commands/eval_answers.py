@@ -128,8 +128,14 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         cells = [*map(_nats, found), str(one["distinct_plans"])]
         if results["exchanged"]:
             cells += ["" if point is None else _nats(point, sign="+") for point in moved]
-        table.add_row(label, str(blocks), *cells)
+        table.add_row(label, _depth(one), *cells)
     show_table(console, table)
+
+
+def _depth(entry: dict[str, Any]) -> str:
+    """The budget, or the mean over tokens or prompts where that is no whole number."""
+    mean = entry.get("mean_blocks", entry["blocks"])
+    return f"{mean:.1f}" if mean != entry["blocks"] else str(entry["blocks"])
 
 
 def _condition(entry: dict[str, Any]) -> tuple[str, int]:

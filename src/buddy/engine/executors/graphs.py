@@ -24,6 +24,7 @@ from buddy.engine.executors.blocks import LaneRun
 from buddy.engine.probe import BLOCKS, HEAD, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
+from buddy.engine.state.skipped import NOBODY
 from buddy.errors import ModelError
 
 Replay = Callable[[], None]
@@ -268,6 +269,11 @@ class GraphRun(LaneRun):
             0, self._rows, torch.ones_like(runs[: self.lanes.num]) if plan is None else plan.mask
         )
         super().blocks(blocks, plan)
+
+    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+        """Go on with another residual than the blocks so far have left."""
+        self._arena.hidden.index_copy_(0, self._rows, hidden[:, None])
+        self._places[:] = NOBODY
 
     def compute(self, block: int, frame: Frame) -> None:
         """Replay a block; who runs it is in the arena's memory."""

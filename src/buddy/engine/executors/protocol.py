@@ -27,6 +27,9 @@ class Run(Protocol):
     def observe(self, context_layer: int) -> Observation:
         """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
 
+    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+        """Go on with another residual than the blocks so far have left."""
+
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
 

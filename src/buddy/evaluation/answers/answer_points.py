@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from buddy.depth.policy import is_online
 from buddy.evaluation.conditions import Condition
 
 ALL: Final = "all"
@@ -21,16 +22,28 @@ class Answered:
     Attributes:
         nll: Summed negative log-likelihood.
         tokens: Of the answer.
-        blocks: That the last token ran.
+        blocks: That ran.
         task: Source of the example.
-        mean_blocks: Of all tokens, where a policy without a budget chose.
+        fed: Tokens that were fed, of prompt and answer.
+        executed: Blocks that these ran, all together.
     """
 
     nll: float
     tokens: int
     blocks: tuple[int, ...]
     task: str
-    mean_blocks: float | None = None
+    fed: int = 0
+    executed: int = 0
+
+
+def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | None:
+    """Blocks that a token ran on average; None where the budget or the last token's plan says it.
+
+    A policy that decides while it runs lets each token run blocks of its own.
+    """
+    if not is_online(condition.policy):
+        return None
+    return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -38,9 +51,8 @@ def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dic
     points = []
     for task, mine in _by_source([(one, one) for one in answers]).items():
         values = [(one.nll, one.tokens) for one, _ in mine]
-        depths = [one.mean_blocks for one, _ in mine if one.mean_blocks is not None]
-        spent = condition.spent(statistics.fmean(depths)) if depths else {}
-        points += _both(condition, task, values, **spent)
+        depth = mean_depth(condition, [one for one, _ in mine])
+        points += _both(condition, task, values, **condition.ran(depth))
     return points
 
 

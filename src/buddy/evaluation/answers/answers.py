@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, Observation, Policy, is_online
+from buddy.depth.policy import BatchSize, Observation, Policy
 from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.against import Against
@@ -26,6 +26,7 @@ from buddy.evaluation.answers.answer_points import (
     answer_points,
     difference_points,
     exchange_points,
+    mean_depth,
 )
 from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
@@ -73,17 +74,16 @@ def answer_losses(
     policy: Policy,
     budgets: Callable[[int, int], tuple[int, ...]],
     examples: Sequence[Example],
-) -> list[tuple[float, Plan, float]]:
-    """Of each example, the answer's summed negative log-likelihood given the prompt, and its depth.
+) -> list[tuple[float, Plan, int]]:
+    """Of each example, the loss of its answer, its plan, and the blocks that all its tokens ran.
+
+    The loss is the answer's summed negative log-likelihood given the prompt.
 
     Args:
         model: Runs the blocks.
         policy: Chooses them; it sees the prompts alone.
         budgets: From the number of tokens of a prompt and of what is fed after it to their budgets.
         examples: A batch; those of like length waste least.
-
-    Returns:
-        The loss, the blocks that the last token ran, and the mean number of blocks of all tokens.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
     is_prompt = [n < len(one.prompt) for one in examples for n in range(one.num_tokens - 1)]
@@ -106,9 +106,9 @@ def answer_losses(
     logprobs, _ = token_logprobs(model, out.hidden[before], targets)
     parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
     plans = out.last_plan.executed_sets
-    ran = torch.split(out.executed.double(), list(feed.counts))
+    ran = [int(part.sum()) for part in torch.split(out.executed, list(feed.counts))]
     return [
-        (float(part.sum()), plan, float(executed.mean()))
+        (float(part.sum()), plan, executed)
         for part, plan, executed in zip(parts, plans, ran, strict=True)
     ]
 
@@ -186,10 +186,12 @@ def run_answers(
         for about, theirs in beside:
             pairs = list(zip(own, theirs, strict=True))
             results["against"] += difference_points(condition, pairs, **about)
-        plans: dict[str, list[Plan]] = {ALL: [one.blocks for one in own]}
+        by_task: dict[str, list[Answered]] = {ALL: own}
         for one in own:
-            plans.setdefault(one.task, []).append(one.blocks)
-        results["execution"] += execution_rates(condition, plans)
+            by_task.setdefault(one.task, []).append(one)
+        plans = {task: [one.blocks for one in mine] for task, mine in by_task.items()}
+        depths = {task: mean_depth(condition, mine) for task, mine in by_task.items()}
+        results["execution"] += execution_rates(condition, plans, depths)
         if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
             continue
         for within in WITHIN:
@@ -257,9 +259,8 @@ class _Bench:
             rows = pending[start : start + self.batch]
             examples = [self.examples[i] for i in rows]
             found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
-            for i, (nll, blocks, depth) in zip(rows, found, strict=True):
-                mean = depth if is_online(condition.policy) else None
-                self._keep(i, keys[i], nll, blocks, mean)
+            for i, (nll, blocks, executed) in zip(rows, found, strict=True):
+                self._keep(i, keys[i], nll, blocks, executed)
                 if self.log is not None:
                     self.log.add(keys[i], **asdict(self._known[keys[i]]))
             self.on_answers(condition, len(rows))
@@ -269,9 +270,11 @@ class _Bench:
             return True
         logged = None if self.log is None else self.log.find(key, Answered)
         if logged is not None:
-            self._keep(i, key, logged.nll, logged.blocks, logged.mean_blocks)
+            self._keep(i, key, logged.nll, logged.blocks, logged.executed)
         return logged is not None
 
-    def _keep(self, i: int, key: str, nll: float, blocks: Plan, mean: float | None) -> None:
+    def _keep(self, i: int, key: str, nll: float, blocks: Plan, executed: int) -> None:
         example = self.examples[i]
-        self._known[key] = Answered(nll, len(example.answer), blocks, example.source, mean)
+        self._known[key] = Answered(
+            nll, len(example.answer), blocks, example.source, example.num_tokens - 1, executed
+        )

@@ -202,6 +202,10 @@ class NativeRun:
             self.lanes, self._tokens, self._router_sees, self._bound.kv, context_layer
         )
 
+    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+        """Go on with another residual than the blocks so far have left."""
+        self.hidden.copy_(hidden)
+
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
         self._run(blocks, self._host(plan), None)

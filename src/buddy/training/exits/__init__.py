@@ -1,0 +1,1 @@
+"""Training of the methods that leave a model early: LayerSkip and AdaInfer."""

@@ -1,0 +1,52 @@
+"""The recipe of LayerSkip: that of Buddy's stage 1, with exits in place of router and budgets."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from buddy.errors import RecipeError
+from buddy.settings import Range, check_ranges
+from buddy.training.joint.recipe import SHARE, BudgetSettings, Recipe, RouterSettings
+
+Curriculum = Literal["rotational", "gradual"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitSettings:
+    """Which blocks are dropped, and where the loss is taken."""
+
+    dropout: Annotated[float, SHARE] = 0.2
+    """Chance that an example drops the last block; shallower blocks have exponentially less."""
+    curriculum: Curriculum = "rotational"
+    """`rotational`: every `period`-th exit, another set at every step. `gradual`: the last exit
+    first, and one more in equal parts of the first half of the run."""
+    period: Annotated[int, Range(1, 10_000)] = 8
+    """Of `rotational`, in blocks."""
+    scale: Annotated[float, Range(0, 1)] = 1.0
+    """Weight of early exits beside the last."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+
+
+def _exits_alone() -> RouterSettings:
+    return RouterSettings(policy="layerskip")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSkipRecipe(Recipe):
+    """A training of LoRA for early exits."""
+
+    exits: ExitSettings = field(default_factory=ExitSettings)
+    """Dropout and losses."""
+    router: RouterSettings = field(default_factory=_exits_alone)
+    """There is none."""
+
+    def __post_init__(self) -> None:
+        if self.router != _exits_alone():
+            raise RecipeError("router: layerskip has none: leave the table out")
+        if self.budget != BudgetSettings():
+            raise RecipeError(
+                "budget: layerskip draws no budgets, its exits are those of exits.curriculum: "
+                "leave the table out"
+            )
+        Recipe.__post_init__(self)

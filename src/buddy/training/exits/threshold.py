@@ -1,0 +1,60 @@
+"""The threshold at which a policy runs a wanted number of blocks on average."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from buddy.errors import TrainingError
+
+_WIDEST: Final = 20.0
+"""Log-odds beyond which no threshold is looked for."""
+_STEPS: Final = 14
+
+
+def find_threshold(
+    depth_at: Callable[[float], float],
+    wanted: float,
+    *,
+    least: float,
+    most: float,
+    tolerance: float,
+) -> tuple[float, float]:
+    """Bisect the log-odds of the threshold; a higher one is to run more blocks.
+
+    Args:
+        depth_at: Runs the policy at a threshold, a probability; the mean depth, in blocks.
+        wanted: Mean depth.
+        least: That at threshold 0, where every token stops at once.
+        most: That at threshold 1, where none stops.
+        tolerance: By how much the depth may miss.
+
+    Returns:
+        The threshold and its mean depth.
+
+    Raises:
+        TrainingError: No threshold meets the depth.
+    """
+    if abs(wanted - most) <= tolerance:
+        return 1.0, most
+    if abs(wanted - least) <= tolerance:
+        return 0.0, least
+    if not least < wanted < most:
+        raise TrainingError(
+            f"no threshold has a mean depth of {wanted:g} blocks: this policy's are from {least:g} "
+            f"to {most:g}; ask for one of these, or set another first_exit"
+        )
+    low, high, below, above = -_WIDEST, _WIDEST, least, most
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        threshold = 1 / (1 + math.exp(-middle))
+        depth = depth_at(threshold)
+        if abs(depth - wanted) <= tolerance:
+            return threshold, depth
+        if depth < wanted:
+            low, below = middle, depth
+        else:
+            high, above = middle, depth
+    raise TrainingError(
+        f"no threshold has a mean depth of {wanted:g} blocks: it goes from {below:.2f} to "
+        f"{above:.2f} in one step; ask for one of these, or set a larger tolerance"
+    )
