@@ -16,6 +16,8 @@ from buddy.training.exits.adainfer import Looks, fit_classifier, look, mean_dept
 from buddy.training.exits.adainfer_recipe import ClassifierSettings
 from buddy.training.exits.logistic import cross_validated, fit_logistic
 from buddy.training.exits.threshold import find_threshold
+from buddy.training.joint.lora import add_lora
+from buddy.training.joint.recipe import LoraSettings
 from tests.tiny import NUM_BLOCKS, tiny_model
 from tests.training.examples import random_examples
 from tests.training.made import write_recipe
@@ -182,6 +184,25 @@ def test_a_run_writes_a_checkpoint_of_the_wanted_depth(folder, tmp_path):
     assert isinstance(made.policy, AdaInferPolicy)
     assert made.policy.threshold == found["threshold"]
     assert NUM_BLOCKS > mean_depth(made, made.policy, EXAMPLES) > 3
+
+
+def test_classifiers_are_fitted_on_a_checkpoint_that_was_trained_for_exits(tmp_path):
+    adapted = add_lora(tiny_model("qwen3"), LoraSettings(rank=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    base = BuddyForCausalLM(adapted, policy="layerskip")
+    base.save_pretrained(tmp_path / "stage1", tokenizer=word_tokenizer())
+    done = train(tmp_path, tmp_path / "out", first_exit=3, threshold=0.4)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    made = BuddyForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")
+    assert made.policy.threshold == 0.4
+    ids = torch.tensor([EXAMPLES[0].prompt])
+    with torch.no_grad():
+        expected = base(ids, budget="3 blocks").logits
+        made.set_policy("adainfer:0")
+        assert_close(made(ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
