@@ -19,7 +19,8 @@ def is_trained(folder, recipe):
     if not path.exists():
         return False
     found = read_record(path)["config"]
-    found.pop("processes", None)
+    for how_it_ran in ("processes", "measured_prior"):
+        found.pop(how_it_ran, None)
     changed = differing(found, asdict(recipe))
     if changed:
         sys.exit(
