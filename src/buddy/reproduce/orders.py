@@ -38,6 +38,7 @@ def measure_order(run: Run, name: str) -> Path:
     if name == "SLEB":
         windows, tokens = ("32", "512") if run.request.full else ("2", "256")
     base = run.base()
+    tokens = str(min(int(tokens), int(run.outline().config.max_position_embeddings)))
     run.buddy(
         file,
         "importance",

@@ -15,18 +15,17 @@ PAPER_DEPTHS: Final = ["0.875", "0.75", "0.625", "0.5"]
 def alpaca(run: Run, start: int, stop: int | None, template: str) -> dict[str, Any]:
     """Rows of Alpaca as a recipe names them."""
     folder = run.request.data_dir
-    where: dict[str, Any]
-    where = {"hub": ALPACA_HUB} if folder is None else {"path": f"{folder}/{ALPACA_FILE}.jsonl"}
-    rows = {**where, "start": start, "template": template}
+    rows: dict[str, Any] = {"start": start, "template": template}
+    rows |= {"hub": ALPACA_HUB} if folder is None else {"path": f"{folder}/{ALPACA_FILE}.jsonl"}
     return rows if stop is None else {**rows, "stop": stop}
 
 
-def template_of(run: Run) -> str:
-    """How the model is asked."""
+def template_of(model: str) -> str:
+    """How a model is asked."""
     from buddy.hub.loading import load_tokenizer
     from buddy.reproduce import inputs
 
-    return inputs.template_of(load_tokenizer(run.request.model))
+    return inputs.template_of(load_tokenizer(model))
 
 
 def stage_1(run: Run, router: Mapping[str, Any], *, steps: int) -> str:
@@ -37,8 +36,13 @@ def stage_1(run: Run, router: Mapping[str, Any], *, steps: int) -> str:
         router: Settings of the router, those of the planner within.
         steps: Of a quick run.
     """
-    template, full = template_of(run), run.request.full
-    quick = {"steps": steps, "batch_size": 4, "warmup_steps": 10, "learning_rate": 2e-3}
+    template, full = template_of(run.base()), run.request.full
+    quick: dict[str, Any] = {
+        "steps": steps,
+        "batch_size": 4,
+        "warmup_steps": 10,
+        "learning_rate": 2e-3,
+    }
     quick |= {"router_learning_rate": 1e-3, "schedule": "cosine", "loss": "example"}
     stop = None if full else HELD_OUT + 4 * steps
     return to_toml(
@@ -73,9 +77,9 @@ def stage_2(run: Run, checkpoint: str, *, steps: int | None = None) -> str:
         checkpoint: With a router.
         steps: In place of the settings' own; then the model runs at every step.
     """
-    template, full = template_of(run), run.request.full
+    template, full = template_of(checkpoint), run.request.full
     paper = full or steps is not None
-    quick = {"steps": 400, "batch_size": 16, "learning_rate": 3e-4}
+    quick: dict[str, Any] = {"steps": 400, "batch_size": 16, "learning_rate": 3e-4}
     train = None if paper else HELD_OUT + 96
     tables: dict[str, Any] = {
         "model": {"name": checkpoint},

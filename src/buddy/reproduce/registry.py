@@ -24,7 +24,7 @@ TABLES: Final[dict[str, Table]] = {
     "accuracy": Table(
         shows="accuracy of each method on the eight tasks, and what is kept of full depth's",
         module="accuracy",
-        minutes=20,
+        minutes=20.0,
         measured=False,
         full="four depths and all rows",
         files=COMMONSENSE_FILES,
@@ -36,7 +36,7 @@ TABLES: Final[dict[str, Table]] = {
     "gsm8k": Table(
         shows="GSM8K, exact match, of each method at two depths",
         module="accuracy",
-        minutes=30,
+        minutes=30.0,
         measured=False,
         full="all rows",
         files=("gsm8k/test", "gsm8k/train"),
@@ -48,7 +48,7 @@ TABLES: Final[dict[str, Table]] = {
     "speed": Table(
         shows="prefill and decode speed on Alpaca and SAMSum prompts, 128 new tokens",
         module="speed",
-        minutes=8,
+        minutes=8.0,
         measured=False,
         full="eleven rounds",
         files=_PROMPTS,
@@ -60,8 +60,8 @@ TABLES: Final[dict[str, Table]] = {
     "breakdown": Table(
         shows="where the time of a pass over 5 x 256 tokens goes",
         module="breakdown",
-        minutes=3,
-        measured=False,
+        minutes=3.0,
+        measured=True,
         full="eleven rounds",
         figures=("breakdown",),
         differs="The paper times Llama-2-7B on an A100, and has no KV fill; prompts here are "
@@ -70,7 +70,7 @@ TABLES: Final[dict[str, Table]] = {
     "training-cost": Table(
         shows="hours of both stages by the paper's recipe",
         module="training_cost",
-        minutes=5,
+        minutes=5.0,
         measured=False,
         full="100 steps of each stage are timed",
         files=("alpaca/train",),
@@ -81,7 +81,7 @@ TABLES: Final[dict[str, Table]] = {
     "context": Table(
         shows="ablation: the router reads keys, values or both",
         module="ablations",
-        minutes=12,
+        minutes=12.0,
         measured=False,
         full="the paper's recipe, and the eight tasks",
         files=("alpaca/train",),
@@ -91,7 +91,7 @@ TABLES: Final[dict[str, Table]] = {
     "prior": Table(
         shows="ablation: no prior, delta-PPL, cosine or Taylor",
         module="ablations",
-        minutes=20,
+        minutes=20.0,
         measured=False,
         full="the paper's recipe, and the eight tasks",
         files=("alpaca/train", "wikitext2/valid.txt"),
@@ -102,7 +102,7 @@ TABLES: Final[dict[str, Table]] = {
     "omega": Table(
         shows="ablation: weight of the prior, 0.01 to 1",
         module="ablations",
-        minutes=25,
+        minutes=25.0,
         measured=False,
         full="the paper's recipe, and the eight tasks",
         files=("alpaca/train", "wikitext2/valid.txt"),
@@ -113,7 +113,7 @@ TABLES: Final[dict[str, Table]] = {
     "start-layer": Table(
         shows="ablation: block whose cache the router reads, 1 to 4",
         module="ablations",
-        minutes=16,
+        minutes=16.0,
         measured=False,
         full="the paper's recipe, and the eight tasks",
         files=("alpaca/train",),
@@ -123,8 +123,8 @@ TABLES: Final[dict[str, Table]] = {
     "observations": Table(
         shows="a block's importance by input and by context length",
         module="observations",
-        minutes=10,
-        measured=False,
+        minutes=19.0,
+        measured=True,
         full="48 inputs of 256 tokens, contexts of 256 to 512",
         files=("wikitext2/valid.txt", "ptb/valid.txt"),
         from_hub=False,
@@ -134,8 +134,8 @@ TABLES: Final[dict[str, Table]] = {
     "paths": Table(
         shows="distinct inference paths by depth, Alpaca and SAMSum",
         module="paths",
-        minutes=1,
-        measured=False,
+        minutes=1.0,
+        measured=True,
         full="1000 prompts of each",
         files=_PROMPTS,
         model="router",
@@ -146,8 +146,8 @@ TABLES: Final[dict[str, Table]] = {
     "heatmap": Table(
         shows="how often each block runs, four depths on the eight tasks",
         module="heatmap",
-        minutes=1,
-        measured=False,
+        minutes=2.0,
+        measured=True,
         full="all rows",
         files=COMMONSENSE_FILES,
         model="router",
@@ -158,7 +158,7 @@ TABLES: Final[dict[str, Table]] = {
     "reuse": Table(
         shows="ROUGE on SAMSum: route recomputed at each token, or reused",
         module="reuse",
-        minutes=8,
+        minutes=8.0,
         measured=False,
         full="four depths and all dialogues of the split",
         files=("samsum/validation",),
@@ -169,7 +169,7 @@ TABLES: Final[dict[str, Table]] = {
     "grpo": Table(
         shows="reward, entropy and budget while the Budget Predictor learns",
         module="grpo",
-        minutes=10,
+        minutes=10.0,
         measured=False,
         full="10,000 steps of 2 prompts by the paper's settings",
         files=("alpaca/train",),
@@ -181,8 +181,8 @@ TABLES: Final[dict[str, Table]] = {
     "budgets": Table(
         shows="budgets that the predictor picks, by task, in five intervals",
         module="budgets",
-        minutes=1,
-        measured=False,
+        minutes=2.0,
+        measured=True,
         full="all rows",
         files=(*COMMONSENSE_FILES, "gsm8k/test", "mmlu/test", "mmlu/dev", *_PROMPTS),
         model="predictor",

@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from buddy.errors import ResultError
 from buddy.plots.figures import COLUMN_INCHES
+from buddy.plots.names import text_name
 from buddy.plots.read.fields import Fields, open_results
-from buddy.plots.style import COLOURS, in_paper_style, legend_below, new_figure
+from buddy.plots.style import in_paper_style, legend_below, new_figure
 
 _ROW_INCHES: Final = 0.16
-_MOST_PARTS: Final = len(COLOURS)
+_MOST_PARTS: Final = 12
+_RAMP: Final = LinearSegmentedColormap.from_list("ramp", ["#D6EAF8", "#4C9CCB", "#00324F"])
+"""Lighter to darker, because parts have an order."""
 
 
 @in_paper_style
@@ -42,7 +46,8 @@ def draw(
         raise ResultError(f"{bars.where}: all values are 0, and there is nothing to draw")
     figure = new_figure(width, len(rows) * _ROW_INCHES + 0.55, title)
     axes = figure.subplots()
-    names = [row.text("label") for row in rows]
+    names = [text_name(row.text("label")) for row in rows]
+    colours = _RAMP(np.linspace(0.0, 1.0, len(parts)))
     starts = np.cumsum(values, axis=1) - values
     for place in range(len(parts)):
         axes.barh(
@@ -50,13 +55,13 @@ def draw(
             values[:, place],
             left=starts[:, place],
             height=0.72,
-            color=COLOURS[place],
+            color=colours[place],
         )
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     axes.set_xlabel(bars.text("x_label"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(visible=True, axis="x")
-    handles = [Patch(facecolor=COLOURS[place]) for place in range(len(parts))]
+    handles = [Patch(facecolor=colours[place]) for place in range(len(parts))]
     legend_below(figure, handles, [str(part) for part in parts], handlelength=1.2)
     return figure

@@ -23,7 +23,7 @@ def collect(run: Run) -> Collected:
     )
 
 
-def _curve(curve: dict[str, list[float]]) -> Sheet:
+def _curve(curve: dict[str, Any]) -> Sheet:
     """Beginning, thirds and end."""
     last = len(curve["step"]) - 1
     names = ("step", "reward", "entropy", "blocks", "cross_entropy")

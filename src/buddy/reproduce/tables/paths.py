@@ -64,7 +64,7 @@ def _xy(
     points: Sequence[dict[str, Any]], name: str, field: str, num_blocks: int
 ) -> tuple[list[float], list[float]]:
     own = [point for point in points if point["prompts"] == name]
-    return [removed(one["blocks"], num_blocks) for one in own], [one[field] for one in own]
+    return [removed(one["blocks"], num_blocks) for one in own], [float(one[field]) for one in own]
 
 
 def _count(run: Run, depths: Sequence[int], rows: int | None) -> dict[str, Any]:

@@ -16,11 +16,13 @@ def collect(run: Run) -> Collected:
     """One `buddy eval rouge`."""
     rows = run.rows(16, None)
     budgets = budgets_of(run.request.full)
+    room = int(run.outline().config.max_position_embeddings)
+    new_tokens = min(100 if run.request.full else 48, room // 2)
     record = run.buddy(
         *("rouge", "eval", "rouge", "--model", run.request.model, "--policy", "routed"),
         *(*flags(budgets), *run.data()),
         *(() if rows is None else ("--limit", str(rows))),
-        *(("--max-new-tokens", "100") if run.request.full else ("--max-new-tokens", "48")),
+        *("--max-new-tokens", str(new_tokens)),
         model=run.request.model,
     )
     results = record["results"]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
 
 NEW_TOKENS: Final = 128
+ROUNDS: Final = 3
+_FULL_ROUNDS: Final = 11
 PHASES: Final = ("prefill", "decode")
 _SETS: Final = {"alpaca": "Alpaca", "samsum": "SAMSum"}
 DENSE: Final = "Dense"
@@ -28,8 +30,9 @@ TRANSFORMERS: Final = "transformers"
 def collect(run: Run) -> Collected:
     """Time every method, each set of prompts and each model in a step of its own."""
     methods = _methods(run)
-    rounds = 11 if run.request.full else 3
+    rounds = _FULL_ROUNDS if run.request.full else ROUNDS
     rows = run.rows(100, 300)
+    new_tokens = _new_tokens(run)
     cells: list[dict[str, Any]] = []
     facts: dict[str, Any] | None = None
     groups = by_model(methods, run.request.model)
@@ -40,7 +43,7 @@ def collect(run: Run) -> Collected:
                 "prompts": prompts,
                 "rows": rows,
                 "rounds": rounds,
-                "new_tokens": NEW_TOKENS,
+                "new_tokens": new_tokens,
                 "policies": [[one.label, one.policy] for one in own],
             }
             name = f"speed-{prompts}" if place == 0 else f"speed-{prompts}-{place}"
@@ -53,8 +56,16 @@ def collect(run: Run) -> Collected:
         results={"cells": cells, "panels": _panels(cells, theirs), "paper": theirs},
         sheets=tuple(_sheet(cells, theirs, prompts) for prompts in _SETS),
         facts=facts,
-        settings={"rounds": rounds, "new_tokens": NEW_TOKENS, "rows": rows},
+        settings={"rounds": rounds, "new_tokens": new_tokens, "rows": rows},
+        differs=""
+        if new_tokens == NEW_TOKENS
+        else f"The model's context leaves room for {new_tokens} new tokens.",
     )
+
+
+def _new_tokens(run: Run) -> int:
+    """At most half of the context."""
+    return min(NEW_TOKENS, int(run.outline().config.max_position_embeddings) // 2)
 
 
 def _methods(run: Run) -> list[Method]:
@@ -74,7 +85,7 @@ def _timing(
     def measure() -> dict[str, Any]:
         from buddy.evaluation.speed.speed import SpeedConfig
 
-        config = SpeedConfig(new_tokens=NEW_TOKENS, rounds=rounds)
+        config = SpeedConfig(new_tokens=_new_tokens(run), rounds=rounds)
         return time_methods(run.model(), methods, _prompts(run, prompts, rows, rounds), config)
 
     return measure
@@ -107,10 +118,11 @@ def time_methods(
             condition.prepare(lambda stage, done, total: None)
         found = measure_speed(model, conditions, prompts, config)
         labels = {spec: label for label, spec in group.items()}
+        is_first = not cells
         for cell in found["cells"]:
             is_dense = cell["policy"] == "full"
             theirs = cell["label"] == TRANSFORMERS
-            if (is_dense or theirs) and cells:
+            if (is_dense or theirs) and not is_first:
                 continue
             label = TRANSFORMERS if theirs else DENSE if is_dense else labels[cell["policy"]]
             cells.append({**cell, "method": label})
@@ -124,7 +136,7 @@ def _prompts(run: Run, name: str, rows: int | None, rounds: int) -> "Tensor":
     from buddy.reproduce.inputs import read_alpaca, read_samsum
 
     tokenizer = load_tokenizer(run.request.model)
-    longest = run.model().config.max_position_embeddings - NEW_TOKENS
+    longest = run.model().config.max_position_embeddings - _new_tokens(run)
     read = read_alpaca if name == "alpaca" else read_samsum
     return cut(read(run.request.data_dir, tokenizer, rows, longest), rounds)
 

@@ -70,8 +70,9 @@ def _recipe(run: Run, steps: int) -> str:
             "model": {"name": run.base()},
             "data": {
                 "max_tokens": min(512, room),
-                "train": [alpaca(run, HELD_OUT, HELD_OUT + BATCH * steps, template_of(run))],
+                "train": [alpaca(run, HELD_OUT, HELD_OUT + BATCH * steps, template_of(run.base()))],
             },
+            "router": {"prior": "none"},  # which costs no time
             "optim": {"steps": steps, "batch_size": BATCH},
             "log": {"every": 1, "evaluate_every": 0, "tensorboard": False},
         }
