@@ -32,7 +32,7 @@ class FigureEntry:
 
 
 FIGURES: Final[dict[str, FigureEntry]] = {
-    "accuracy": FigureEntry(kinds=_TASKS, options=("task", "metric")),
+    "accuracy": FigureEntry(kinds=(*_TASKS, "reproduce-accuracy"), options=("task", "metric")),
     "perplexity": FigureEntry(kinds=("eval-ppl", "eval-tasks"), options=("task", "metric")),
     "heatmap": FigureEntry(kinds=(*_TASKS, "eval-ppl", "reproduce-heatmap"), options=("task",)),
     "ranks": FigureEntry(kinds=("observe-ranks", "reproduce-observations")),

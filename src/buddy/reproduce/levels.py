@@ -25,6 +25,11 @@ def blocks_of(budget: str, num_blocks: int) -> int:
     return Budget.from_ratio(float(budget), num_blocks).blocks
 
 
+def budget_at(blocks: int, num_blocks: int) -> str | None:
+    """The paper's budget that comes to so many blocks; of several the largest."""
+    return next((one for one in BUDGETS if blocks_of(one, num_blocks) == blocks), None)
+
+
 def level(row: Row, rows: list[Row]) -> str | None:
     """The budget that a row of the paper stands for; None for the dense model.
 

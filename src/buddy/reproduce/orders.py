@@ -16,6 +16,8 @@ _COMMANDS: Final = {
     "taylor": ("taylor", "ends"),
 }
 """Indicator, and the blocks that it protects."""
+_LEAST_FOR_PLUS: Final = 12
+"""The rule "plus" keeps six blocks: of a smaller model, half could not be removed."""
 STATIC: Final = ("ShortGPT", "SLEB", "Shortened-LLaMA PPL", "Shortened-LLaMA Taylor+")
 
 
@@ -38,6 +40,8 @@ def measure_order(run: Run, name: str) -> Path:
     if name == "SLEB":
         windows, tokens = ("32", "512") if run.request.full else ("2", "256")
     base = run.base()
+    if protect == "plus" and run.outline().num_blocks < _LEAST_FOR_PLUS:
+        protect = "ends"
     tokens = str(min(int(tokens), int(run.outline().config.max_position_embeddings)))
     run.buddy(
         file,

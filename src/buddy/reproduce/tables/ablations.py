@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.reproduce.levels import BUDGETS, blocks_of, flags, level
+from buddy.reproduce.levels import BUDGETS, budget_at, flags, level
 from buddy.reproduce.orders import measure_order
 from buddy.reproduce.panels import REMOVED, line, panel, removed
 from buddy.reproduce.paper.read import ABLATED, NUM_BLOCKS, Row, read_paper
@@ -111,7 +111,6 @@ def _sheet(name: str, points: Sequence[dict[str, Any]], theirs: Sequence[Row]) -
     for one in points:
         rows.setdefault((one["setting"], one["blocks"]), {}).update(one)
     depth = points[0]["num_blocks"]
-    at = {blocks_of(budget, depth): budget for budget in BUDGETS}
     told = {(row["setting"], level(row, list(theirs))): row["average"] for row in theirs}
     body = []
     for (setting, blocks), one in rows.items():
@@ -125,7 +124,7 @@ def _sheet(name: str, points: Sequence[dict[str, Any]], theirs: Sequence[Row]) -
                 f"{one['cross_entropy']:.3f}" if "cross_entropy" in one else "",
                 str(one.get("distinct_plans", "")),
                 accuracy,
-                told.get((setting, at.get(blocks)), ""),
+                told.get((setting, budget_at(blocks, depth)), ""),
             )
         )
     columns = (_NAMES[name].lower(), "blocks", "nats a token", "plans", "accuracy %", "paper %")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from buddy.data.commonsense import COMMONSENSE
-from buddy.reproduce.levels import BUDGETS, blocks_of, budgets_of, flags, level
+from buddy.reproduce.levels import budget_at, budgets_of, flags, level
 from buddy.reproduce.methods import Method, by_model, check_labels
 from buddy.reproduce.orders import STATIC, measure_order
 from buddy.reproduce.panels import REMOVED, line, panel, removed
@@ -180,8 +180,7 @@ def _reported(
     """The paper's figure at the same share of blocks, and what it keeps of its dense model's."""
     named = _PAPERS.get(label, label)
     dense = float(next(row for row in theirs if row["method"] == DENSE)[kind.task])
-    at = {blocks_of(budget, num_blocks): budget for budget in BUDGETS}
-    wanted = at.get(blocks)
+    wanted = budget_at(blocks, num_blocks)
     for row in theirs:
         if row["method"] == named and level(row, list(theirs)) == wanted:
             value = float(row[kind.task])

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from buddy.data.examples import Example
-from buddy.reproduce.levels import BUDGETS, blocks_of, level
+from buddy.reproduce.levels import BUDGETS, budget_at, level
 from buddy.reproduce.methods import Method, by_model, check_labels
 from buddy.reproduce.panels import REMOVED, line, panel, removed
 from buddy.reproduce.paper.read import ABLATED, NUM_BLOCKS, Row, read_paper
@@ -184,7 +184,7 @@ def _reported(
 ) -> dict[str, str]:
     """The paper's speed-ups at the same share of blocks."""
     own = [row for row in theirs if row["prompts"] == prompts]
-    wanted = {blocks_of(budget, num_blocks): budget for budget in BUDGETS}.get(blocks)
+    wanted = budget_at(blocks, num_blocks)
     dense = next(row for row in own if row["method"] == DENSE)
     for row in own:
         if row["method"] == method and level(row, own) == wanted:
