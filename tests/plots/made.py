@@ -207,6 +207,27 @@ def comparison_record(labels=("(b) SLEB", "(c) SLEB", "(e) searched sets"), task
     return record("comparison", {"points": levels, "above_buddy": gaps})
 
 
+def panels_record(labels=LABELS[:3], panels=3, paper=True):
+    """Lines of ours and of the paper's in each of some panels."""
+
+    def made(place, is_paper):
+        x = [12.5, 25.0, 37.5, 50.0]
+        one = {"label": labels[place], "x": x, "y": [60.0 - place - step for step in x]}
+        return {**one, "paper": is_paper, **({} if is_paper else {"stderr": [1.0] * 4})}
+
+    axes = {"x_label": "Blocks removed (%)", "y_label": "Average accuracy (%)"}
+    lines = [made(place, is_paper) for is_paper in (False, paper) for place in range(len(labels))]
+    each = [{"title": f"Panel {place}", **axes, "lines": lines} for place in range(panels)]
+    return record("reproduce-accuracy", {"panels": each})
+
+
+def bars_record(rows=6, parts=("to 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 %", "above 80 %")):
+    values = [100 / len(parts)] * len(parts)
+    made = [{"label": f"task number {row}", "values": values} for row in range(rows)]
+    bars = {"x_label": "Share of prompts (%)", "parts": list(parts), "rows": made}
+    return record("reproduce-budgets", {"bars": bars})
+
+
 EXAMPLES = {
     "accuracy": [tasks_record()],
     "perplexity": [perplexity_record()],
@@ -219,4 +240,6 @@ EXAMPLES = {
     "predictor": [predictor_record(), predictor_record(lambda_cost=1.0)],
     "comparison": [comparison_record()],
     "retention": [auto_record()],
+    "panels": [panels_record()],
+    "bars": [bars_record()],
 }

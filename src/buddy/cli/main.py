@@ -21,6 +21,7 @@ from buddy.cli.commands.info import info
 from buddy.cli.commands.models import models
 from buddy.cli.commands.observe import observe
 from buddy.cli.commands.plot import plot
+from buddy.cli.commands.reproduce import reproduce
 from buddy.cli.commands.search import search
 from buddy.cli.commands.train import train
 from buddy.cli.commands.train_budget import train_budget
@@ -45,6 +46,7 @@ app.add_typer(observe, name="observe")
 app.command()(bench)
 app.add_typer(evaluate, name="eval")
 app.command()(plot)
+app.command()(reproduce)
 
 
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)

@@ -32,17 +32,19 @@ class FigureEntry:
 
 
 FIGURES: Final[dict[str, FigureEntry]] = {
-    "accuracy": FigureEntry(kinds=_TASKS, options=("task", "metric")),
+    "accuracy": FigureEntry(kinds=(*_TASKS, "reproduce-accuracy"), options=("task", "metric")),
     "perplexity": FigureEntry(kinds=("eval-ppl", "eval-tasks"), options=("task", "metric")),
-    "heatmap": FigureEntry(kinds=(*_TASKS, "eval-ppl"), options=("task",)),
-    "ranks": FigureEntry(kinds=("observe-ranks",)),
-    "context": FigureEntry(kinds=("observe-context",)),
+    "heatmap": FigureEntry(kinds=(*_TASKS, "eval-ppl", "reproduce-heatmap"), options=("task",)),
+    "ranks": FigureEntry(kinds=("observe-ranks", "reproduce-observations")),
+    "context": FigureEntry(kinds=("observe-context", "reproduce-observations")),
     "speed": FigureEntry(kinds=("eval-speed",)),
-    "breakdown": FigureEntry(kinds=("eval-speed",)),
+    "breakdown": FigureEntry(kinds=("eval-speed", "reproduce-breakdown")),
     "importance": FigureEntry(kinds=("importance-*",)),
-    "predictor": FigureEntry(kinds=("training-budget",)),
+    "predictor": FigureEntry(kinds=("training-budget", "reproduce-grpo")),
     "comparison": FigureEntry(kinds=("comparison",), options=("task",)),
     "retention": FigureEntry(kinds=_TASKS, options=("metric",)),
+    "panels": FigureEntry(kinds=("reproduce-*",)),
+    "bars": FigureEntry(kinds=("reproduce-*",)),
 }
 
 

@@ -1,0 +1,225 @@
+"""The main table, and GSM8K: every method at every depth, beside what the paper reports."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from buddy.data.commonsense import COMMONSENSE
+from buddy.reproduce.levels import budget_at, budgets_of, flags, level
+from buddy.reproduce.methods import Method, by_model, check_labels
+from buddy.reproduce.orders import STATIC, measure_order
+from buddy.reproduce.panels import REMOVED, line, panel, removed
+from buddy.reproduce.paper.read import NUM_BLOCKS, TASK_NAMES, Row, like, read_paper
+from buddy.reproduce.run import Run
+from buddy.reproduce.table import Collected, Sheet
+
+DENSE: Final = "Dense"
+TUNED: Final = "Dense, tuned"
+BUDDY: Final = "Buddy"
+_PAPERS: Final = {
+    "Shortened-LLaMA PPL": "Shortened-LLaMA",
+    "Shortened-LLaMA Taylor+": "Shortened-LLaMA",
+    TUNED: DENSE,
+}
+"""What the paper's tables call a method, where it is another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One of the two tables."""
+
+    task: str
+    metric: str
+    command: tuple[str, ...]
+    rows: int
+    budgets: tuple[str, ...]
+    what: str
+
+
+_KINDS: Final = {
+    "accuracy": _Kind("average", "acc", ("eval", "tasks"), 20, ("0.75", "0.5"), "Average accuracy"),
+    "gsm8k": _Kind(
+        "gsm8k",
+        "exact_match,flexible-extract",
+        ("eval", "gsm8k"),
+        12,
+        ("0.875", "0.75"),
+        "GSM8K exact match",
+    ),
+}
+
+
+def collect(run: Run) -> Collected:
+    """Measure what is not measured, one command for each model, and lay it side by side."""
+    kind = _KINDS[run.request.table]
+    methods = _methods(run)
+    budgets = budgets_of(run.request.full, kind.budgets)
+    if run.request.table == "gsm8k":
+        budgets = kind.budgets
+    rows = run.rows(kind.rows, None)
+    limit = () if rows is None else ("--limit", str(rows))
+    points: list[dict[str, Any]] = []
+    for place, group in enumerate(_groups(run, methods)):
+        model, own, is_online = group
+        record = run.buddy(
+            f"{run.request.table}-{place}",
+            *kind.command,
+            *("--model", model),
+            *flags(() if is_online else budgets),
+            *(part for one in own for part in ("--policy", f"{one.label}={one.policy}")),
+            *run.data(),
+            *limit,
+            model=model,
+        )
+        dense = _dense(run, model, own)
+        seen = {point["label"] for point in points}
+        found = [
+            {**one, "label": dense if one["policy"] == "full" else one["label"]}
+            for one in record["results"]["points"]
+        ]
+        points += [one for one in found if one["label"] not in seen]
+    paper = like(run.request.model, run.request.table)
+    theirs = [row for row in read_paper(run.request.table) if row["model"] == paper]
+    return Collected(
+        results={"points": points, "panels": _panels(points, kind, theirs), "paper": theirs},
+        sheets=_sheets(points, kind, theirs, paper),
+        facts=None,
+        settings={
+            "rows": rows,
+            "budgets": list(budgets),
+            "methods": [[one.label, one.policy, one.model] for one in methods],
+            "paper": paper,
+        },
+        differs="" if run.outline().router else "The model has no router, so Buddy has no row.",
+    )
+
+
+def _methods(run: Run) -> list[Method]:
+    """Static ones and random masks on the untuned base; Buddy on the model; and what is asked."""
+    base = run.base()
+    names = STATIC if run.request.full or run.request.table == "accuracy" else STATIC[:2]
+    methods = [
+        Method(label=name, policy=f"static:{measure_order(run, name)}", model=base)
+        for name in names
+    ]
+    methods.append(Method(label="Random", policy="random:0", model=base))
+    if run.outline().router is not None:
+        methods.append(Method(label=BUDDY, policy="routed"))
+    methods += run.request.methods
+    check_labels(methods)
+    return methods
+
+
+def _groups(run: Run, methods: Sequence[Method]) -> list[tuple[str, list[Method], bool]]:
+    """What one command measures: a model, policies on it, and whether these decide online."""
+    from buddy.depth.policy import build_policy, is_online
+
+    groups = []
+    for model, own in by_model(methods, run.request.model).items():
+        outline = run.on(model).outline()
+        spec = outline.policy_spec or "static"
+        named = [Method(label=one.label, policy=one.policy or spec) for one in own]
+        for online in (False, True):
+            part = [
+                one
+                for one in named
+                if is_online(build_policy(str(one.policy), outline.resources)) == online
+            ]
+            if part:
+                groups.append((model, part, online))
+    return groups
+
+
+def _dense(run: Run, model: str, methods: Sequence[Method]) -> str:
+    """What full depth of a model is called."""
+    if model == run.base():
+        return DENSE
+    return TUNED if model == run.request.model else f"{DENSE}, {methods[0].label}"
+
+
+def _sheets(
+    points: Sequence[dict[str, Any]], kind: _Kind, theirs: Sequence[Row], paper: str
+) -> tuple[Sheet, ...]:
+    cells = _cells(points, kind.task, kind.metric)
+    dense = next((value for (label, _), value in cells.items() if label == DENSE), None)
+    body = []
+    for (label, blocks), value in cells.items():
+        reported, kept = _reported(theirs, label, blocks, _depth(points), kind)
+        share = f"{100 * value / dense:.1f}" if dense else ""
+        body.append((label, str(blocks), f"{100 * value:.1f}", share, reported, kept))
+    columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
+    sheets = [Sheet(title=f"{kind.what}, %; paper: {paper}", columns=columns, rows=tuple(body))]
+    if kind.task == "average":
+        by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}
+        detail = tuple(
+            (label, str(blocks), *(f"{100 * by_task[t][label, blocks]:.1f}" for t in TASK_NAMES))
+            for label, blocks in cells
+        )
+        names = ("method", "blocks", *TASK_NAMES.values())
+        sheets.append(Sheet(title="By task, %", columns=names, rows=detail))
+    return tuple(sheets)
+
+
+def _cells(
+    points: Sequence[dict[str, Any]], task: str, metric: str
+) -> dict[tuple[str, int], float]:
+    return {
+        (one["label"], one["blocks"]): one["value"]
+        for one in points
+        if (one["task"], one["metric"]) == (task, metric)
+    }
+
+
+def _depth(points: Sequence[dict[str, Any]]) -> int:
+    return int(points[0]["num_blocks"])
+
+
+def _reported(
+    theirs: Sequence[Row], label: str, blocks: int, num_blocks: int, kind: _Kind
+) -> tuple[str, str]:
+    """The paper's figure at the same share of blocks, and what it keeps of its dense model's."""
+    named = _PAPERS.get(label, label)
+    dense = float(next(row for row in theirs if row["method"] == DENSE)[kind.task])
+    wanted = budget_at(blocks, num_blocks)
+    for row in theirs:
+        if row["method"] == named and level(row, list(theirs)) == wanted:
+            value = float(row[kind.task])
+            return f"{value:.1f}", f"{100 * value / dense:.1f}"
+    return "", ""
+
+
+def _panels(
+    points: Sequence[dict[str, Any]], kind: _Kind, theirs: Sequence[Row]
+) -> list[dict[str, Any]]:
+    chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]
+    depth = _depth(points)
+    dense = {one["label"]: one for one in chosen if one["blocks"] == depth}
+    labels = list(dict.fromkeys(one["label"] for one in chosen if one["blocks"] < depth))
+    ours = []
+    for label in labels:
+        start = dense.get(TUNED if label == BUDDY else DENSE)
+        own = [*([start] if start else []), *(one for one in chosen if one["label"] == label)]
+        own.sort(key=lambda one: -one["blocks"])
+        ours.append(
+            line(
+                label,
+                [removed(one["blocks"], depth) for one in own],
+                [100 * one["value"] for one in own],
+                stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
+            )
+        )
+    model = theirs[0]["model"]
+    blocks = NUM_BLOCKS[model]
+    start_row = next(row for row in theirs if row["method"] == DENSE)
+    reported = []
+    for name in dict.fromkeys(row["method"] for row in theirs if row["method"] != DENSE):
+        rows = [start_row, *(row for row in theirs if row["method"] == name)]
+        label = (
+            "Shortened-LLaMA PPL" if name == "Shortened-LLaMA" and "PPL" in str(labels) else name
+        )
+        x = [removed(blocks - int(row["removed"]), blocks) for row in rows]
+        reported.append(line(label, x, [float(row[kind.task]) for row in rows], paper=True))
+    return [
+        panel("This model", REMOVED, f"{kind.what} (%)", ours),
+        panel(f"The paper: {model}", REMOVED, f"{kind.what} (%)", reported),
+    ]
