@@ -98,7 +98,7 @@ def read_tasks(
     made: list[Row] = []
     for name, task in loaded["tasks"].items():
         for doc in list(task.eval_docs)[:rows]:
-            prompt, completion = ask_and_answer(task, doc)
+            (prompt, completion), _ = ask_and_answer(task, doc)
             if prompt and completion.strip():
                 source = "mmlu" if name.startswith("mmlu_") else name
                 made.append({"prompt": prompt, "completion": completion, "source": source})
