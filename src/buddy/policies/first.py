@@ -100,7 +100,7 @@ class FirstPolicy(GatedPolicy):
         probability = self.part.probability(block, hidden) * new.router_sees
         total = probability.new_zeros(counts).index_add(0, new.sequence, probability)
         seen = total.new_zeros(counts).index_add(0, new.sequence, new.router_sees.float())
-        keep = total > self.threshold * seen
+        keep = (total > self.threshold * seen) | (seen == 0)
         if self.threshold == 0:
             keep = torch.ones_like(keep)
         for place, runs in enumerate(new.last_runs):
