@@ -137,4 +137,4 @@ def test_what_does_not_fit_a_gated_recipe_is_refused():
     with pytest.raises(RecipeError, match="penalty must be"):
         GateSettings(penalty=-1.0)
     with pytest.raises(RecipeError, match="keeps no budget"):
-        dataclasses.replace(recipe("dash"), log=LogSettings())
+        dataclasses.replace(recipe("dash"), log=LogSettings(evaluate_budgets=("0.5",)))

@@ -1,6 +1,6 @@
 """The recipe of a gated method: that of Buddy's stage 1, with gates in the place of the router."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
@@ -40,10 +40,6 @@ def _full_budget() -> BudgetSettings:
     return BudgetSettings(choices=("1.0",))
 
 
-def _no_budget() -> LogSettings:
-    return LogSettings(evaluate_budgets=("1.0",))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedRecipe(Recipe):
     """A joint training of LoRA and gates."""
@@ -56,7 +52,7 @@ class GatedRecipe(Recipe):
     """There is none."""
     budget: BudgetSettings = field(default_factory=_full_budget)
     """There is none."""
-    log: LogSettings = field(default_factory=_no_budget)
+    log: LogSettings = field(default_factory=LogSettings)
     """Logs and states; an evaluation has the depth that the gates choose."""
 
     def __post_init__(self) -> None:
@@ -69,6 +65,8 @@ class GatedRecipe(Recipe):
             raise RecipeError("router: a gated method has none: leave the table out")
         if self.budget != _full_budget():
             raise RecipeError("budget: a gated method keeps none: leave the table out")
+        if self.log.evaluate_budgets == LogSettings().evaluate_budgets:  # not named
+            object.__setattr__(self, "log", replace(self.log, evaluate_budgets=("1.0",)))
         if self.log.evaluate_budgets != ("1.0",):
             raise RecipeError(
                 "log.evaluate_budgets: a gated method keeps no budget: leave it out, and name "
