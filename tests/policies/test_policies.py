@@ -23,7 +23,7 @@ SPECS = {
     "routed": "routed",
     "searched": "searched:RECORD",
 }
-ONLINE = {"adainfer"}
+ONLINE = {"adainfer", "d-llm", "dash", "first", "flexidepth", "mixture-of-depths"}
 """They decide while they run, and score no blocks: tests of their own have their laws."""
 SETS = {"3": [0, 4, 5], "5": [0, 1, 2, 3, 5]}
 ORDER = [4, 1, 3, 2]

@@ -193,8 +193,8 @@ def test_evaluated_answers_are_routed_by_their_prompts_alone(model):
     answers = [tuple(random_ids(1, 4, seed=100 + n)[0].tolist()) for n in range(8)]
     rows = [Example(prompt, answer, "made") for answer in answers]
     found = answer_losses(routed, routed.policy, lambda p, a: (4,), rows)
-    assert len({plan for _, plan in found}) == 1
-    assert len({round(loss, 3) for loss, _ in found}) == 8
+    assert len({plan for _, plan, _ in found}) == 1
+    assert len({round(loss, 3) for loss, *_ in found}) == 8
 
 
 def test_a_checkpoint_keeps_sets_and_classifier(model, tmp_path):

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from buddy.errors import ResultError
 from buddy.plots.figures import COLUMN_INCHES
 from buddy.plots.names import text_name
-from buddy.plots.read.fields import Fields, open_results
+from buddy.plots.read.fields import open_results
 from buddy.plots.style import in_paper_style, legend_below, new_figure
 
 _ROW_INCHES: Final = 0.16
@@ -36,7 +36,7 @@ def draw(
         ResultError: Records that cannot be drawn.
     """
     found = open_results(records, "bars")[0]
-    bars = Fields(found.get("bars"), f"{found.where}, bars")
+    bars = found.object("bars")
     parts = bars.get("parts")
     if not isinstance(parts, list) or not 0 < len(parts) <= _MOST_PARTS:
         raise bars.wrong("parts", f"a list of 1 to {_MOST_PARTS} names")

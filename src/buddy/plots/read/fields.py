@@ -84,6 +84,12 @@ class Fields:
             raise self.wrong(name, "a list of different block numbers")
         return tuple(value)
 
+    def object(self, name: str) -> "Fields":
+        """An object."""
+        if name not in self._value:
+            raise self.wrong(name, "an object")
+        return Fields(self.get(name), f"{self.where}, {name}")
+
     def objects(self, name: str) -> list["Fields"]:
         """A list of objects, at least one."""
         value = self.get(name)
