@@ -60,5 +60,5 @@ def test_standardise_is_the_last_step():
 def test_bad_importance_and_settings_are_refused():
     with pytest.raises(PolicyError, match="NaN"):
         normalise_prior(torch.tensor([1.0, float("nan")]))
-    with pytest.raises(PolicyError, match="must be positive"):
+    with pytest.raises(PolicyError, match="tau must be above 0"):
         PriorConfig(squash="sigmoid", tau=0.0)
