@@ -101,12 +101,12 @@ def test_every_example_draws_its_own_budget_from_the_whole_range():
 
 def test_two_processes_make_the_gradient_of_one():
     alone = trainer(router={"method": "policy-gradient"})
-    alone_rows = alone._backward(alone.order[0], seed=5)
+    alone_rows = alone._backward(alone.order[0], seed=5, step=0)
     parts = []
     for rank in range(2):
         made = trainer(process=(rank, 2), router={"method": "policy-gradient"})
         made._reduce = lambda whole: whole
-        rows = made._backward(made.order[0], seed=5)
+        rows = made._backward(made.order[0], seed=5, step=0)
         parts.append((rows, {n: p.grad.clone() for n, p in made.parameters.items()}))
     for found, expected in zip(sorted(parts[0][0] + parts[1][0]), sorted(alone_rows), strict=True):
         assert found[0] == pytest.approx(expected[0], abs=1e-5)

@@ -29,7 +29,7 @@ def train(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train LoRA adapters and the router (stage 1), or the method that the recipe names."""
+    """Train LoRA and router (stage 1), or the recipe's own method."""
     from buddy.cli.views.method_bar import MethodBar
     from buddy.cli.views.training_bar import TrainingBar
     from buddy.training.methods import METHODS, read_method, run_of
