@@ -4,7 +4,7 @@ import pytest
 
 from buddy import BuddyForCausalLM
 from buddy.depth.budget_source import ConstantBudget, PhasedBudget
-from buddy.errors import BudgetError, PolicyError
+from buddy.errors import BudgetError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.records import RunRecord
 from tests.engine.test_steering import ByNorm
@@ -64,5 +64,8 @@ def test_phases_that_cannot_be_are_refused(budget, says):
 
 def test_an_online_policy_is_measured_as_it_is_and_at_no_budget():
     model = BuddyForCausalLM(tiny_model(), policy=ByNorm((1, 2)))
-    with pytest.raises(PolicyError, match="decides while it runs"):
-        plan_conditions(model, (), ("1.0",))
+    (condition,) = plan_conditions(model, (), ("1.0",))
+    assert condition.policy is model.policy
+    assert condition.fixed_blocks() is None
+    with pytest.raises(BudgetError, match="decides while it runs and keeps no budget"):
+        plan_conditions(model, (), ("4 blocks",))
