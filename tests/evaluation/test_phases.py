@@ -67,5 +67,6 @@ def test_an_online_policy_is_measured_as_it_is_and_at_no_budget():
     (condition,) = plan_conditions(model, (), ("1.0",))
     assert condition.policy is model.policy
     assert condition.fixed_blocks() is None
+    assert condition.spent(3.4) == {"blocks": 3, "mean_blocks": 3.4}
     with pytest.raises(BudgetError, match="decides while it runs and keeps no budget"):
         plan_conditions(model, (), ("4 blocks",))

@@ -133,8 +133,9 @@ class Condition:
         return {**fields, "budget": AUTO} if self.is_auto else fields
 
     def spent(self, mean: float) -> dict[str, Any]:
-        """Under `auto`, the mean depth in the place of `blocks`; else nothing."""
-        return self.ran(mean if self.is_auto else None)
+        """The mean depth in the place of `blocks`, where no budget has fixed it; else nothing."""
+        is_free = self.is_auto or is_online(self.policy)
+        return self.ran(mean if is_free else None)
 
     def ran(self, mean: float | None) -> dict[str, Any]:
         """A mean depth that was counted, in the place of `blocks`; nothing where none was."""
