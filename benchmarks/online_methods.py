@@ -23,11 +23,10 @@ from reuse import is_measured, is_trained
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_all
-from buddy.engine.run import Feed, run_once
 from buddy.errors import TrainingError
 from buddy.generation.trace import DepthTrace
 from buddy.records import RunRecord, read_record
-from buddy.training.exits.threshold import find_threshold
+from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.methods import read_method
 
 METHODS = ("first", "d-llm", "mixture-of-depths", "flexidepth", "dash")
@@ -119,21 +118,6 @@ def buddy(*arguments):
     subprocess.run([sys.executable, "-m", "buddy", *map(str, arguments)], check=True)
 
 
-@torch.inference_mode()
-def mean_depth(model, examples):
-    """Blocks of a token on average; the route sees the prompt alone."""
-    ran = fed = 0
-    for one in examples:
-        tokens = [*one.prompt, *one.answer]
-        sees = [n < len(one.prompt) for n in range(len(tokens))]
-        feed = Feed(
-            token_ids=torch.tensor(tokens), counts=(len(tokens),), router_sees=torch.tensor(sees)
-        )
-        out = run_once(model.backbone, model.policy, feed, [(model.num_blocks,)])
-        ran, fed = ran + int(out.executed.sum()), fed + len(tokens)
-    return ran / fed
-
-
 def thresholds(name, checkpoint, args):
     """The method's own threshold and one for each wanted depth that can be met, with depths."""
     model = BuddyForCausalLM.from_pretrained(checkpoint)
@@ -141,7 +125,7 @@ def thresholds(name, checkpoint, args):
 
     def depth_at(unlikely):
         model.set_policy(f"{name}:{1 - unlikely:.6g}")
-        return mean_depth(model, examples)
+        return mean_depth(model, model.policy, examples)
 
     found = [(0.5, depth_at(0.5))]
     for wanted in map(int, args.depths.split(",")):

@@ -67,7 +67,7 @@ def decision_share(
     """FLOPs of the Decision Module as a share of those of the blocks that a budget runs.
 
     Args:
-        shape: Of the model; the Decision Module reads as many numbers a token as a KV head row has.
+        shape: Of the model; the Decision Module reads a token's values, `kv_width` numbers.
         blocks: That run.
         rank: Width of the Decision Module.
         tokens: New tokens.

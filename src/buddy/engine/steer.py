@@ -168,7 +168,7 @@ class Online:
         """Let the policy change what a governed block has left."""
         before, self._before = self._before, None
         if before is not None and self._settle is not None:
-            cast(BlockRun, run).settle(self._settle(self._state, blocks.start, before, run))
+            run.settle(self._settle(self._state, blocks.start, before, run))
 
     def _new(self, lanes: Lanes) -> NewTokens:
         sees = self._router_sees

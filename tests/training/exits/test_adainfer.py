@@ -12,10 +12,10 @@ from buddy import BuddyForCausalLM
 from buddy.cli.main import app
 from buddy.errors import DataError, RecipeError, TrainingError
 from buddy.policies.adainfer import AdaInferConfig, AdaInferPolicy, logit_features
-from buddy.training.exits.adainfer import Looks, fit_classifier, look, mean_depth
+from buddy.training.exits.adainfer import Looks, fit_classifier, look
 from buddy.training.exits.adainfer_recipe import ClassifierSettings
 from buddy.training.exits.logistic import cross_validated, fit_logistic
-from buddy.training.exits.threshold import find_threshold
+from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.joint.lora import add_lora
 from buddy.training.joint.recipe import LoraSettings
 from tests.tiny import NUM_BLOCKS, tiny_model

@@ -1,10 +1,8 @@
 """The progress bars of a stage 2 run: measuring, then steps; evaluations and warnings above."""
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from buddy.cli.views.bars import Bars
-from buddy.cli.views.display import stderr
+from buddy.cli.views.run_bar import RunBar
 
 if TYPE_CHECKING:
     from buddy.training.predictor.evaluation import PredictorEvaluation
@@ -15,24 +13,16 @@ _SMOOTHING = 0.02
 """Weight of the newest step in the reward that is shown."""
 
 
-class BudgetBar:
+class BudgetBar(RunBar):
     """Shows a run on stderr while it lasts."""
 
     def __init__(self) -> None:
-        self._progress = Bars(stderr(), keep=True)
+        super().__init__()
         self._reward: float | None = None
 
     def __enter__(self) -> "BudgetBar":
         self._progress.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def listener(self) -> "BudgetListener":
         """What the run is to call."""
@@ -46,13 +36,6 @@ class BudgetBar:
             evaluated=self._evaluated,
             warned=lambda text: console.print(f"warning: {text}"),
         )
-
-    def _show(self, what: str, done: int, total: int, news: str = "") -> None:
-        for task in self._progress.tasks:
-            if task.description == what:
-                self._progress.update(task.id, completed=done, total=total, news=news)
-                return
-        self._progress.add_task(what, completed=done, total=total, news=news)
 
     def _stepped(self, report: "PredictorStep") -> None:
         if self._reward is None:

@@ -1,10 +1,8 @@
 """The progress bars of a method's run: measuring, then steps; what it tells stands above them."""
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from buddy.cli.views.bars import Bars
-from buddy.cli.views.display import stderr
+from buddy.cli.views.run_bar import RunBar
 
 if TYPE_CHECKING:
     from buddy.training.methods import RunListener
@@ -14,25 +12,17 @@ _SMOOTHING = 0.05
 _STEPS = "training"
 
 
-class MethodBar:
+class MethodBar(RunBar):
     """Shows a run on stderr while it lasts."""
 
     def __init__(self) -> None:
-        self._progress = Bars(stderr(), keep=True)
+        super().__init__()
         self._loss: float | None = None
         self.has_begun = False
 
     def __enter__(self) -> "MethodBar":
         self._progress.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def listener(self) -> "RunListener":
         """What the run is to call."""
@@ -57,10 +47,3 @@ class MethodBar:
         self._loss += _SMOOTHING * (loss - self._loss)
         task = next(task for task in self._progress.tasks if task.description == _STEPS)
         self._progress.update(task.id, completed=step, news=f"loss {self._loss:.4f}")
-
-    def _show(self, what: str, done: int, total: int) -> None:
-        for task in self._progress.tasks:
-            if task.description == what:
-                self._progress.update(task.id, completed=done, total=total)
-                return
-        self._progress.add_task(what, completed=done, total=total)

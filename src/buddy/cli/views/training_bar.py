@@ -1,10 +1,8 @@
 """The progress bar of a training run: loss, speed, time left; evaluations and warnings above it."""
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from buddy.cli.views.bars import Bars
-from buddy.cli.views.display import stderr
+from buddy.cli.views.run_bar import RunBar
 
 if TYPE_CHECKING:
     from buddy.training.joint.evaluate import Evaluation
@@ -15,11 +13,11 @@ _SMOOTHING = 0.05
 """Weight of the newest step in the loss and the speed that are shown."""
 
 
-class TrainingBar:
+class TrainingBar(RunBar):
     """Shows a run on stderr while it lasts."""
 
     def __init__(self) -> None:
-        self._progress = Bars(stderr(), keep=True)
+        super().__init__()
         self._task = self._progress.add_task("training", total=None, start=False)
         self._loss: float | None = None
         self._speed = 0.0
@@ -27,14 +25,6 @@ class TrainingBar:
 
     def __enter__(self) -> "TrainingBar":
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def listener(self) -> "Listener":
         """What the run is to call."""

@@ -14,7 +14,6 @@ from buddy.checkpoint.card import Card
 from buddy.checkpoint.folder import load, load_outline
 from buddy.data.examples import Example, check_source, read_all
 from buddy.engine.executors.blocks import BlockRun
-from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError, RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
@@ -29,7 +28,7 @@ from buddy.training.attention import fast_attention
 from buddy.training.batches import collate, draw_rows
 from buddy.training.exits.adainfer_recipe import AdaInferRecipe
 from buddy.training.exits.logistic import cross_validated, fit_logistic
-from buddy.training.exits.threshold import find_threshold
+from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.joint.model import check_context
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.methods import RunListener
@@ -165,20 +164,6 @@ def fit_classifier(
         fitted.append(Fitted(block, float(settled.float().mean()), *told))
         on_fitted(fitted[-1])
     return made, fitted
-
-
-@torch.inference_mode()
-def mean_depth(
-    model: BuddyForCausalLM, policy: AdaInferPolicy, examples: Sequence[Example]
-) -> float:
-    """Blocks that a token runs on average, over prompts and answers."""
-    ran = fed = 0
-    for example in examples:
-        tokens = torch.tensor([*example.prompt, *example.answer], device=model.device)
-        feed = Feed(token_ids=tokens, counts=(len(tokens),))
-        out = run_once(model.backbone, policy, feed, [(model.num_blocks,)])
-        ran, fed = ran + int(out.executed.sum()), fed + len(tokens)
-    return ran / fed
 
 
 def train_adainfer(

@@ -1,10 +1,16 @@
 """The threshold at which a policy runs a wanted number of blocks on average."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
+
+from buddy.data.examples import Example
+from buddy.depth.policy import Policy
+from buddy.engine.run import Feed, run_once
 from buddy.errors import TrainingError
+from buddy.model import BuddyForCausalLM
 
 _WIDEST: Final = 20.0
 """Log-odds beyond which no threshold is looked for."""
@@ -58,3 +64,16 @@ def find_threshold(
         f"no threshold has a mean depth of {wanted:g} blocks: it goes from {below:.2f} to "
         f"{above:.2f} in one step; ask for one of these, or set a larger tolerance"
     )
+
+
+@torch.inference_mode()
+def mean_depth(model: BuddyForCausalLM, policy: Policy, examples: Sequence[Example]) -> float:
+    """Blocks that a token runs on average, over prompts and answers; routes see the prompts."""
+    ran = fed = 0
+    for example in examples:
+        tokens = torch.tensor([*example.prompt, *example.answer], device=model.device)
+        sees = torch.arange(len(tokens), device=model.device) < len(example.prompt)
+        feed = Feed(token_ids=tokens, counts=(len(tokens),), router_sees=sees)
+        out = run_once(model.backbone, policy, feed, [(model.num_blocks,)])
+        ran, fed = ran + int(out.executed.sum()), fed + len(tokens)
+    return ran / fed
