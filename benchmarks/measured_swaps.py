@@ -19,8 +19,8 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
 from buddy.depth.select import select_blocks
 from buddy.records import RunRecord
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.joint.model import read_prior
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.shared_prefix import run_plans
@@ -102,7 +102,7 @@ def measure_batch(model, prior, examples, args):
         seen.append((observation.values.float() * weight).sum(1) / weight.sum(1))
         return masks
 
-    with torch.no_grad(), fast_attention(model.backbone):
+    with torch.no_grad(), fast_passes(model.backbone):
         losses = leaf_losses(model.backbone, run_plans(model.backbone, 1, batch, plans), batch)
     return {
         "context": seen[0],

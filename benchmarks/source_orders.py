@@ -23,8 +23,8 @@ from buddy.data.examples import Source, read_examples
 from buddy.importance.search.greedy import greedy_order
 from buddy.policies.measured import read_order
 from buddy.records import RunRecord
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.shared_prefix import run_plans
 
@@ -103,7 +103,7 @@ def drawn(args):
 def losses_of(backbone, examples, masks):
     """[rows, plans], plans that begin alike sharing their beginning."""
     found = []
-    with torch.no_grad(), fast_attention(backbone):
+    with torch.no_grad(), fast_passes(backbone):
         for start in range(0, len(examples), BATCH):
             batch = collate(examples[start : start + BATCH])
             every = masks[None].expand(len(batch.token_ids), -1, -1)

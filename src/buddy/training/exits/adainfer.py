@@ -24,11 +24,11 @@ from buddy.policies.adainfer import (
     logit_features,
 )
 from buddy.records import RunRecord
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate, draw_rows
 from buddy.training.exits.adainfer_recipe import AdaInferRecipe
 from buddy.training.exits.logistic import cross_validated, fit_logistic
 from buddy.training.exits.threshold import find_threshold, mean_depth
+from buddy.training.fast import fast_passes
 from buddy.training.joint.model import check_context
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.methods import RunListener
@@ -103,7 +103,7 @@ def look(
         begun += len(batch.targets)
         rows, columns = batch.rows[mine], batch.columns[mine]
         features, best = [], []
-        with fast_attention(model.backbone):
+        with fast_passes(model.backbone):
             run = begin_pass(BlockRun, model.backbone, batch)
             run.blocks(range(first_exit), None)
             for block in range(first_exit, model.num_blocks + 1):

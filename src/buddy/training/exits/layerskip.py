@@ -7,10 +7,10 @@ import torch
 from buddy.data.examples import Example
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.blocks import BlockRun
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
 from buddy.training.exits.layer_dropout import draw_runs, drop_rates, exit_weights
 from buddy.training.exits.layerskip_recipe import LayerSkipRecipe
+from buddy.training.fast import fast_passes
 from buddy.training.joint.run import Kind, Listener, train_as
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.joint.trainer import JointTrainer, RowReport
@@ -40,7 +40,7 @@ class LayerSkipTrainer(JointTrainer):
             settings.curriculum, settings.period, settings.scale, num_blocks, step, self.steps
         )
         loss = by_row = by_example.new_zeros(len(mine))
-        with fast_attention(backbone):
+        with fast_passes(backbone):
             run = begin_pass(BlockRun, backbone, batch)
             by_lane = plan.repeat(run.lanes.counts)
             for block in range(num_blocks):

@@ -15,8 +15,8 @@ from buddy.policies.first import FirstRouters, FirstSettings
 from buddy.policies.flexidepth import FlexiDepthPart, FlexiDepthSettings
 from buddy.policies.gated import GatedPart, Pass
 from buddy.policies.mixture_of_depths import MixtureOfDepthsRouters, MixtureOfDepthsSettings
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.gated.passing import GatedRun, kept_by_row, last_hidden
 from buddy.training.gated.recipe import GatedMethod, GatedRecipe, GateSettings
 from buddy.training.joint.evaluate import Evaluation
@@ -104,7 +104,7 @@ class GatedTrainer(JointTrainer):
         position = torch.arange(batch.token_ids.shape[1], device=model.device)
         real = position < lengths[:, None]
         seen = Pass(position, batch.is_prompt, real, noise, adapts=self.adapts(step))
-        with fast_attention(model.backbone):
+        with fast_passes(model.backbone):
             run = begin_pass(GatedRun, model.backbone, batch)
             run.open(part, seen)
             hidden = last_hidden(run, model.num_blocks)

@@ -7,8 +7,8 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.joint.choosing import plain_choice
 from buddy.training.joint.straight_through import straight_through_pass
 from buddy.training.log import RouteCounts
@@ -58,7 +58,7 @@ def evaluate(
         for start in range(0, len(ordered), _BATCH):
             batch = collate(ordered[start : start + _BATCH], model.device)
             depths = torch.full_like(batch.token_ids, blocks)
-            with fast_attention(model.backbone):
+            with fast_passes(model.backbone):
                 out = straight_through_pass(
                     model.backbone, policy, batch, depths, plain_choice(policy)
                 )

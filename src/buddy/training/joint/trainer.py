@@ -19,8 +19,8 @@ from buddy.data.examples import Example
 from buddy.depth.budget import AUTO, parse_budget
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
-from buddy.training.attention import fast_attention
 from buddy.training.batches import Batch, BatchOrder, collate
+from buddy.training.fast import fast_passes
 from buddy.training.joint.choosing import training_choice
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.straight_through import straight_through_pass
@@ -198,7 +198,7 @@ class JointTrainer:
             self.recipe.budget, batch, blocks, self.budgets, self.model.num_blocks, places, seed
         )
         choose = training_choice(settings, policy, places=places, seed=seed)
-        with fast_attention(self.model.backbone):
+        with fast_passes(self.model.backbone):
             out = straight_through_pass(
                 self.model.backbone,
                 policy,

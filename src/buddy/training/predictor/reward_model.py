@@ -14,8 +14,8 @@ from buddy.errors import RecipeError
 from buddy.generation.budgets import read_summary
 from buddy.model import BuddyForCausalLM
 from buddy.routing.router import Router
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import depth_losses
 
 
@@ -61,7 +61,7 @@ class RewardModel:
     ) -> Float[Tensor, "batch depths"]:
         """One pass that all depths share."""
         batch = collate(examples, self.model.device)
-        with fast_attention(self.model.backbone):
+        with fast_passes(self.model.backbone):
             return depth_losses(
                 self.model.backbone, self.model.scoring_policy, batch, blocks.to(self.model.device)
             )

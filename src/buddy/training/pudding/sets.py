@@ -16,8 +16,8 @@ from buddy.errors import DataError, RecipeError, TrainingError
 from buddy.identity import differing
 from buddy.importance.search.greedy import GreedyOrder, greedy_order
 from buddy.records import RunRecord, read_record
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.reward_model import rows_identity
 from buddy.training.predictor.shared_prefix import run_plans
@@ -111,7 +111,7 @@ def task_costs(
         some = answers[start : start + batch_size]
         batch = collate([example for example, _ in some], backbone.device)
         every = sets[None].expand(len(some), -1, -1)
-        with fast_attention(backbone):
+        with fast_passes(backbone):
             out = run_plans(backbone, 1, batch, lambda seen, every=every: every)  # type: ignore[misc]  # a default binds the loop's value
         losses = leaf_losses(backbone, out, batch)  # [answers, sets]
         weights = torch.tensor([weight for _, weight in some], device=backbone.device)

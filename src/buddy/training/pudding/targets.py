@@ -15,8 +15,8 @@ from buddy.depth.policy import Observation
 from buddy.errors import TrainingError
 from buddy.importance.resume import ResumeFile
 from buddy.policies.pudding import CONTEXT_LAYER, PuddingConfig, prompt_summary
-from buddy.training.attention import fast_attention
 from buddy.training.batches import collate
+from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.reward_model import rows_identity
 from buddy.training.predictor.shared_prefix import run_plans
@@ -60,7 +60,7 @@ def measure(
         summaries.append(prompt_summary(seen))
         return masks
 
-    with fast_attention(backbone):
+    with fast_passes(backbone):
         out = run_plans(backbone, CONTEXT_LAYER, batch, plans)
     losses = leaf_losses(backbone, out, batch)
     shape = len(examples), len(config.depths), len(config.orders)

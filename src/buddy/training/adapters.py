@@ -1,0 +1,99 @@
+"""LoRA layers as one function of autograd, in the dtype of the model.
+
+PEFT computes an adapter in the adapter's own float32: it converts each layer's input, scales the
+update apart, and keeps the converted input for the backward pass. In training on a CPU that takes
+longer than the layer itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from buddy.backbone.backbone import Backbone
+
+
+class _Adapted(torch.autograd.Function):
+    """`x W' + bias + (x A') (scaling B)'`; W and bias are frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        down, up = a.to(x.dtype), (b * scale).to(x.dtype)
+        low = flat @ down.T
+        out = nn.functional.linear(flat, weight, bias).addmm_(low, up.T)
+        ctx.save_for_backward(flat, weight, down, up, low)
+        ctx.scale, ctx.shape = scale, x.shape
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
+        flat, weight, down, up, low = ctx.saved_tensors
+        slope = slope.reshape(-1, slope.shape[-1])
+        through = slope @ up
+        by_x = None
+        if ctx.needs_input_grad[0]:
+            by_x = (slope @ weight).addmm_(through, down).view(ctx.shape)
+        by_a = (through.T @ flat).float()
+        by_b = (low.T @ slope).T.float() * ctx.scale
+        return by_x, None, None, by_a, by_b, None
+
+
+def adapted_linear(
+    layer: Any, x: Float[Tensor, "*shape inputs"]
+) -> Float[Tensor, "*shape outputs"]:
+    """What a LoRA layer of PEFT computes, its one adapter in the dtype of `x`.
+
+    Args:
+        layer: That `is_plain`.
+        x: In the dtype of the layer's weight.
+    """
+    (name,) = layer.active_adapters
+    base = layer.base_layer
+    return cast(
+        Tensor,
+        _Adapted.apply(  # type: ignore[no-untyped-call]
+            x,
+            base.weight,
+            base.bias,
+            layer.lora_A[name].weight,
+            layer.lora_B[name].weight,
+            layer.scaling[name],
+        ),
+    )
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether it is a LoRA layer with one adapter, not merged, without dropout or a variant."""
+    own: Any = layer
+    if not hasattr(layer, "lora_A") or type(own.base_layer) is not nn.Linear:
+        return False
+    if own.merged or own.disable_adapters or len(own.active_adapters) != 1:
+        return False
+    (name,) = own.active_adapters
+    return (
+        name in own.lora_A
+        and name not in own.lora_variant
+        and isinstance(own.lora_dropout[name], nn.Identity)
+        and own.lora_B[name].bias is None
+        and not own.base_layer.weight.requires_grad
+    )
+
+
+@contextmanager
+def fast_adapters(backbone: Backbone) -> Iterator[None]:
+    """Within it the plain LoRA layers of the blocks compute by `adapted_linear`."""
+    layers = [one for block in backbone.blocks for one in block.modules() if is_plain(one)]
+    for layer in layers:
+        layer.forward = partial(adapted_linear, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
