@@ -1,78 +1,134 @@
-"""Does routing pay? Every method tuned on the same rows for the same steps, and measured alike.
+"""Every method tuned on the same rows for the same steps, and measured on the same unseen rows.
 
 Trains and measures, one after another, each in a folder of its own that a later run goes on from:
 
+    untuned         the base model, pruned by each static order
     buddy           one model, LoRA and router under random budgets
-    nested          one model, LoRA under random budgets, blocks in one static order (no router)
-    joined          the same, with ShortGPT's first eight removals before the others of SLEB
-    searched        the same, with the best searched set of each depth
-    random          the same, with random masks
-    sleb-N, ...     one model a depth: pruned to N blocks by a static method, and tuned there
+    joined          one model, LoRA under random budgets, blocks in one static order: ShortGPT's
+                    first eight removals before the others of SLEB
+    nested, searched, random
+                    the same with SLEB's order, the best searched set of each depth, random masks
+    sleb-N, shortgpt-N, ppl-N, taylor-plus-N
+                    one model a depth: pruned to N blocks by a static method, and tuned there
+    layerskip       one model for exits
+    pudding         ten sets and a classifier, on the weights of `random`
+    first, d-llm, mixture-of-depths, flexidepth, dash, adainfer (on the weights of `layerskip`)
+                    no budget: at their own threshold, and at thresholds whose mean depth, over the
+                    tokens of --calibrate, is that of each budget
 
-Writes one record with the answer cross-entropy on unseen rows and, if asked, the eight tasks. Two
-processes may share a folder of runs if `--only` gives them different methods; the same command
-without it collects. What is there of another recipe or command is refused.
+Writes one record with the answer cross-entropy on unseen rows, its difference from Buddy's row by
+row, and, if asked, the eight tasks. PuDDing's rows are
+
+    buddy data arc_easy arc_challenge hellaswag piqa winogrande --data-dir data --rows 96 --wrong \
+        --without runs/mix-validation.jsonl --out runs/pudding-rows.jsonl
+
+Two processes may share a folder of runs if `--only` gives them different methods; the same command
+without it collects. What is there of another recipe or command is refused. A second seed is `--set optim.seed=1` with another --runs.
 """
 
 import argparse
-import itertools
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from reuse import is_measured, is_trained
 
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.checkpoint.folder import load_outline
+from buddy.data.examples import Source, read_all
+from buddy.errors import TrainingError
 from buddy.evaluation.against import Against
 from buddy.evaluation.answers.answer_points import Answered, by_answer, differences
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
+from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.joint.recipe import Recipe
+from buddy.training.methods import read_method
 
 SHARED = {
-    "buddy": ["lora.keep_context=true"],
-    "nested": ["router.orders=[]", "router.policy=static:results/importance/sleb.json"],
-    "joined": ["router.orders=[]", "router.policy=static:results/importance/shortgpt-sleb.json"],
-    "searched": ["router.orders=[]", "router.policy=searched:results/importance/searched.json"],
-    "random": ["router.orders=[]", "router.policy=random"],
+    "buddy": ("Buddy", ["lora.keep_context=true"]),
+    "joined": ("One order: ShortGPT, SLEB", ["router.policy=static:{orders}/shortgpt-sleb.json"]),
+    "nested": ("One order: SLEB", ["router.policy=static:{orders}/sleb.json"]),
+    "searched": ("Searched sets", ["router.policy=searched:{orders}/searched.json"]),
+    "random": ("Random masks", ["router.policy=random"]),
 }
-PRUNED = {
-    "sleb": "static:results/importance/sleb.json",
-    "shortgpt": "static:results/importance/shortgpt.json",
+"""One model for all depths: label, and changes to the recipe."""
+STATIC = {
+    "ppl": "Shortened LLaMA, PPL",
+    "taylor-plus": "Shortened LLaMA, Taylor+",
+    "shortgpt": "ShortGPT",
+    "sleb": "SLEB",
 }
+"""One model a depth, and untuned: label."""
+BUDGETED = {"layerskip": "LayerSkip", "pudding": "PuDDing"}
+ONLINE = {
+    "first": "FiRST",
+    "d-llm": "D-LLM",
+    "mixture-of-depths": "Mixture-of-Depths",
+    "flexidepth": "FlexiDepth",
+    "dash": "DASH",
+    "adainfer": "AdaInfer",
+}
+STARTS_FROM = {"pudding": "random", "adainfer": "layerskip"}
+"""Methods that are fitted to the weights of another run; their settings are their own."""
+PUDDING_ROWS = 400
+PUDDING = [
+    f'data.train=[{{path="runs/pudding-rows.jsonl", stop={PUDDING_ROWS}}}]',
+    f'data.validation=[{{path="runs/pudding-rows.jsonl", start={PUDDING_ROWS}}}]',
+    "sets.items=8",
+]
+"""A search and a table of targets that take minutes."""
+OWN = "own"
+"""Label of a method's own threshold."""
 
-LABELS = {
-    "buddy": "(a) Buddy",
-    "nested": "(c) SLEB",
-    "joined": "(c) ShortGPT, SLEB",
-    "searched": "(e) searched sets",
-    "random": "(d) random masks",
-    "sleb": "(b) SLEB",
-    "shortgpt": "(b) ShortGPT",
-}
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A model to train, and how it is measured.
+
+    Attributes:
+        name: Of its folder.
+        label: In tables and figures; of `untuned`, that of the first policy.
+        recipe: None of the base model.
+        changes: To the recipe.
+        depths: That are measured.
+        policies: LABEL=SPEC; its own policy if none.
+        is_online: It keeps no budget.
+    """
+
+    name: str
+    label: str
+    recipe: Path | None
+    changes: tuple[str, ...]
+    depths: tuple[int, ...]
+    policies: tuple[str, ...] = ()
+    is_online: bool = False
 
 
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
     points, gaps = [], []
-    for name, changes, depths in conditions(args):
-        if args.only and name not in args.only:
+    for method in methods(args):
+        if args.only and method.name not in args.only:
             continue
-        folder = args.runs / name
-        changes = [*changes, *args.set]
-        if not is_trained(folder, read_recipe(Recipe, args.recipe, changes)):
-            sets = [part for one in changes for part in ("--set", one)]
-            buddy("train", args.recipe, "--out", folder, "--resume", *sets)
+        model = trained(method, args)
         for rows in args.rows:
-            points += answers(rows, name, folder, depths)
-            if name != "buddy" and "buddy" in (args.only or SHARED):
-                gaps += above_buddy(rows[0], name, args.runs, depths)
-        if args.tasks_dir:
-            points += tasks(args, name, folder, depths)
+            points += answers(rows, method, model, args)
+            if method.name != "buddy" and "buddy" in (args.only or SHARED):
+                gaps += above_buddy(rows[0], method, args.runs)
+        if args.tasks_dir and not method.is_online:
+            points += tasks(args, method, model)
     record = RunRecord(
         kind="comparison",
         model=None,
-        config={"recipe": args.recipe.read_text(), "set": args.set, "rows": args.rows},
+        config={
+            "recipe": args.recipe.read_text(),
+            "set": args.set,
+            "rows": args.rows,
+            "calibrate": args.calibrate,
+        },
         results={"points": points, "above_buddy": gaps},
     )
     record.save(args.out)
@@ -92,6 +148,9 @@ def read_arguments():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depths", default="26,22,18,15")
     parser.add_argument(
+        "--orders", default="results/importance", help="folder with the static orders' records"
+    )
+    parser.add_argument(
         "--rows",
         action="append",
         type=unseen_rows,
@@ -99,8 +158,15 @@ def read_arguments():
         metavar="NAME=FILE:START:STOP",
         help="unseen rows; may be repeated",
     )
+    parser.add_argument(
+        "--calibrate",
+        type=unseen_rows,
+        metavar="NAME=FILE:START:STOP",
+        help="rows on which thresholds are searched; methods without a budget need it",
+    )
     parser.add_argument("--tasks-dir", type=Path, help="measure the eight tasks from this folder")
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of an unseen row")
     parser.add_argument("--only", action="append", help="this method alone; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
@@ -117,20 +183,49 @@ def unseen_rows(text):
     return title, path, *map(int, ends)
 
 
-def conditions(args):
-    """Name, changes to the recipe, depths to measure."""
-    depths = [int(depth) for depth in args.depths.split(",")]
-    for name, changes in SHARED.items():
-        yield name, changes, depths
-    for method, policy in PRUNED.items():
+def methods(args):
+    """All of them, in the order in which they are trained."""
+    depths = tuple(int(depth) for depth in args.depths.split(","))
+    base = read_recipe(Recipe, args.recipe, args.set).model.name
+    rounds = load_outline(base).num_blocks - min(depths)
+    orders = {one: f"static:{args.orders}/{one}.json" for one in STATIC}
+    policies = tuple(f"{STATIC[one]}={spec}" for one, spec in orders.items())
+    yield Method("untuned", "Untuned", None, (), depths, policies)
+    for name, (label, changes) in SHARED.items():
+        alone = [] if name == "buddy" else ["router.orders=[]"]
+        changes = [*alone, *(one.format(orders=args.orders) for one in changes), *args.set]
+        yield Method(name, label, args.recipe, tuple(changes), depths)
+    for one, spec in orders.items():
         for depth in depths:
             changes = [
                 "router.orders=[]",
-                f"router.policy={policy}",
+                f"router.policy={spec}",
                 f'budget.choices=["{depth} blocks"]',
                 f'log.evaluate_budgets=["{depth} blocks"]',
+                *args.set,
             ]
-            yield f"{method}-{depth}", changes, [depth]
+            yield Method(f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,))
+    for name, label in {**BUDGETED, **ONLINE}.items():
+        recipe = args.recipe.with_name(f"{name}.toml")
+        changes = args.set
+        if name in STARTS_FROM:
+            changes = [f"model.name={args.runs / STARTS_FROM[name] / 'checkpoint'}"]
+        if name == "pudding":
+            shown = ", ".join(f'"{depth} blocks"' for depth in depths)
+            changes += [*PUDDING, f"sets.rounds={rounds}", f"targets.depths=[{shown}]"]
+        yield Method(name, label, recipe, tuple(changes), depths, is_online=name in ONLINE)
+
+
+def trained(method, args):
+    """The checkpoint of a method, trained if it is not yet."""
+    if method.recipe is None:
+        return read_recipe(Recipe, args.recipe, args.set).model.name
+    folder = args.runs / method.name
+    _, settings = read_method(method.recipe, method.changes)
+    if not is_trained(folder, settings):
+        sets = [part for one in method.changes for part in ("--set", one)]
+        buddy("train", method.recipe, "--out", folder, "--resume", *sets)
+    return folder / "checkpoint"
 
 
 def buddy(*arguments):
@@ -138,65 +233,119 @@ def buddy(*arguments):
     subprocess.run([sys.executable, "-m", "buddy", *map(str, arguments)], check=True)
 
 
-def measured(name, folder, kind, depths, *command):
+def thresholds(method, model, args):
+    """By label, the threshold of each depth that can be met; searched once."""
+    path = args.runs / method.name / "thresholds.json"
+    config = {"depths": list(method.depths), "calibrate": list(args.calibrate or ())}
+    if path.exists():
+        found = read_record(path)
+        if found["config"] != config:
+            sys.exit(f"{path} was searched on other rows or depths: delete it to search again")
+        return found["results"]["thresholds"]
+    if args.calibrate is None:
+        sys.exit(f"{method.name} keeps no budget: name rows for its thresholds by --calibrate")
+    loaded = BuddyForCausalLM.from_pretrained(model)
+    _, file, start, stop = args.calibrate
+    source = Source(path=file, start=start, stop=stop)
+    examples = read_all((source,), load_tokenizer(str(model)), max_tokens=args.max_tokens)
+
+    def threshold_at(share):
+        # An exit stops above its threshold, a gate runs above it: one is the other turned round.
+        return share if method.name == "adainfer" else float(f"{1 - share:.9g}")
+
+    def depth_at(share):
+        loaded.set_policy(f"{method.name}:{threshold_at(share):.9g}")
+        return mean_depth(loaded, loaded.policy, examples)
+
+    found = {}
+    least, most = depth_at(0.0), depth_at(1.0)
+    for depth in method.depths:
+        try:
+            share, ran = find_threshold(depth_at, depth, least=least, most=most, tolerance=0.3)
+        except TrainingError as error:
+            print(f"{method.name}: {error}")
+            continue
+        found[str(depth)] = {"threshold": threshold_at(share), "mean_blocks": ran}
+    RunRecord(kind="thresholds", config=config, results={"thresholds": found}).save(path)
+    return found
+
+
+def measured(method, model, kind, args, *command):
     """The points of one evaluation of one model, under its method's label."""
-    out = folder / f"{kind}.json"
-    budgets = [part for depth in depths for part in ("-b", f"{depth} blocks")]
-    arguments = ["eval", *command, "--model", folder / "checkpoint", "--out", out, *budgets]
-    if not is_measured(out, arguments, folder / "checkpoint"):
+    out = args.runs / method.name / f"{kind}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    budgets = [f"{depth} blocks" for depth in method.depths]
+    policies = list(method.policies)
+    if method.is_online:
+        budgets, policies = ["1.0"], [f"{OWN}={method.name}"]
+        for depth, found in thresholds(method, model, args).items():
+            policies.append(f"{depth}={method.name}:{found['threshold']:.9g}")
+    elif len(method.depths) > 1:
+        budgets.insert(0, "1.0")
+    arguments = ["eval", *command, "--model", model, "--out", out]
+    arguments += [part for one in budgets for part in ("-b", one)]
+    arguments += [part for one in policies for part in ("--policy", one)]
+    if not is_measured(out, arguments, model):
         buddy(*arguments)
-    named = {"label": label(name), "policy": method(name)}
-    return [{**point, **named} for point in read_record(out)["results"]["points"]]
+    points = read_record(out)["results"]["points"]
+    if method.policies:
+        return [{**one, "label": f"{one['label']}, untuned"} for one in points]
+    if method.is_online:
+        return [{**one, **wanted(one["label"]), "label": method.label} for one in points]
+    return [{**one, "label": method.label, "policy": folder(method)} for one in points]
 
 
-def method(name):
+def wanted(label):
+    """The depth that a threshold was searched for stands in the place of the budget."""
+    return {"is_own": True} if label == OWN else {"blocks": int(label)}
+
+
+def folder(method):
     """The models of one depth each are one method."""
-    return name.rsplit("-", 1)[0]
+    return method.name.rsplit("-", 1)[0] if len(method.depths) == 1 else method.name
 
 
-def label(name):
-    """What tables and figures call a method."""
-    return LABELS[method(name)]
-
-
-def answers(rows, name, folder, depths):
+def answers(rows, method, model, args):
     """Answer cross-entropy on rows that none was trained on."""
     title, path, start, stop = rows
-    found = measured(
-        *(name, folder, f"answers-{title}", depths),
-        *("answers", path, "--start", start, "--stop", stop, "--max-tokens", 192),
-    )
+    command = ("answers", path, "--start", start, "--stop", stop, "--max-tokens", args.max_tokens)
+    found = measured(method, model, f"answers-{title}", args, *command)
     return [{**point, "task": title} for point in found if point["task"] == "all"]
 
 
-def above_buddy(title, name, runs, depths):
+def above_buddy(title, method, runs):
     """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
-    ours = Against(runs / "buddy" / f"answers-{title}.samples.jsonl")
-    theirs = Against(runs / name / f"answers-{title}.samples.jsonl")
+    ours = Against(runs / "buddy" / f"answers-{title}.samples.jsonl").conditions()
+    theirs = Against(runs / method.name / f"answers-{title}.samples.jsonl").conditions()
     found = []
-    for own, other in itertools.product(ours.conditions(), theirs.conditions()):
-        if own.budget == other.budget and own.blocks in depths:
+    for other in theirs:
+        said = str(other.about["minus"])
+        if said == OWN:
+            continue
+        blocks = int(said) if method.is_online else other.blocks
+        label = f"{said}, untuned" if method.policies else method.label
+        for own in ours:
+            if own.blocks != blocks or blocks not in method.depths:
+                continue
             marks = other.marks()
             pairs = zip(other.rows(marks, Answered), own.rows(marks, Answered), strict=True)
             difference, error = by_answer(differences(list(pairs)))
-            point = {"task": title, "label": label(name), "blocks": own.blocks}
+            point = {"task": title, "label": label, "blocks": blocks}
             found.append({**point, "rows": len(marks), "difference": difference, "stderr": error})
     return found
 
 
-def tasks(args, name, folder, depths):
+def tasks(args, method, model):
     """The eight commonsense tasks and their average."""
-    return measured(
-        *(name, folder, "tasks", depths),
-        *("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit),
-    )
+    command = ("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit)
+    return measured(method, model, "tasks", args, *command)
 
 
 def table(points, task, metric):
     """One row a method, one column a depth."""
     cells = {}
     for point in points:
-        if (point["task"], point["metric"]) == (task, metric):
+        if (point["task"], point["metric"]) == (task, metric) and not point.get("is_own"):
             cells.setdefault(point["label"], {})[point["blocks"]] = point["value"]
     depths = sorted({depth for row in cells.values() for depth in row}, reverse=True)
     lines = [f"| {task}, {metric} | " + " | ".join(map(str, depths)) + " |"]

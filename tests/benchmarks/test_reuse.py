@@ -1,8 +1,9 @@
 """A benchmark goes on from what is there only if that is what it would have made."""
 
+import argparse
 import runpy
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -58,35 +59,51 @@ def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monk
 
 
 def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script, tmp_path):
-    measured = script("compare_methods")["measured"]
-    out, model = tmp_path / "tasks.json", tmp_path / "checkpoint"
+    module = script("compare_methods")
+    sleb = module["Method"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
+    args = argparse.Namespace(runs=tmp_path)
+
+    def measured(method, *command):
+        return module["measured"](method, model, "tasks", args, *command)
+
+    out, model = tmp_path / "sleb-4" / "tasks.json", tmp_path / "checkpoint"
     command = f"buddy eval tasks --limit 9 --model {model} --out {out} -b '4 blocks'"
     tiny_model().save_pretrained(model)
     facts = BuddyForCausalLM.from_pretrained(model).facts()
     write(out, command=command, results={"points": [{"value": 1}]}, model=facts)
-    [point] = measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
-    assert point == {"value": 1, "label": "(b) SLEB", "policy": "sleb"}
+    [point] = measured(sleb, "tasks", "--limit", 9)
+    assert point == {"value": 1, "label": "SLEB", "policy": "sleb"}
     with pytest.raises(SystemExit, match=r"--limit 9 .* and not .*--limit 8 .*: delete"):
-        measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 8)
+        measured(sleb, "tasks", "--limit", 8)
     with pytest.raises(SystemExit, match="another command"):
-        measured("sleb-4", tmp_path, "tasks", [4, 3], "tasks", "--limit", 9)
+        measured(replace(sleb, depths=(4, 3)), "tasks", "--limit", 9)
     write(out, command=command, model={**facts, "adapter": "a"})
     with pytest.raises(SystemExit, match=r"than .*checkpoint is now, with other adapter"):
-        measured("sleb-4", tmp_path, "tasks", [4], "tasks", "--limit", 9)
+        measured(sleb, "tasks", "--limit", 9)
 
 
 def test_how_far_a_method_is_from_buddy_is_taken_row_by_row(script, tmp_path):
-    above_buddy = script("compare_methods")["above_buddy"]
+    module = script("compare_methods")
+    above_buddy, method = module["above_buddy"], module["Method"]
     losses = {"buddy": {"a": 2.0, "b": 3.0, "c": 9.0}, "sleb-4": {"a": 4.0, "b": 9.0}}
+    # A gate's threshold for 4 blocks on average, at no budget, and its own.
+    labels = {"buddy": ["buddy"], "sleb-4": ["sleb-4"], "first": ["own", "4"]}
+    losses["first"] = losses["sleb-4"]
     for name, rows in losses.items():
         (tmp_path / name).mkdir()
         with SampleLog(tmp_path / name / "answers-mine.samples.jsonl", {}) as log:
-            log.declare({"label": name, "blocks": 4, "num_blocks": 6, "key": "k"})
-            for row, nll in rows.items():
-                log.add(f"k {row}", task="t", nll=nll, tokens=2, blocks=[0, 1, 2, 5])
-    [point] = above_buddy("mine", "sleb-4", tmp_path, [4])
+            for label in labels[name]:
+                blocks = 6 if name == "first" else 4
+                key = f"k-{label}"
+                log.declare({"label": label, "blocks": blocks, "num_blocks": 6, "key": key})
+                for row, nll in rows.items():
+                    log.add(f"{key} {row}", task="t", nll=nll, tokens=2, blocks=[0, 1, 2, 5])
     gaps = [1.0, 3.0]
-    assert point["difference"] == statistics.fmean(gaps)
-    assert point["stderr"] == pytest.approx(statistics.stdev(gaps) / 2**0.5)
-    assert (point["label"], point["blocks"], point["rows"]) == ("(b) SLEB", 4, 2)
-    assert above_buddy("mine", "sleb-4", tmp_path, [3]) == []
+    sleb = method("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
+    first = method("first", "FiRST", Path("recipe.toml"), (), (4,), is_online=True)
+    for other in (sleb, first):
+        [point] = above_buddy("mine", other, tmp_path)
+        assert point["difference"] == statistics.fmean(gaps)
+        assert point["stderr"] == pytest.approx(statistics.stdev(gaps) / 2**0.5)
+        assert (point["label"], point["blocks"], point["rows"]) == (other.label, 4, 2)
+    assert above_buddy("mine", replace(sleb, depths=(3,)), tmp_path) == []
