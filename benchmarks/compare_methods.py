@@ -23,7 +23,8 @@ row, and, if asked, the eight tasks. PuDDing's rows are
         --without runs/mix-validation.jsonl --out runs/pudding-rows.jsonl
 
 Two processes may share a folder of runs if `--only` gives them different methods; the same command
-without it collects. What is there of another recipe or command is refused. A second seed is `--set optim.seed=1` with another --runs.
+without it collects. What is there of another recipe or command is refused. A second seed is
+`--set optim.seed=1` with another --runs.
 """
 
 import argparse

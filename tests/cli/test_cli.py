@@ -9,20 +9,15 @@ import sys
 import pytest
 
 from buddy.hub.presets import PRESETS
+from tests.cli import forked
 from tests.tiny import delete_blocks, tiny_model
 
 BUDDY = [sys.executable, "-m", "buddy"]
 
 
 def run(*arguments, stdin=None, **environment):
-    return subprocess.run(
-        [*BUDDY, *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "100", **environment},
-        check=False,
-    )
+    whole = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "100", **environment}
+    return forked.run(arguments, whole, stdin)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +89,24 @@ def test_the_summary_says_that_the_context_is_full(folder):
     assert done.returncode == 0, done.stderr
     told = "3 new tokens · stopped: the context of 64 tokens is full"
     assert [told in line for line in done.stderr.splitlines()] == [False, True]
+
+
+@pytest.mark.parametrize("prompt", ["w3 w4", ""])
+def test_a_forked_command_does_what_one_of_its_own_does(folder, prompt):
+    arguments = ["generate", "-m", folder, "--policy", "random", "--max-new-tokens", "4", "-"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    alone = subprocess.run(
+        [*BUDDY, *arguments],
+        capture_output=True,
+        text=True,
+        input=prompt,
+        env=environment,
+        check=False,
+    )
+    there = forked.run(arguments, environment, prompt)
+    assert (there.returncode, there.stdout) == (alone.returncode, alone.stdout)
+    assert there.stderr.splitlines()[:1] == alone.stderr.splitlines()[:1]
+    assert alone.returncode == (0 if prompt else 2)
 
 
 def test_json_trace_and_depth_agree(folder, tmp_path):
