@@ -16,7 +16,7 @@ from typing import Final
 from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
-_SOURCES: Final = ("decode.c", "model.h", "matrix.h", "threads.h")
+_SOURCES: Final = ("decode.c", "model.h", "multiply.h", "matrix.h", "tiles.h", "threads.h")
 _FLAGS: Final = (
     "-O3",
     "-march=native",

@@ -20,6 +20,7 @@ typedef struct {
     /* Shared by all threads. */
     float *query, *key, *value, *attended, *inner; /* by lane */
     bf16 *attended_narrow, *inner_narrow;
+    int has_tiles;
     char *own;       /* memory of each thread */
     size_t own_bytes;
 } Run;
@@ -39,7 +40,7 @@ typedef struct {
     float *normed;
     bf16 *normed_narrow;
     float *weights;
-    float *scratch;
+    void *scratch;
     Vector *vectors;
     float **outputs;
     int32_t *active;
@@ -47,6 +48,7 @@ typedef struct {
 } Own;
 
 #define HOLES_AT_ONCE 32
+#define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
 
 static void *take(char **at, size_t bytes)
 {
@@ -64,8 +66,8 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     widest = widest > attended ? widest : attended;
     own->normed = take(&at, sizeof(float) * lanes * model->hidden);
     own->normed_narrow = take(&at, sizeof(bf16) * lanes * model->hidden);
-    own->weights = take(&at, sizeof(float) * capacity);
-    own->scratch = take(&at, sizeof(float) * widest);
+    own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
+    own->scratch = take(&at, multiply_bytes(widest, lanes));
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
     own->active = take(&at, sizeof(int32_t) * lanes);
@@ -163,61 +165,201 @@ static void write_cache(
     store(model, run->cache->values[block], at, value, model->head_size);
 }
 
-/* Attention of one query head of one lane over the slots that it may see. */
-static void attend(
-    const Run *run, const Own *own, int block, int lane, int head, float *restrict out)
+/* What a lane may see of one key head: slots before `slots`, but for those hidden and those too old. */
+typedef struct {
+    size_t base;          /* of the cache's keys and values */
+    const uint8_t *hides; /* by slot, or NULL */
+    int slots, oldest;
+} Sight;
+
+static Sight sight_of(const Run *run, int block, int lane, int kv_head)
 {
-    const Model *model = run->model;
     const Cache *cache = run->cache;
-    const Step *step = run->step;
-    int count = model->head_size, row = row_of(step, lane), slots = slot_of(step, lane) + 1;
-    float *query = run->query + ((size_t)lane * model->heads + head) * count;
-    rotate(model, query, model->blocks[block].query_norm, slot_of(step, lane));
-    int kv_head = head / (model->heads / model->kv_heads);
-    size_t base = cache_at(run, row, kv_head, 0);
+    int row = row_of(run->step, lane), slots = slot_of(run->step, lane) + 1;
+    int window = run->model->blocks[block].window;
     const uint8_t *hides = cache->hidden_slots == NULL ? NULL : cache->hidden_slots[block];
-    hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity;
-    int window = model->blocks[block].window;
-    int oldest = window > 0 ? slots - window : 0; /* slot */
-    float *restrict weights = own->weights;
-    float most = -INFINITY;
-    if (model->is_bf16) {
-        const bf16 *keys = (const bf16 *)cache->keys[block] + base;
-        for (int slot = 0; slot < slots; slot++)
-            weights[slot] = dot_bf16(keys + (size_t)slot * count, query, count);
-    } else {
-        const float *keys = (const float *)cache->keys[block] + base;
-        for (int slot = 0; slot < slots; slot++)
-            weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
-    }
-    if (hides != NULL || oldest > 0)
+    return (Sight){
+        .base = cache_at(run, row, kv_head, 0),
+        .hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity,
+        .slots = slots,
+        .oldest = window > 0 ? slots - window : 0,
+    };
+}
+
+/* Scores to weights, in place; one over their sum. */
+static float weigh(const Sight *sight, float scaling, float *restrict weights)
+{
+    int slots = sight->slots;
+    if (sight->hides != NULL || sight->oldest > 0)
         for (int slot = 0; slot < slots - 1; slot++)
-            if ((hides != NULL && hides[slot]) || slot < oldest)
+            if ((sight->hides != NULL && sight->hides[slot]) || slot < sight->oldest)
                 weights[slot] = -INFINITY;
+    float most = -INFINITY, sum = 0;
     for (int slot = 0; slot < slots; slot++)
         most = weights[slot] > most ? weights[slot] : most;
-    float sum = 0;
     for (int slot = 0; slot < slots; slot++) {
-        float x = (weights[slot] - most) * model->scaling;
+        float x = (weights[slot] - most) * scaling;
         weights[slot] = x < -87.0f ? 0.0f : exp_of(x);
         sum += weights[slot];
     }
-    float scale = 1.0f / sum;
+    return 1.0f / sum;
+}
+
+/* One query head. */
+static void attend_alone(
+    const Model *model, const void *all_keys, const void *all_values, const Sight *sight,
+    const float *query, float *restrict weights, float *restrict out)
+{
+    int count = model->head_size, slots = sight->slots;
+    if (model->is_bf16) {
+        const bf16 *keys = (const bf16 *)all_keys + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_bf16(keys + (size_t)slot * count, query, count);
+    } else {
+        const float *keys = (const float *)all_keys + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
+    }
+    float scale = weigh(sight, model->scaling, weights);
     float total[count];
     memset(total, 0, sizeof total);
     if (model->is_bf16) {
-        const bf16 *values = (const bf16 *)cache->values[block] + base;
+        const bf16 *values = (const bf16 *)all_values + sight->base;
         for (int slot = 0; slot < slots; slot++)
             for (int i = 0; i < count; i++)
                 total[i] += weights[slot] * widen(values[(size_t)slot * count + i]);
     } else {
-        const float *values = (const float *)cache->values[block] + base;
+        const float *values = (const float *)all_values + sight->base;
         for (int slot = 0; slot < slots; slot++)
             for (int i = 0; i < count; i++)
                 total[i] += weights[slot] * values[(size_t)slot * count + i];
     }
     for (int i = 0; i < count; i++)
         out[i] = total[i] * scale;
+}
+
+#if HAS_BF16_DOT
+/* Scores of a query, in bfloat16 as the keys are. */
+static void score(
+    const bf16 *keys, const bf16 *query, int count, int slots, float *restrict scores)
+{
+    for (int slot = 0; slot < slots; slot += SUMS) {
+        int here = slots - slot < SUMS ? slots - slot : SUMS;
+        __m512 sums[SUMS];
+        for (int i = 0; i < SUMS; i++)
+            sums[i] = _mm512_setzero_ps();
+        for (int i = 0; i < here; i++) {
+            const bf16 *key = keys + (size_t)(slot + i) * count;
+            for (int at = 0; at < count; at += 32) {
+                _mm_prefetch((const char *)(key + at) + BYTES_AHEAD / 2, _MM_HINT_T0);
+                sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_loadu_si512(key + at),
+                                           (__m512bh)_mm512_loadu_si512(query + at));
+            }
+        }
+        float out[SUMS];
+        add_up(sums, out);
+        memcpy(scores + slot, out, here * sizeof(float));
+    }
+}
+
+/* Weighed sums of the values for `together` heads: a value is read and widened once for all. */
+static inline __attribute__((always_inline)) void mix(
+    const bf16 *values, int count, int slots, const float *weights, size_t stride, int together,
+    const float *scales, float *out)
+{
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    for (int at = 0; at < count; at += 32) {
+        __m512 even[together], odd[together];
+        for (int n = 0; n < together; n++)
+            even[n] = odd[n] = _mm512_setzero_ps();
+        for (int slot = 0; slot < slots; slot++) {
+            const bf16 *value = values + (size_t)slot * count + at;
+            _mm_prefetch((const char *)value + BYTES_AHEAD / 2, _MM_HINT_T0);
+            __m512i pair = _mm512_loadu_si512(value);
+            __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+            __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
+            for (int n = 0; n < together; n++) {
+                __m512 weight = _mm512_set1_ps(weights[n * stride + slot]);
+                even[n] = _mm512_fmadd_ps(weight, first, even[n]);
+                odd[n] = _mm512_fmadd_ps(weight, second, odd[n]);
+            }
+        }
+        for (int n = 0; n < together; n++) {
+            float a[16], b[16];
+            _mm512_storeu_ps(a, even[n]);
+            _mm512_storeu_ps(b, odd[n]);
+            for (int i = 0; i < 16; i++) {
+                out[n * count + at + 2 * i] = a[i] * scales[n];
+                out[n * count + at + 2 * i + 1] = b[i] * scales[n];
+            }
+        }
+    }
+}
+
+/* Query heads that share a key head. */
+static void attend_together(
+    const Model *model, const bf16 *keys, const bf16 *values, const Sight *sight,
+    const float *queries, int together, float *weights, size_t stride, float *out)
+{
+    int count = model->head_size;
+    float scales[MOST_TOGETHER];
+    bf16 query[count];
+    for (int n = 0; n < together; n++) {
+        narrow_all(queries + n * count, query, count);
+        score(keys, query, count, sight->slots, weights + n * stride);
+        scales[n] = weigh(sight, model->scaling, weights + n * stride);
+    }
+    switch (together) {
+#define MIX(N)                                                                                     \
+    case N:                                                                                        \
+        mix(values, count, sight->slots, weights, stride, N, scales, out);                         \
+        break;
+        MIX(1)
+        MIX(2)
+        MIX(3)
+        MIX(4)
+        MIX(5)
+        MIX(6)
+        MIX(7)
+        MIX(8)
+#undef MIX
+    }
+}
+#endif
+
+/* How many of the query heads that share a key head one thread takes at once: all, unless threads
+ * would be left without any. */
+static int heads_together(const Model *model, int count, int threads)
+{
+#if HAS_BF16_DOT
+    int sharing = model->heads / model->kv_heads;
+    int is_many = count * model->kv_heads >= 4 * threads || threads == 1;
+    if (model->is_bf16 && model->head_size % 32 == 0 && sharing <= MOST_TOGETHER && is_many)
+        return sharing;
+#endif
+    (void)model, (void)count, (void)threads;
+    return 1;
+}
+
+/* Attention of some query heads of one lane that share a key head. */
+static void attend(const Run *run, const Own *own, int block, int lane, int head, int together)
+{
+    const Model *model = run->model;
+    int count = model->head_size, kv_head = head / (model->heads / model->kv_heads);
+    size_t at = ((size_t)lane * model->heads + head) * count;
+    float *query = run->query + at, *out = run->attended + at;
+    for (int n = 0; n < together; n++)
+        rotate(model, query + n * count, model->blocks[block].query_norm, slot_of(run->step, lane));
+    Sight sight = sight_of(run, block, lane, kv_head);
+    const void *keys = run->cache->keys[block], *values = run->cache->values[block];
+#if HAS_BF16_DOT
+    if (model->is_bf16 && count % 32 == 0)
+        attend_together(model, (const bf16 *)keys + sight.base, (const bf16 *)values + sight.base,
+                        &sight, query, together, own->weights, run->cache->capacity, out);
+    else
+#endif
+        attend_alone(model, keys, values, &sight, query, own->weights, out);
+    narrow_all(out, run->attended_narrow + at, together * count);
 }
 
 static void normalise(
@@ -238,11 +380,12 @@ static void set_outputs(Own *own, float *base, size_t stride, int count)
 }
 
 static void multiply_share(
-    Team *team, int thread, const Own *own, const Matrix *matrix, int count)
+    Team *team, int thread, const Run *run, const Own *own, const Matrix *matrix, int count)
 {
     int begin, end;
-    share_of(matrix->rows, 8, team, thread, &begin, &end);
-    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
+    share_of(matrix->rows, TILE, team, thread, &begin, &end);
+    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, run->has_tiles,
+                  own->scratch);
 }
 
 static void vectors_of(const Own *own, const float *wide, const bf16 *small, size_t width, int count)
@@ -257,11 +400,11 @@ static void vectors_of(const Own *own, const float *wide, const bf16 *small, siz
 static void add_share(Team *team, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
 {
     int begin, end, hidden = run->model->hidden;
-    share_of(matrix->rows, 8, team, thread, &begin, &end);
+    share_of(matrix->rows, TILE, team, thread, &begin, &end);
     float *products[count];
     for (int n = 0; n < count; n++) /* the query's space is free by now */
         products[n] = run->query + (size_t)own->active[n] * hidden;
-    multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
+    multiply_rows(matrix, own->vectors, count, begin, end, products, run->has_tiles, own->scratch);
     for (int n = 0; n < count; n++) {
         float *residual = run->step->residual + (size_t)own->active[n] * hidden;
         for (int i = begin; i < end; i++)
@@ -280,11 +423,11 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
         normalise(run, own, weights->attention_norm,
                   step->residual + (size_t)own->active[n] * hidden, n);
     set_outputs(own, run->query, (size_t)heads * head, count);
-    multiply_share(team, thread, own, &weights->query, count);
+    multiply_share(team, thread, run, own, &weights->query, count);
     set_outputs(own, run->key, (size_t)kv_heads * head, count);
-    multiply_share(team, thread, own, &weights->key, count);
+    multiply_share(team, thread, run, own, &weights->key, count);
     set_outputs(own, run->value, (size_t)kv_heads * head, count);
-    multiply_share(team, thread, own, &weights->value, count);
+    multiply_share(team, thread, run, own, &weights->value, count);
     barrier(team);
     share_of(count * kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
@@ -294,13 +437,10 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
                     run->value + at);
     }
     barrier(team);
-    share_of(count * heads, 1, team, thread, &begin, &end);
-    for (int unit = begin; unit < end; unit++) {
-        int lane = own->active[unit / heads], which = unit % heads;
-        size_t at = ((size_t)lane * heads + which) * head;
-        attend(run, own, block, lane, which, run->attended + at);
-        narrow_all(run->attended + at, run->attended_narrow + at, head);
-    }
+    int together = heads_together(model, count, size_of(team)), units = heads / together;
+    share_of(count * units, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++)
+        attend(run, own, block, own->active[unit / units], unit % units * together, together);
     barrier(team);
     vectors_of(own, run->attended, run->attended_narrow, (size_t)heads * head, count);
     add_share(team, thread, run, own, &weights->output, count);
@@ -308,14 +448,16 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
     for (int n = 0; n < count; n++)
         normalise(run, own, weights->mlp_norm,
                   step->residual + (size_t)own->active[n] * hidden, n);
-    share_of(model->inner, 8, team, thread, &begin, &end);
+    share_of(model->inner, TILE, team, thread, &begin, &end);
     float *gates[count], *ups[count];
     for (int n = 0; n < count; n++) {
         gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
         ups[n] = gates[n] + model->inner;
     }
-    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
-    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
+    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, run->has_tiles,
+                  own->scratch);
+    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, run->has_tiles,
+                  own->scratch);
     for (int n = 0; n < count; n++) {
         bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
         for (int i = begin; i < end; i++)
@@ -411,9 +553,9 @@ static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, in
         normalise(run, &here, weights->attention_norm, residual, n);
     }
     set_outputs(&here, run->key, (size_t)width, found);
-    multiply_share(team, thread, &here, &weights->key, found);
+    multiply_share(team, thread, run, &here, &weights->key, found);
     set_outputs(&here, run->value, (size_t)width, found);
-    multiply_share(team, thread, &here, &weights->value, found);
+    multiply_share(team, thread, run, &here, &weights->value, found);
     barrier(team);
     share_of(found * model->kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
@@ -537,7 +679,7 @@ static void final_logits(Run *run, Team *team, int thread, Own *own)
         normalise(run, own, model->final_norm, step->residual + (size_t)lane * model->hidden, lane);
     }
     set_outputs(own, step->logits, (size_t)model->vocabulary.rows, step->lanes);
-    multiply_share(team, thread, own, &model->vocabulary, step->lanes);
+    multiply_share(team, thread, run, own, &model->vocabulary, step->lanes);
 }
 
 static void run_all(void *argument, Team *team, int thread)
@@ -571,6 +713,7 @@ typedef struct {
     OpenMP openmp;
     char *memory;
     size_t bytes;
+    int has_tiles;
 } Engine;
 
 static size_t lay_out(Run *run, char *base, int threads)
@@ -598,7 +741,7 @@ static size_t lay_out(Run *run, char *base, int threads)
 /* Run blocks of one step; 0, or -1 where memory ran out. */
 int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
 {
-    Run run = {.model = model, .cache = cache, .step = step};
+    Run run = {.model = model, .cache = cache, .step = step, .has_tiles = engine->has_tiles};
     size_t bytes = lay_out(&run, NULL, threads);
     if (bytes > engine->bytes) {
         free(engine->memory);
@@ -622,7 +765,11 @@ void buddy_engine_free(Engine *engine)
 Engine *buddy_engine_new(const OpenMP *openmp)
 {
     Engine *engine = calloc(1, sizeof *engine);
-    if (engine != NULL)
-        engine->openmp = *openmp;
+    if (engine == NULL)
+        return NULL;
+    engine->openmp = *openmp;
+#if HAS_TILES
+    engine->has_tiles = may_use_tiles();
+#endif
     return engine;
 }

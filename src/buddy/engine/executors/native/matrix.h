@@ -140,63 +140,83 @@ static inline float dot_row(const Matrix *matrix, int row, const float *x)
 }
 
 #if HAS_BF16_DOT
-/* How far ahead of its use a row's memory is asked for: rows are shorter than what the processor needs
- * to foresee them, but one follows the other. */
+/* How far ahead of its use memory is asked for: rows are shorter than what the processor needs to
+ * foresee them, but one follows the other. */
 #define BYTES_AHEAD 8192
+#define SUMS 16
 
-/* One row times N vectors; N is known where it is inlined. */
-static inline __attribute__((always_inline)) void row_bf16(
-    const bf16 *weights, int columns, const Vector *x, int N, float *const *y, int row)
+/* The sum of each of 16 vectors' elements. All are added in the same order. */
+static inline void add_up(const __m512 *x, float *out)
 {
-    __m512 even[N], odd[N];
-    for (int n = 0; n < N; n++)
-        even[n] = odd[n] = _mm512_setzero_ps();
-    int column = 0;
-    for (; column + 64 <= columns; column += 64) {
-        const bf16 *here = weights + column;
-        __m512bh first = (__m512bh)_mm512_loadu_si512(here);
-        __m512bh second = (__m512bh)_mm512_loadu_si512(here + 32);
-        _mm_prefetch((const char *)here + BYTES_AHEAD, _MM_HINT_T0);
-        _mm_prefetch((const char *)here + BYTES_AHEAD + 64, _MM_HINT_T0);
-        for (int n = 0; n < N; n++) {
-            const bf16 *v = x[n].narrow + column;
-            even[n] = _mm512_dpbf16_ps(even[n], first, (__m512bh)_mm512_loadu_si512(v));
-            odd[n] = _mm512_dpbf16_ps(odd[n], second, (__m512bh)_mm512_loadu_si512(v + 32));
-        }
+    __m512 t[8];
+    for (int i = 0; i < 8; i++)
+        t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44),
+                             _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xee));
+    for (int i = 0; i < 4; i++)
+        t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xdd));
+    /* Four sums to a vector now, each in a quarter of four elements. */
+    for (int i = 0; i < 2; i++) {
+        __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
+        t[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
     }
-    for (; column < columns; column += 32) {
-        int left = columns - column;
-        __mmask32 mask = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
-        __m512bh w = (__m512bh)_mm512_maskz_loadu_epi16(mask, weights + column);
-        for (int n = 0; n < N; n++) {
-            __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x[n].narrow + column);
-            even[n] = _mm512_dpbf16_ps(even[n], w, v);
-        }
-    }
-    for (int n = 0; n < N; n++)
-        y[n][row] = _mm512_reduce_add_ps(_mm512_add_ps(even[n], odd[n]));
+    t[0] = _mm512_add_ps(_mm512_shuffle_ps(t[0], t[1], 0x88), _mm512_shuffle_ps(t[0], t[1], 0xdd));
+    /* Element 4 q + k is the sum of vector 4 k + q. */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_ps(out, _mm512_permutexvar_ps(order, t[0]));
 }
 
-#define ROWS_TIMES(N)                                                                              \
+/* R rows times N vectors, at most 16 sums; both are known where it is inlined. */
+static inline __attribute__((always_inline)) void block_bf16(
+    const bf16 *weights, int columns, int R, const Vector *x, int N, float *const *y, int row)
+{
+    __m512 sums[SUMS];
+    for (int i = 0; i < SUMS; i++)
+        sums[i] = _mm512_setzero_ps();
+    for (int column = 0; column < columns; column += 32) {
+        int left = columns - column;
+        __mmask32 mask = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
+        const char *ahead = (const char *)(weights + (size_t)column * R) + BYTES_AHEAD;
+        __m512bh w[R];
+        for (int r = 0; r < R; r++) {
+            _mm_prefetch(ahead + r * 64, _MM_HINT_T0);
+            w[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, weights + (size_t)r * columns + column);
+        }
+        for (int n = 0; n < N; n++) {
+            __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x[n].narrow + column);
+            for (int r = 0; r < R; r++)
+                sums[n * R + r] = _mm512_dpbf16_ps(sums[n * R + r], w[r], v);
+        }
+    }
+    float out[SUMS];
+    add_up(sums, out);
+    for (int n = 0; n < N; n++)
+        memcpy(y[n] + row, out + n * R, R * sizeof(float));
+}
+
+#define ROWS_TIMES(N, R)                                                                           \
     case N:                                                                                        \
-        for (int row = begin; row < end; row++)                                                    \
-            row_bf16(weights + (size_t)row * columns, columns, x, N, y, row);                      \
+        for (; row + R <= end; row += R)                                                           \
+            block_bf16(weights + (size_t)row * columns, columns, R, x, N, y, row);                 \
+        for (; row < end; row++)                                                                   \
+            block_bf16(weights + (size_t)row * columns, columns, 1, x, N, y, row);                 \
         break;
 
 static void rows_bf16(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
     const bf16 *weights = matrix->weights;
-    int columns = matrix->columns;
+    int columns = matrix->columns, row = begin;
     switch (count) {
-        ROWS_TIMES(1)
-        ROWS_TIMES(2)
-        ROWS_TIMES(3)
-        ROWS_TIMES(4)
-        ROWS_TIMES(5)
-        ROWS_TIMES(6)
-        ROWS_TIMES(7)
-        ROWS_TIMES(8)
+        ROWS_TIMES(1, 8)
+        ROWS_TIMES(2, 8)
+        ROWS_TIMES(3, 5)
+        ROWS_TIMES(4, 4)
+        ROWS_TIMES(5, 3)
+        ROWS_TIMES(6, 2)
+        ROWS_TIMES(7, 2)
+        ROWS_TIMES(8, 2)
     }
 }
 #endif
@@ -223,28 +243,6 @@ static void multiply_few(
         for (int n = 0; n < count; n++)
             y[n][row] = dot_float(scratch, x[n].wide, matrix->columns);
     }
-}
-
-/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` holds a row. */
-static void multiply_rows(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-    float *scratch)
-{
-    if (count <= MOST_VECTORS) {
-        multiply_few(matrix, x, count, begin, end, y, scratch);
-    } else {
-        for (int row = begin; row < end; row += ROWS_AT_ONCE) {
-            int stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
-            for (int done = 0; done < count; done += MOST_VECTORS) {
-                int now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
-                multiply_few(matrix, x + done, now, row, stop, y + done, scratch);
-            }
-        }
-    }
-    if (matrix->bias != NULL)
-        for (int n = 0; n < count; n++)
-            for (int row = begin; row < end; row++)
-                y[n][row] += matrix->bias[row];
 }
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef BUDDY_MODEL_H
 #define BUDDY_MODEL_H
 
-#include "matrix.h"
+#include "multiply.h"
 
 typedef struct {
     Matrix query, key, value, output, gate, up, down;
