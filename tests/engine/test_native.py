@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
+from transformers import MistralConfig
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
@@ -160,6 +161,54 @@ def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
     assert native.executor.fast_path() is not None
     allowed = 1.5 * (rounded.float() - exact).abs().max()
     assert (made.float() - exact).abs().max() <= allowed
+
+
+def wide_twins(dtype, **options):
+    """As `twins`, with the sizes at which the kernel takes 32 columns and several heads at once."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    model = type(tiny_model("mistral"))(
+        MistralConfig(**{**tiny_model("mistral").config.to_dict(), **sizes, "sliding_window": None})
+    ).eval()
+    model.to(dtype)
+    return (BuddyForCausalLM(model, engine=engine, **options) for engine in ("native", "general"))
+
+
+@every_kv_policy
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_heads_that_are_attended_at_once_are_as_near_to_float32(rows, kv_policy):
+    options = {"policy": "static:1,3", "kv_policy": kv_policy}
+    native, general = wide_twins(torch.bfloat16, **options)
+    _, exact = wide_twins(torch.float32, **options)
+    ids, continuation = random_ids(rows, 20), random_ids(rows, 8, seed=2)
+    results = [
+        decode(one, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
+        for one in (exact, general, native)
+    ]
+    rounded, made = ((one - results[0]).abs().max() for one in results[1:])
+    assert 0 < made <= 1.5 * rounded
+
+
+def test_a_lanes_numbers_do_not_depend_on_those_beside_it():
+    native, _ = wide_twins(torch.bfloat16, policy="static:1,3,4")
+    ids = random_ids(1, 20).repeat(5, 1)
+    logits = []
+    # Beside others in every block, and alone in three of them; as many blocks itself.
+    for budgets, seed in (([1.0] * 5, 2), ([1.0] + ["3 blocks"] * 4, 3)):
+        continuation = random_ids(5, 6, seed=seed)
+        continuation[0] = random_ids(1, 6, seed=9)[0]
+        with torch.no_grad():
+            out = native(ids, budget=1.0)
+            for step in range(6):
+                out = native(
+                    continuation[:, step : step + 1],
+                    past_key_values=out.past_key_values,
+                    budget=budgets,
+                )
+                logits.append(out.logits[:, 0])
+    first, second = torch.stack(logits[:6], 1), torch.stack(logits[6:], 1)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
