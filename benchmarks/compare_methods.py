@@ -281,8 +281,6 @@ def measured(method, model, kind, args, *command):
         budgets, policies = ["1.0"], [f"{OWN}={method.name}"]
         for depth, found in thresholds(method, model, args).items():
             policies.append(f"{depth}={method.name}:{found['threshold']:.9g}")
-    elif len(method.depths) > 1:
-        budgets.insert(0, "1.0")
     arguments = ["eval", *command, "--model", model, "--out", out]
     arguments += [part for one in budgets for part in ("-b", one)]
     arguments += [part for one in policies for part in ("--policy", one)]
