@@ -163,13 +163,15 @@ def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
     assert (made.float() - exact).abs().max() <= allowed
 
 
-def wide_twins(dtype, **options):
+def wide_twins(dtype, window=None, **options):
     """As `twins`, with the sizes at which the kernel takes 32 columns and several heads at once."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
-    model = type(tiny_model("mistral"))(
-        MistralConfig(**{**tiny_model("mistral").config.to_dict(), **sizes, "sliding_window": None})
-    ).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "sliding_window": window}
+    like = tiny_model("mistral")
+    model = type(like)(MistralConfig(**{**like.config.to_dict(), **sizes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that what is attended to shows
+            parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
     model.to(dtype)
     return (BuddyForCausalLM(model, engine=engine, **options) for engine in ("native", "general"))
 
@@ -185,6 +187,26 @@ def test_heads_that_are_attended_at_once_are_as_near_to_float32(rows, kv_policy)
         decode(one, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
         for one in (exact, general, native)
     ]
+    rounded, made = ((one - results[0]).abs().max() for one in results[1:])
+    assert 0 < made <= 1.5 * rounded
+
+
+@every_kv_policy
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("lengths", [(16,), (15, 3), (40, 1, 17), (60, 45)])
+def test_prompts_are_as_near_to_float32(lengths, window, kv_policy):
+    options = {"policy": "static:1,3", "kv_policy": kv_policy, "window": window}
+    ids, mask = padded([random_ids(1, one, seed=one)[0] for one in lengths], "left")
+    budget = ["4 blocks", 1.0, "5 blocks"][: len(lengths)]
+    results = []
+    for dtype, place in ((torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 0)):
+        buddy = list(wide_twins(dtype, **options))[place]
+        continuation = random_ids(len(lengths), 3, seed=2)
+        with torch.no_grad():
+            prompt = buddy(ids, mask, budget=budget).logits
+        decoded, _, _ = decode(buddy, ids, mask, continuation, budget=budget)
+        kept = torch.cat([prompt[mask.bool()], decoded.flatten(0, 1)])
+        results.append(kept.float())
     rounded, made = ((one - results[0]).abs().max() for one in results[1:])
     assert 0 < made <= 1.5 * rounded
 

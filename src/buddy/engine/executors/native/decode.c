@@ -40,6 +40,7 @@ typedef struct {
     float *normed;
     bf16 *normed_narrow;
     float *weights;
+    float *attention; /* scores and values as tiles read them */
     void *scratch;
     Vector *vectors;
     float **outputs;
@@ -57,6 +58,21 @@ static void *take(char **at, size_t bytes)
     return here;
 }
 
+#if HAS_TILES
+#define KEYS_AT_ONCE 32
+
+static size_t whole_keys(int slots)
+{
+    return ((size_t)slots + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+}
+
+static size_t attention_bytes(const Model *model, int capacity)
+{
+    size_t scores = whole_keys(capacity) * TILE * sizeof(float);
+    return scores + whole_keys(capacity) * model->head_size * sizeof(bf16);
+}
+#endif
+
 static size_t lay_out_own(const Model *model, const Step *step, int capacity, char *base, Own *own)
 {
     char *at = base;
@@ -67,6 +83,9 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     own->normed = take(&at, sizeof(float) * lanes * model->hidden);
     own->normed_narrow = take(&at, sizeof(bf16) * lanes * model->hidden);
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
+#if HAS_TILES
+    own->attention = take(&at, attention_bytes(model, capacity));
+#endif
     own->scratch = take(&at, multiply_bytes(widest, lanes));
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
@@ -327,6 +346,214 @@ static void attend_together(
 }
 #endif
 
+#if HAS_TILES
+/* Up to 16 queries of one row, of different slots, and of all heads that share a key head. The keys
+ * are the tiles' rows and the queries their columns, so a softmax is 16 side by side. */
+/* scores[slot][query] of up to 16 queries; those of slots from `slots` on mean nothing. */
+static void score_tiles(
+    const bf16 *keys, int slots, int capacity, const bf16 *panel, int count, float *scores)
+{
+    for (int slot = 0; slot < slots; slot += TILE) {
+        const bf16 *here = keys + (size_t)slot * count;
+        bf16 last[TILE * count];
+        if (slot + TILE > capacity) { /* behind them the cache may end */
+            memset(last, 0, sizeof last);
+            memcpy(last, here, (size_t)(slots - slot) * count * sizeof(bf16));
+            here = last;
+            WRITTEN();
+        }
+        _tile_zero(0);
+        for (int at = 0; at < count; at += DEPTH) {
+            _tile_loadd(6, panel + at * TILE, TILE * sizeof(float));
+            _tile_loadd(4, here + at, count * sizeof(bf16));
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, scores + (size_t)slot * TILE, TILE * sizeof(float));
+    }
+}
+
+/* Scores to weights, in place, for 16 queries; `inverse` is one over each one's sum. */
+static void weigh_tiles(
+    const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
+    float scaling, float *restrict scores, float *restrict inverse)
+{
+    float most[TILE], sum[TILE];
+    for (int n = 0; n < TILE; n++)
+        most[n] = -INFINITY, sum[n] = 0;
+    for (int slot = 0; slot < slots; slot++) {
+        float *restrict here = scores + (size_t)slot * TILE;
+        int is_hidden = hides != NULL && hides[slot];
+        if (slot >= fewest || is_hidden)
+            for (int n = 0; n < TILE; n++) {
+                int is_seen = slot < limits[n] && slot >= oldest[n]
+                    && (!is_hidden || slot == limits[n] - 1);
+                here[n] = is_seen ? here[n] : -INFINITY;
+            }
+        for (int n = 0; n < TILE; n++)
+            most[n] = here[n] > most[n] ? here[n] : most[n];
+    }
+    for (int slot = 0; slot < slots; slot++) {
+        float *restrict here = scores + (size_t)slot * TILE;
+        for (int n = 0; n < TILE; n++) {
+            float x = (here[n] - most[n]) * scaling;
+            here[n] = x < -87.0f ? 0.0f : exp_of(x);
+            sum[n] += here[n];
+        }
+    }
+    memset(scores + (size_t)slots * TILE, 0,
+           (whole_keys(slots) - slots) * TILE * sizeof(float));
+    for (int n = 0; n < TILE; n++)
+        inverse[n] = 1.0f / sum[n];
+}
+
+/* Values as tiles read them: of 32 slots, two beside each other, in parts of 16 columns. */
+static void pack_values(const bf16 *values, int slots, int count, bf16 *packed)
+{
+    uint16_t first[32], second[32];
+    for (int i = 0; i < 16; i++) {
+        first[2 * i] = (uint16_t)i, first[2 * i + 1] = (uint16_t)(32 + i);
+        second[2 * i] = (uint16_t)(16 + i), second[2 * i + 1] = (uint16_t)(48 + i);
+    }
+    __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(second);
+    for (int slot = 0; slot < slots; slot += 2)
+        for (int at = 0; at < count; at += 32) {
+            const bf16 *here = values + (size_t)slot * count + at;
+            __m512i a = _mm512_loadu_si512(here);
+            __m512i b = slot + 1 < slots ? _mm512_loadu_si512(here + count)
+                                         : _mm512_setzero_si512();
+            bf16 *out = packed + (size_t)(slot / KEYS_AT_ONCE * KEYS_AT_ONCE) * count
+                + (size_t)at * KEYS_AT_ONCE + slot % KEYS_AT_ONCE * TILE;
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_storeu_si512(out + TILE * KEYS_AT_ONCE, _mm512_permutex2var_epi16(a, high, b));
+        }
+    for (size_t slot = slots + slots % 2; slot < whole_keys(slots); slot += 2)
+        for (int at = 0; at < count; at += TILE)
+            memset(packed + slot / KEYS_AT_ONCE * KEYS_AT_ONCE * count + (size_t)at * KEYS_AT_ONCE
+                       + slot % KEYS_AT_ONCE * TILE,
+                   0, 2 * TILE * sizeof(bf16));
+}
+
+/* out[query][column] = weights . values, for 64 columns at most from one on. */
+static void mix_tiles(
+    const float *weights, const bf16 *packed, int slots, int count, int from, float *out)
+{
+    int parts = (count - from) / TILE < 4 ? (count - from) / TILE : 4;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int slot = 0; slot < slots; slot += KEYS_AT_ONCE) {
+        __m512 halves[2][TILE];
+        bf16 rows[TILE * KEYS_AT_ONCE];
+        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < TILE; i++)
+                halves[half][i] =
+                    _mm512_loadu_ps(weights + ((size_t)slot + half * TILE + i) * TILE);
+            transpose(halves[half]);
+        }
+        for (int n = 0; n < TILE; n++)
+            _mm512_storeu_si512(rows + n * KEYS_AT_ONCE,
+                                (__m512i)_mm512_cvtne2ps_pbh(halves[1][n], halves[0][n]));
+        WRITTEN();
+        _tile_loadd(4, rows, KEYS_AT_ONCE * sizeof(bf16));
+        const bf16 *here = packed + (size_t)slot * count + (size_t)from * KEYS_AT_ONCE;
+#define PART(n)                                                                                    \
+    if (n < parts) {                                                                               \
+        _tile_loadd(6, here + n * TILE * KEYS_AT_ONCE, TILE * sizeof(float));                      \
+        _tile_dpbf16ps(n, 4, 6);                                                                   \
+    }
+        PART(0) PART(1) PART(2) PART(3)
+#undef PART
+    }
+    _tile_stored(0, out, TILE * sizeof(float));
+    _tile_stored(1, out + TILE * TILE, TILE * sizeof(float));
+    _tile_stored(2, out + 2 * TILE * TILE, TILE * sizeof(float));
+    _tile_stored(3, out + 3 * TILE * TILE, TILE * sizeof(float));
+}
+
+/* Attention of up to 16 lanes of one row, in the heads that share a key head. */
+static void attend_tiles(
+    const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
+{
+    const Model *model = run->model;
+    const Cache *cache = run->cache;
+    int count = model->head_size, sharing = model->heads / model->kv_heads;
+    Sight sight = sight_of(run, block, lanes[held - 1], kv_head); /* of the last, who sees most */
+    int32_t limits[TILE], oldest[TILE];
+    int slots = sight.slots, fewest = sight.slots;
+    for (int n = 0; n < TILE; n++) {
+        Sight own_sight = sight_of(run, block, lanes[n < held ? n : held - 1], kv_head);
+        limits[n] = own_sight.slots, oldest[n] = own_sight.oldest;
+        fewest = own_sight.slots < fewest ? own_sight.slots : fewest;
+        if (own_sight.oldest > 0)
+            fewest = 0; /* some see no slot from the first on */
+    }
+    const bf16 *keys = (const bf16 *)cache->keys[block] + sight.base;
+    const bf16 *values = (const bf16 *)cache->values[block] + sight.base;
+    float *scores = own->attention;
+    bf16 *packed = (bf16 *)(scores + whole_keys(cache->capacity) * TILE);
+    pack_values(values, slots, count, packed);
+    set_tiles(TILE);
+    for (int head = kv_head * sharing; head < (kv_head + 1) * sharing; head++) {
+        bf16 narrowed[TILE * count], panel[TILE * count];
+        Vector queries[TILE];
+        for (int n = 0; n < held; n++) {
+            float *query = run->query + ((size_t)lanes[n] * model->heads + head) * count;
+            rotate(model, query, model->blocks[block].query_norm, slot_of(run->step, lanes[n]));
+            narrow_all(query, narrowed + n * count, count);
+            queries[n].narrow = narrowed + n * count;
+        }
+        pack_panel(queries, held, count, panel);
+        float inverse[TILE], sums[4 * TILE * TILE];
+        WRITTEN();
+        score_tiles(keys, slots, cache->capacity, panel, count, scores);
+        weigh_tiles(sight.hides, limits, oldest, slots, fewest, model->scaling, scores, inverse);
+        for (int from = 0; from < count; from += 4 * TILE) {
+            mix_tiles(scores, packed, slots, count, from, sums);
+            for (int n = 0; n < held; n++) {
+                size_t at = ((size_t)lanes[n] * model->heads + head) * count;
+                for (int i = 0; i < 4 * TILE && from + i < count; i++)
+                    run->attended[at + from + i] =
+                        sums[i / TILE * TILE * TILE + n * TILE + i % TILE] * inverse[n];
+            }
+        }
+        for (int n = 0; n < held; n++) {
+            size_t at = ((size_t)lanes[n] * model->heads + head) * count;
+            narrow_all(run->attended + at, run->attended_narrow + at, count);
+        }
+    }
+    _tile_release();
+}
+
+/* From how many tokens of one row on they are attended by tiles: a prompt, and no draft. */
+#define LEAST_BY_TILES 16
+
+/* Attend the rows that have many lanes here; the lanes of others come to the front of `rest`. */
+static int attend_prompts(
+    const Run *run, Team *team, int thread, const Own *own, int block, int count, int32_t *rest)
+{
+    const Model *model = run->model;
+    int left = 0, unit = 0;
+    int is_for_tiles = run->has_tiles && model->is_bf16 && model->head_size % DEPTH == 0;
+    for (int begin = 0, end; begin < count; begin = end) {
+        int row = row_of(run->step, own->active[begin]);
+        for (end = begin + 1; end < count && row_of(run->step, own->active[end]) == row;)
+            end++;
+        if (!is_for_tiles || end - begin < LEAST_BY_TILES) {
+            for (int n = begin; n < end; n++)
+                rest[left++] = own->active[n];
+            continue;
+        }
+        for (int from = begin; from < end; from += TILE)
+            for (int head = 0; head < model->kv_heads; head++)
+                if (unit++ % size_of(team) == thread)
+                    attend_tiles(run, own, block, own->active + from,
+                                 end - from < TILE ? end - from : TILE, head);
+    }
+    return left;
+}
+#endif
+
 /* How many of the query heads that share a key head one thread takes at once: all, unless threads
  * would be left without any. */
 static int heads_together(const Model *model, int count, int threads)
@@ -437,10 +664,17 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
                     run->value + at);
     }
     barrier(team);
-    int together = heads_together(model, count, size_of(team)), units = heads / together;
-    share_of(count * units, 1, team, thread, &begin, &end);
+    const int32_t *alone = own->active;
+    int left = count;
+#if HAS_TILES
+    int32_t rest[count];
+    left = attend_prompts(run, team, thread, own, block, count, rest);
+    alone = rest;
+#endif
+    int together = heads_together(model, left, size_of(team)), units = heads / together;
+    share_of(left * units, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++)
-        attend(run, own, block, own->active[unit / units], unit % units * together, together);
+        attend(run, own, block, alone[unit / units], unit % units * together, together);
     barrier(team);
     vectors_of(own, run->attended, run->attended_narrow, (size_t)heads * head, count);
     add_share(team, thread, run, own, &weights->output, count);
@@ -759,6 +993,12 @@ void buddy_engine_free(Engine *engine)
 {
     free(engine->memory);
     free(engine);
+}
+
+/* Whether bfloat16 is multiplied by tiles, which makes prompts too the kernel's. */
+int buddy_has_tiles(const Engine *engine)
+{
+    return engine->has_tiles;
 }
 
 /* NULL where memory cannot be had. */

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
@@ -32,6 +32,10 @@ from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time; beyond, the general path."""
+MOST_BY_TILES: Final = 256
+"""The same, of prompts too, where the processor multiplies by tiles."""
+_DEPTH: Final = 32
+"""Columns of a tile."""
 
 
 class NativeDecoder:
@@ -60,6 +64,9 @@ class NativeDecoder:
             raise MemoryError("the native engine could not get memory for itself")
         self._lock = Lock()
         self._weights = BoundWeights(backbone)
+        widths = (backbone.config.hidden_size, backbone.config.intermediate_size, backbone.head_dim)
+        fits = all(width % _DEPTH == 0 for width in widths)
+        self._may_tile = fits and bool(self._calls.buddy_has_tiles(self._engine))
         self.seconds: Float[Tensor, " 3"] | None = None
         """Set to zeros, collects seconds in blocks, in filling holes, in the output projection."""
         self._bound: WeakKeyDictionary[Session, _BoundCache] = WeakKeyDictionary()
@@ -69,8 +76,16 @@ class NativeDecoder:
         if engine:
             self._calls.buddy_engine_free(engine)
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether all products are made by tiles."""
+        is_plain = type(self._backbone.head) is nn.Linear  # and not quantised
+        return self._may_tile and is_plain and self._backbone.dtype == torch.bfloat16
+
     def takes(self, lanes: Lanes) -> bool:
-        """Whether this pass is for the kernel: few tokens, and not the first of all sequences."""
+        """Whether this pass is for the kernel: few tokens, and no prompts, or all by tiles."""
+        if self.has_tiles:
+            return lanes.num <= MOST_BY_TILES
         return lanes.num <= MOST_LANES and any(lanes.starts)
 
     def begin(
@@ -210,8 +225,12 @@ class NativeRun:
         """Run these blocks under the plan; without one every lane runs them."""
         self._run(blocks, self._host(plan), None)
 
-    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"]:
-        """Run the last blocks, and the output projection."""
+    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"] | None:
+        """Run the last blocks, and the output projection where all lanes may want it."""
+        if self.lanes.num > MOST_LANES:
+            self._run(blocks, self._host(plan), None)
+            self.hidden = self.hidden.to(self._backbone.dtype)
+            return None
         logits = torch.empty(self.lanes.num, cast(Any, self._backbone.head).out_features)
         self._run(blocks, self._host(plan), logits)
         return logits

@@ -81,6 +81,9 @@ static void pack_panel(const Vector *x, int count, int columns, bf16 *panel)
     }
 }
 
+/* What was written must be in memory before a tile is loaded: compilers do not know that this reads. */
+#define WRITTEN() __asm__ volatile("" ::: "memory")
+
 /* Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 vectors, of `lanes` each. */
 static void set_tiles(int lanes)
 {
@@ -93,6 +96,7 @@ static void set_tiles(int lanes)
         shape.rows[i] = TILE;
         shape.bytes[i] = (uint16_t)(i == 4 || i == 5 ? DEPTH * sizeof(bf16) : lanes * sizeof(float));
     }
+    WRITTEN();
     _tile_loadconfig(&shape);
 }
 
