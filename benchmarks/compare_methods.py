@@ -309,7 +309,12 @@ def answers(rows, method, model, args):
     title, path, start, stop = rows
     command = ("answers", path, "--start", start, "--stop", stop, "--max-tokens", args.max_tokens)
     found = measured(method, model, f"answers-{title}", args, *command)
-    return [{**point, "task": title} for point in found if point["task"] == "all"]
+    return [{**point, "task": source_of(title, point["task"])} for point in found]
+
+
+def source_of(title, task):
+    """All unseen rows go by their title, those of one source by both."""
+    return title if task == "all" else f"{title}: {task}"
 
 
 def above_buddy(title, method, runs):
