@@ -267,7 +267,8 @@ def thresholds(method, model, args):
             print(f"{method.name}: {error}")
             continue
         found[str(depth)] = {"threshold": threshold_at(share), "mean_blocks": ran}
-    RunRecord(kind="thresholds", config=config, results={"thresholds": found}).save(path)
+    results = {"thresholds": found}
+    RunRecord(kind="thresholds", model=None, config=config, results=results).save(path)
     return found
 
 
