@@ -347,8 +347,9 @@ static void attend_together(
 #endif
 
 #if HAS_TILES
-/* Up to 16 queries of one row, of different slots, and of all heads that share a key head. The keys
- * are the tiles' rows and the queries their columns, so a softmax is 16 side by side. */
+/* Prompts are attended by tiles, 16 queries of one row at once. Keys are the tiles' rows and queries
+ * their columns, so 16 softmaxes go side by side. */
+
 /* scores[slot][query] of up to 16 queries; those of slots from `slots` on mean nothing. */
 static void score_tiles(
     const bf16 *keys, int slots, int capacity, const bf16 *panel, int count, float *scores)
