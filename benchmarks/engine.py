@@ -255,6 +255,7 @@ def main():
         results={
             "shapes": found,
             "engine": base.executor.name,
+            "instructions": base.executor.instructions,
             "copy_bytes_per_s": copy_bytes_per_s(args.device),
         },
     ).save(args.out)

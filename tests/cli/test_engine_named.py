@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from buddy.cli.main import app
 from buddy.engine.executors.native.decoder import MOST_LANES
+from buddy.engine.executors.native.instructions import best_set
 from buddy.engine.executors.native.library import native_library
 from buddy.errors import ModelError
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+NATIVE = f"native engine ({best_set().name})"
 
 
 def save(path, family):
@@ -69,8 +71,9 @@ def generate(model, *arguments):
 def test_the_engine_that_ran_closes_the_summary_and_is_in_the_json(llama):
     done = generate(llama, "--json")
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.splitlines()[-1].endswith("4 new tokens · native engine")
+    assert done.stderr.splitlines()[-1].endswith(f"4 new tokens · {NATIVE}")
     record = json.loads(done.stdout)
+    assert record["instructions"] == best_set().name
     assert (record["engine"], record["engine_reason"]) == ("native", None)
 
 
@@ -114,7 +117,7 @@ def test_a_compiled_kernel_is_told_once_and_apart_from_the_speed(llama, compiles
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("compiled the native engine in") == 1
     assert "s, once for this machine" in done.stderr
-    assert done.stderr.count("new tokens · native engine") == 2
+    assert done.stderr.count(f"new tokens · {NATIVE}") == 2
     record = json.loads(generate(llama, "--json").stdout)
     assert record["compile_s"] > 0
 
@@ -138,7 +141,7 @@ def test_a_budget_is_refused_before_anything_is_compiled(llama, compiles):
 @pytest.mark.parametrize(
     ("batch", "engine", "shown"),
     [
-        (2, "native", "decode: native engine"),
+        (2, "native", f"decode: {NATIVE}"),
         (
             MOST_LANES + 1,
             "general",

@@ -27,7 +27,7 @@ def no_kernel(monkeypatch):
 def test_the_fast_engine_is_named_without_a_reason_or_a_warning(caplog):
     executor = tiny_buddy().executor
     assert (executor.name, executor.why_general) == ("native", None)
-    assert executor.describe() == "native engine"
+    assert executor.describe() == f"native engine ({executor.library.instructions})"
     assert executor.library is not None
     assert caplog.records == []
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from buddy.engine.executors.native import compiler, layout
+from buddy.engine.executors.native.instructions import cpu_features, sets_of
 
 SOURCE = """
 #include "multiply.h"
@@ -34,25 +35,20 @@ void products(const Matrix *matrix, const Vector *x, int count, int begin, int e
     multiply_rows(matrix, x, count, begin, end, y, has_tiles, memory);
 }
 """
-SETS = {
-    "native": [],
-    "no tiles": ["-mno-amx-tile", "-mno-amx-bf16"],
-    "no bfloat16": ["-mno-amx-tile", "-mno-amx-bf16", "-mno-avx512bf16"],
-    "AVX2": ["-march=x86-64-v3"],
-}
 SHAPES = [(64, 32), (48, 96), (70, 64), (33, 40), (16, 576), (5, 32)]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 40)
 
 
-@pytest.fixture(scope="module", params=SETS)
+@pytest.fixture(scope="module", params=sets_of(platform.machine()), ids=lambda one: one.name)
 def kernel(request, tmp_path_factory):
     """The products, compiled for an instruction set."""
-    if request.param != "native" and platform.machine() != "x86_64":
-        pytest.skip("x86 alone has these")
+    one = request.param
+    if not one.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {one.name}")
     folder = tmp_path_factory.mktemp("kernel")
     (folder / "products.c").write_text(SOURCE)
     sources = Path(compiler.__file__).parent
-    command = [*compiler.find_compiler(), *compiler._flags(), *SETS[request.param], f"-I{sources}"]
+    command = [*compiler.find_compiler(), *compiler.FLAGS, *one.flags, f"-I{sources}"]
     subprocess.run([*command, folder / "products.c", "-o", folder / "products.so"], check=True)
     library = ctypes.CDLL(str(folder / "products.so"))
     library.bytes.restype = ctypes.c_size_t

@@ -14,6 +14,8 @@ import pytest
 
 from buddy.engine.executors.native import compiler as compiler_module
 from buddy.engine.executors.native import library as library_module
+from buddy.engine.executors.native.instructions import best_set
+from buddy.engine.executors.native.kept import keep, whole
 from buddy.engine.executors.native.library import native_library
 from buddy.errors import ModelError
 from tests.hostile.damage import DAMAGE, works
@@ -58,13 +60,14 @@ _DAMAGED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from buddy.engine.executors.native import compiler, library
+from buddy.engine.executors.native import compiler, instructions, library
+from buddy.engine.executors.native.kept import _checksum
 from tests.hostile.damage import DAMAGE, works
 
 assert "torch" not in sys.modules
 good, runs, home = map(Path, sys.argv[2:])
-key = compiler.identity(compiler.find_compiler())
-name = f"{key}-{library._checksum(good)}.so"
+key = compiler.identity(compiler.find_compiler(), instructions.best_set())
+name = f"{key}-{_checksum(good)}.so"
 for case, damage in {"none": lambda path: None, **DAMAGE}.items():
     os.environ["BUDDY_HOME"] = str(home / case)
     path = home / case / "native" / name
@@ -111,7 +114,8 @@ def test_a_whole_library_is_compiled_once_and_what_lies_beside_it_is_left_alone(
 def test_what_a_killed_process_left_is_cleared_away(good, home, use):
     use(f'cp {good} "$out"')
     words = compiler_module.find_compiler()
-    staging = home / "native" / f"{compiler_module.identity(words)}.staging"
+    key = compiler_module.identity(words, best_set())
+    staging = home / "native" / f"{key}.staging"
     staging.mkdir(parents=True)
     (staging / "made.so").write_text("half of it")
     assert works(native_library())
@@ -170,6 +174,41 @@ def test_warnings_of_a_compiler_and_words_after_its_name_are_no_obstacle(good, h
     runs = use(f'echo "warning: an error is near" >&2; cp {good} "$out"', "-DONE", "'-D T'")
     assert works(native_library())
     assert runs.read_text().startswith("-DONE -D T -O3")
+
+
+# What a wheel brings.
+@pytest.fixture
+def shipped(good, tmp_path, monkeypatch):
+    """A package with the library of this processor's best set; where it is."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    copy = Path(shutil.copy(good, tmp_path / "copy.so"))
+    monkeypatch.setattr(library_module, "SHIPPED", folder)
+    return keep(copy, folder, best_set().name)
+
+
+@pytest.mark.parametrize("words", ["no-such-compiler", "false"])
+def test_a_wheels_library_needs_no_compiler_and_no_cache_folder(home, shipped, words, monkeypatch):
+    monkeypatch.setenv("CC", words)
+    library = native_library()
+    assert works(library)
+    assert Path(library.calls._name) == shipped
+    assert (library.instructions, library.compile_s) == (best_set().name, None)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("damage", [DAMAGE["one bit"], DAMAGE["empty"], DAMAGE["gone"]])
+def test_a_wheels_library_that_is_damaged_is_replaced_or_named(
+    good, home, shipped, damage, monkeypatch, use
+):
+    damage(shipped)
+    assert not list(whole(shipped.parent, best_set().name))
+    with monkeypatch.context() as patch:
+        patch.setenv("CC", "no-such-compiler")
+        with pytest.raises(ModelError, match="own kernel cannot be loaded here, and no C compiler"):
+            native_library()
+    use(f'cp {good} "$out"')
+    assert Path(native_library().calls._name).parent == home / "native"
 
 
 _OTHER_MACHINE = r"""head -c 18 {good} > "$out"; printf '\377\377' >> "$out"

@@ -133,7 +133,8 @@ def bench(
         },
         results=results,
     ).save(out)
-    show_speed(console, results, describe_engine(**who_ran))
+    more = who_ran["engine_reason"] or loaded.executor.instructions
+    show_speed(console, results, describe_engine(who_ran["engine"], more))
     sys.stdout.write(f"{out}\n")
 
 
@@ -169,6 +170,7 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "dtype": str(model.dtype),
         "device": torch.cuda.get_device_name(model.device) if on_gpu else model.device.type,
         "threads": torch.get_num_threads(),
+        "instructions": model.executor.instructions,
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
         "quant": model.quant,

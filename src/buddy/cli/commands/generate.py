@@ -122,6 +122,7 @@ def _record(
         "reroute": chat_session.reroute,
         "engine": answer.trace.decode_engine or executor.name,
         "engine_reason": executor.why_general,
+        "instructions": executor.instructions,
         "compile_s": None if library is None else library.compile_s,
         "quant": chat_session.model.quant,
         "prior": chat_session.model.prior_facts,

@@ -17,15 +17,15 @@ _LOG: Final = logging.getLogger(__name__)
 _warned_of: Final[set[str]] = set()
 
 
-def describe_engine(engine: str, engine_reason: str | None) -> str:
+def describe_engine(engine: str, more: str | None) -> str:
     """In a few words for a person.
 
     Args:
         engine: As records call it.
-        engine_reason: Why it is not the fast one; None where it is.
+        more: Why it is not the fast one, or the instruction set of the one that is.
     """
     shown = _SHOWN.get(engine, engine)
-    return shown if engine_reason is None else f"{shown} ({engine_reason})"
+    return shown if more is None else f"{shown} ({more})"
 
 
 def check_engine(engine: str) -> EngineName:
@@ -88,9 +88,14 @@ class ExecutorChoice:
         """The compiled kernel, where it is what runs."""
         return getattr(self.fast_path(), "library", None)
 
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set that the kernel was compiled for; None where it does not run."""
+        return None if self.library is None else self.library.instructions
+
     def describe(self) -> str:
-        """In a few words for a person, with the reason where it is the general engine."""
-        return describe_engine(self.name, self.why_general)
+        """In a few words for a person: what it runs on, or why it is the general engine."""
+        return describe_engine(self.name, self.why_general or self.instructions)
 
     def refresh(self) -> None:
         """Look whether weights have moved or changed; asked when a session begins."""

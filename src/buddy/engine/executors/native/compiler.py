@@ -1,8 +1,7 @@
-"""Makes the decode kernel's library with the machine's C compiler, and tries whether it loads."""
+"""Makes the decode kernel's library with a C compiler, and tries whether it loads."""
 
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -13,13 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from buddy.engine.executors.native.instructions import InstructionSet
 from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
 _SOURCES: Final = ("decode.c", "model.h", "multiply.h", "matrix.h", "tiles.h", "threads.h")
-_FLAGS: Final = (
+FLAGS: Final = (
     "-O3",
-    "-march=native",
     "-std=gnu11",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -29,8 +28,7 @@ _FLAGS: Final = (
     "-fPIC",
     "-pthread",
 )
-_WIDE: Final = "-mprefer-vector-width=512"
-"""GCC and Clang on x86; elsewhere unknown."""
+"""Of every library, before those of its instruction set."""
 _USUAL: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).buddy_step"
 
@@ -58,56 +56,62 @@ def find_compiler() -> tuple[str, ...]:
     raise ModelError("no C compiler was found: install gcc or clang")
 
 
-def identity(compiler: Sequence[str]) -> str:
-    """Of sources, flags, compiler and processor: a library runs only where it was made."""
+def identity(compiler: Sequence[str], instructions: InstructionSet) -> str:
+    """Of sources, flags, compiler and processor: a library runs only where it was made for."""
     digest = hashlib.sha256()
     folder = files(__package__)
     for name in _SOURCES:
         digest.update((folder / name).read_bytes())
-    cpuinfo = Path("/proc/cpuinfo")
-    features = [
-        line
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ())
-        if line.startswith(("flags", "Features"))
-    ][:1]
-    digest.update("\n".join([*_flags(), *compiler, platform.machine(), *features]).encode())
-    return digest.hexdigest()[:24]
+    made_for = (*instructions.flags, instructions.machine, *sorted(instructions.needs))
+    digest.update("\n".join([*FLAGS, *compiler, *made_for]).encode())
+    return f"{instructions.name}-{digest.hexdigest()[:24]}"
 
 
-def compile_kernel(compiler: Sequence[str], folder: Path) -> Path:
-    """Make the library in a folder, and load it in a process of its own.
+def compile_kernel(compiler: Sequence[str], instructions: InstructionSet, folder: Path) -> Path:
+    """Make the library in a folder.
 
     Args:
         compiler: The words that the command begins with.
+        instructions: What it may use.
         folder: An empty one.
 
     Returns:
-        The library, which this machine can load.
+        The library.
 
     Raises:
         CompilerHangsError: The compiler does not end.
-        ModelError: The compiler fails, writes nothing, or makes what cannot be loaded.
+        ModelError: The compiler fails, or writes nothing.
         OSError: The folder cannot be written.
     """
     made, name = folder / "made.so", shlex.join(compiler)
     source = str(files(__package__) / _SOURCES[0])
-    status, said = _run([*compiler, *_flags(), source, "-o", str(made), "-lm"], folder)
+    flags = [*FLAGS, *instructions.flags]
+    status, said = _run([*compiler, *flags, source, "-o", str(made), "-lm"], folder)
     if status != 0:
         raise ModelError(f"{name} could not compile the kernel: {_cause(said, status)}")
     if not made.is_file():
         raise ModelError(f"{name} reported success and wrote no library")
-    # Loading a broken library can kill a process, so it is not this one that tries.
-    status, said = _run([sys.executable, "-I", "-S", "-c", _TRIAL, str(made)], folder)
-    if status != 0:
-        raise ModelError(
-            f"{name} made a library that this machine cannot load: {_cause(said, status)}"
-        )
     return made
 
 
-def _flags() -> list[str]:
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return [*_FLAGS, *([_WIDE] if is_x86 else [])]
+def check_loads(library: Path, compiler: Sequence[str]) -> None:
+    """Load a library in a process of its own: a broken one can kill a process.
+
+    Args:
+        library: In a folder that can be written.
+        compiler: Who made it.
+
+    Raises:
+        CompilerHangsError: The process does not end.
+        ModelError: It cannot be loaded here.
+    """
+    trial = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library)]
+    status, said = _run(trial, library.parent)
+    if status != 0:
+        raise ModelError(
+            f"{shlex.join(compiler)} made a library that this machine cannot load: "
+            f"{_cause(said, status)}"
+        )
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, list[str]]:

@@ -1,0 +1,205 @@
+/* Random steps of a random model, whose residuals and logits are printed: what one instruction set
+ * makes of them can be held against another, on whatever machine or emulator this runs. */
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "decode.c"
+
+enum { BLOCKS = 5, HIDDEN_SIZE = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, INNER = 96, VOCAB = 80 };
+enum { ROWS = 3, CAPACITY = 48, STEPS = 12, THREADS = 2 };
+
+static uint32_t state = 1;
+
+/* From -1 to 1, the same everywhere. */
+static float number(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return (float)(int32_t)(state >> 8) / (float)(1 << 23) - 1.0f;
+}
+
+static int below(int limit)
+{
+    return (int)((number() + 1) * 0.5f * (float)limit) % limit;
+}
+
+static void *room(size_t bytes)
+{
+    void *here = NULL;
+    if (posix_memalign(&here, 64, (bytes + 63) / 64 * 64) != 0)
+        exit(2);
+    memset(here, 0, bytes);
+    return here;
+}
+
+static float *floats(int count, float center, float spread)
+{
+    float *made = room(sizeof(float) * count);
+    for (int i = 0; i < count; i++)
+        made[i] = center + spread * number();
+    return made;
+}
+
+static Matrix matrix(int rows, int columns, int format, int has_bias)
+{
+    Matrix made = {.rows = rows, .columns = columns, .format = format};
+    size_t count = (size_t)rows * columns;
+    made.bias = has_bias ? floats(rows, 0, 0.1f) : NULL;
+    float *weights = floats((int)count, 0, 0.2f);
+    if (format == BFLOAT16) {
+        bf16 *small = room(sizeof(bf16) * count);
+        narrow_all(weights, small, (int)count);
+        made.weights = small;
+    } else if (format == FLOAT32) {
+        made.weights = weights;
+    } else {
+        uint8_t *bytes = room(count);
+        for (size_t i = 0; i < count; i++)
+            bytes[i] = (uint8_t)(below(255) + 1);
+        made.weights = bytes;
+        float scale = format == INT8 ? 0.0015f : 0.02f;
+        made.scales = floats(format == INT8 ? rows : (int)count / GROUP, scale, scale / 2);
+    }
+    return made;
+}
+
+static Model model_of(int format, int is_bf16)
+{
+    Block *blocks = room(sizeof(Block) * BLOCKS);
+    for (int b = 0; b < BLOCKS; b++)
+        blocks[b] = (Block){
+            .query = matrix(HEADS * HEAD, HIDDEN_SIZE, format, 1),
+            .key = matrix(KV_HEADS * HEAD, HIDDEN_SIZE, format, 1),
+            .value = matrix(KV_HEADS * HEAD, HIDDEN_SIZE, format, 0),
+            .output = matrix(HIDDEN_SIZE, HEADS * HEAD, format, 0),
+            .gate = matrix(INNER, HIDDEN_SIZE, format, 0),
+            .up = matrix(INNER, HIDDEN_SIZE, format, 0),
+            .down = matrix(HIDDEN_SIZE, INNER, format, 0),
+            .attention_norm = floats(HIDDEN_SIZE, 1, 0.2f),
+            .mlp_norm = floats(HIDDEN_SIZE, 1, 0.2f),
+            .query_norm = b % 2 ? floats(HEAD, 1, 0.2f) : NULL,
+            .key_norm = b % 2 ? floats(HEAD, 1, 0.2f) : NULL,
+            .window = b == 3 ? 7 : 0,
+        };
+    float *angles = floats(2 * CAPACITY * HEAD, 0, 1);
+    Matrix words = matrix(VOCAB, HIDDEN_SIZE, is_bf16 ? BFLOAT16 : FLOAT32, 0);
+    return (Model){
+        .blocks = blocks, .embedding = words.weights, .final_norm = floats(HIDDEN_SIZE, 1, 0.2f),
+        .vocabulary = words, .cosines = angles, .sines = angles + CAPACITY * HEAD,
+        .epsilon = 1e-5f, .scaling = 0.17f, .num_blocks = BLOCKS, .hidden = HIDDEN_SIZE,
+        .heads = HEADS, .kv_heads = KV_HEADS, .head_size = HEAD, .inner = INNER,
+        .is_bf16 = is_bf16,
+    };
+}
+
+/* OpenMP in the kernel's eyes, by threads of our own. */
+static _Thread_local int own_number;
+static int team_size;
+static void (*team_work)(void *);
+
+static int thread_number(void)
+{
+    return own_number;
+}
+
+static int threads_now(void)
+{
+    return team_size;
+}
+
+typedef struct {
+    int number;
+    void *argument;
+} Start;
+
+static void *begin(void *given)
+{
+    own_number = ((Start *)given)->number;
+    team_work(((Start *)given)->argument);
+    return NULL;
+}
+
+static void parallel(void (*work)(void *), void *argument, unsigned threads, unsigned flags)
+{
+    (void)flags;
+    pthread_t made[THREADS];
+    Start starts[THREADS];
+    team_work = work, team_size = (int)threads;
+    for (unsigned n = 0; n < threads; n++) {
+        starts[n] = (Start){(int)n, argument};
+        if (pthread_create(&made[n], NULL, begin, &starts[n]) != 0)
+            exit(2);
+    }
+    for (unsigned n = 0; n < threads; n++)
+        pthread_join(made[n], NULL);
+}
+
+static void show(const char *what, const float *x, int count)
+{
+    printf("%s", what);
+    for (int i = 0; i < count; i++)
+        printf(" %.9g", x[i]);
+    printf("\n");
+}
+
+/* Rows join at their own times, each step adds one to three tokens of each, plans are drawn anew. */
+static void session(Engine *engine, const Model *model, int leaves)
+{
+    void *keys[BLOCKS], *values[BLOCKS];
+    uint8_t *hidden[BLOCKS];
+    size_t slots = (size_t)ROWS * CAPACITY;
+    for (int b = 0; b < BLOCKS; b++) {
+        keys[b] = room(slots * KV_HEADS * HEAD * sizeof(float));
+        values[b] = room(slots * KV_HEADS * HEAD * sizeof(float));
+        hidden[b] = room(slots);
+    }
+    Cache cache = {
+        .keys = keys, .values = values, .hidden_slots = leaves == HIDDEN ? hidden : NULL,
+        .waiting = room(sizeof(int32_t) * BLOCKS * slots),
+        .filled = room(sizeof(int32_t) * BLOCKS * ROWS),
+        .skipped = room(sizeof(float) * slots * BLOCKS * HIDDEN_SIZE),
+        .capacity = CAPACITY, .rows = ROWS,
+    };
+    memset(cache.waiting, 0xff, sizeof(int32_t) * BLOCKS * slots);
+    int length[ROWS] = {0};
+    for (int at = 0; at < STEPS; at++) {
+        int64_t tokens[3 * ROWS], executed[3 * ROWS] = {0};
+        int32_t row[3 * ROWS], slot[3 * ROWS];
+        uint8_t runs[3 * ROWS * BLOCKS];
+        float residual[3 * ROWS * HIDDEN_SIZE], logits[3 * ROWS * VOCAB];
+        int lanes = 0;
+        for (int r = 0; r <= at && r < ROWS; r++)
+            for (int more = 1 + below(3); more > 0; more--, lanes++) {
+                tokens[lanes] = below(VOCAB), row[lanes] = r, slot[lanes] = length[r]++;
+                for (int b = 0; b < BLOCKS; b++)
+                    runs[lanes * BLOCKS + b] = b == 0 || b == BLOCKS - 1 || below(2);
+            }
+        Step step = {
+            .tokens = tokens, .row = row, .slot = slot, .runs = runs, .residual = residual,
+            .logits = logits, .executed = executed, .lanes = lanes, .first = 0, .stop = BLOCKS,
+            .leaves = leaves, .shares_rows = 1,
+        };
+        if (buddy_step(engine, THREADS, model, &cache, &step) != 0)
+            exit(2);
+        show("residual", residual, lanes * HIDDEN_SIZE);
+        show("logits", logits, lanes * VOCAB);
+    }
+}
+
+int main(void)
+{
+    const OpenMP openmp = {parallel, thread_number, threads_now};
+    Engine *engine = buddy_engine_new(&openmp);
+    for (int format = FLOAT32; format <= INT4; format++)
+        for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+            if (format <= BFLOAT16 && is_bf16 != (format == BFLOAT16))
+                continue;
+            Model model = model_of(format, is_bf16);
+            for (int leaves = ZEROS; leaves <= PROJECTED; leaves++) {
+                printf("format %d, bf16 %d, leaves %d\n", format, is_bf16, leaves);
+                session(engine, &model, leaves);
+            }
+        }
+    buddy_engine_free(engine);
+    return 0;
+}
