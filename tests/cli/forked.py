@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import resource
 import runpy
 import subprocess
 import sys
@@ -23,9 +24,20 @@ READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD
 
 
 def run(
-    arguments: Sequence[str], environment: Mapping[str, str], stdin: str | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: str | None = None,
+    *,
+    most_bytes: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python -m buddy` does with these arguments, under this whole environment."""
+    """What `python -m buddy` does with these arguments, under this whole environment.
+
+    Args:
+        arguments: Behind the command's name.
+        environment: No other variables are set.
+        stdin: What it may read; nothing by default.
+        most_bytes: Of a file that it may write: what a full disk looks like to the writer.
+    """
     early = {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
     server = _server(tuple(sorted(early.items())))
     with tempfile.TemporaryDirectory() as name:
@@ -35,6 +47,7 @@ def run(
             "arguments": list(arguments),
             "environment": dict(environment),
             "cwd": os.getcwd(),
+            "most_bytes": most_bytes,
             "streams": [str(folder / stream) for stream in ("stdin", "stdout", "stderr")],
         }
         assert server.stdin is not None
@@ -75,6 +88,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
+    if request["most_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["most_bytes"],) * 2)
     writes = os.O_WRONLY | os.O_CREAT
     for place, (path, mode) in enumerate(
         zip(request["streams"], (os.O_RDONLY, writes, writes), strict=True)

@@ -2,15 +2,13 @@
 
 import json
 import os
-import resource
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from buddy.cli.main import app
 from buddy.errors import BudgetError, DataError, PolicyError, ResultError
+from tests.cli import forked
 from tests.tiny import random_ids, tiny_model
 from tests.words import say, word_tokenizer
 
@@ -99,23 +97,14 @@ def test_a_full_disk_keeps_what_there_is_and_the_same_command_ends_the_run(folde
     CliRunner().invoke(app, tasks(folder, whole, *options), catch_exceptions=False)
     log_size = whole.with_suffix(".samples.jsonl").stat().st_size
     assert log_size + 200 < whole.stat().st_size
-    # A limit on the size of files is what a full disk looks like to the writer.
     most = log_size - 20 if stops == "samples" else log_size + 100
-    command = [sys.executable, "-m", "buddy", *tasks(folder, out, *options)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-
-    def run(preexec):
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False,
-            preexec_fn=preexec,
-        )  # fmt: skip
-
-    full = run(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    command, environment = tasks(folder, out, *options), {**os.environ, "HF_HUB_OFFLINE": "1"}
+    full = forked.run(command, environment, most_bytes=most)
     assert full.returncode == 2, full.stderr
     assert "kept" in full.stderr
     assert "Traceback" not in full.stderr
     assert not out.exists()
-    again = run(None)
+    again = forked.run(command, environment)
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stderr
     results = [json.loads(path.read_text())["results"] for path in (out, whole)]

@@ -10,11 +10,12 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from buddy.data.local_tasks import LOCAL_TASKS
 from buddy.errors import DataError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.harness import BuddyLM
-from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
+from buddy.evaluation.tasks.tasks import _local_manager, load_tasks, run_tasks
 from tests.tiny import random_ids, tiny_buddy
 from tests.words import say, word_tokenizer
 
@@ -235,3 +236,8 @@ def test_unknown_route_is_refused(model):
 
 def teardown_module():
     torch.set_num_threads(1)
+
+
+def test_local_tasks_are_found_without_a_look_at_all_of_lm_evals():
+    assert {"mmlu_anatomy", *LOCAL_TASKS} <= set(_local_manager().all_tasks)
+    assert len(_local_manager().all_tasks) < 200

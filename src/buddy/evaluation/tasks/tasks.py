@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
+import lm_eval.tasks
 from datasets import Dataset, DatasetDict
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
@@ -24,6 +25,11 @@ from buddy.evaluation.tasks.harness import BuddyLM
 _BOOTSTRAPS = 1000
 _SPLITS = {"training": "train", "validation": "validation", "test": "test"}
 """What lm-eval's tasks call a split, and the file that holds it."""
+_PLACES: Final = (
+    *("arc", "gsm8k", "hellaswag", "lambada", "mmlu/default", "openbookqa", "piqa", "siqa"),
+    *("super_glue/boolq", "wikitext", "winogrande"),
+)
+"""Folders of lm-eval that have the tasks of `LOCAL_TASKS`, a few among hundreds."""
 OnCondition = Callable[[Condition], None]
 
 
@@ -133,6 +139,16 @@ def _manager() -> TaskManager:
     return TaskManager()
 
 
+@functools.cache
+def _local_manager() -> TaskManager:
+    """It knows where the tasks of `LOCAL_TASKS` are."""
+    folder = Path(lm_eval.tasks.__file__).parent
+    places: list[str | Path] = [folder / one for one in _PLACES if (folder / one).is_dir()]
+    manager = TaskManager(include_path=places, include_defaults=False)
+    # Another release of lm-eval may keep them elsewhere.
+    return manager if set(LOCAL_TASKS) <= set(manager.all_tasks) else _manager()
+
+
 def _load_hub(names: Sequence[str]) -> dict[str, Any]:
     manager = _manager()
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -153,7 +169,7 @@ def _load_hub(names: Sequence[str]) -> dict[str, Any]:
 def _load_served(specs: Iterable[dict[str, Any]]) -> dict[str, Any]:
     # Only a member of a group may change a part of a task that lm-eval knows.
     group = {"group": "local", "task": list(specs)}
-    return {"tasks": cast(dict[str, Any], _manager().load([group]))["tasks"]}
+    return {"tasks": cast(dict[str, Any], _local_manager().load([group]))["tasks"]}
 
 
 def _local_specs(
@@ -170,7 +186,7 @@ def _local_specs(
         splits[local.split] = splits[local.split][:limit]
         return [{"task": name, "custom_dataset": _serve(splits), **absent}]
     subjects = sorted({row["subject"] for row in splits[local.split]})
-    unknown = [one for one in subjects if f"mmlu_{one}" not in _manager().all_tasks]
+    unknown = [one for one in subjects if f"mmlu_{one}" not in _local_manager().all_tasks]
     if unknown:
         raise DataError(f"mmlu has no subject {shown(unknown[0])}: expected one such as anatomy")
     return [
