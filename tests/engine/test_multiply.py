@@ -18,7 +18,9 @@ from buddy.engine.executors.native import compiler, layout
 from buddy.engine.executors.native.instructions import cpu_features, sets_of
 
 SOURCE = """
+#include <stdlib.h>
 #include "multiply.h"
+#include "tiles.h"
 int may_use(void)
 {
 #if HAS_TILES
@@ -28,11 +30,58 @@ int may_use(void)
 #endif
 }
 int has_dots(void) { return HAS_BF16_DOT; }
-size_t bytes(int columns, int count) { return multiply_bytes(columns, count); }
-void products(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-              int has_tiles, void *memory)
+static void by_rows(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *y)
 {
-    multiply_rows(matrix, x, count, begin, end, y, has_tiles, memory);
+    float *scratch = malloc(sizeof(float) * matrix->columns), *to[count];
+    for (int n = 0; n < count; n++)
+        to[n] = y + (size_t)n * matrix->rows;
+    multiply_rows(matrix, x, count, begin, end, to, scratch);
+    free(scratch);
+}
+#if HAS_TILES
+static Panels panels_of(const Vector *x, int count, int columns, bf16 *panels)
+{
+    if (count == 1)
+        return (Panels){x[0].narrow, 1, 1};
+    for (int n = 0; n < count; n += TILE) {
+        const bf16 *rows[TILE];
+        for (int i = 0; i < TILE && n + i < count; i++)
+            rows[i] = x[n + i].narrow;
+        pack_panel(rows, count - n, 0, columns, panels + (size_t)n * columns);
+    }
+    return (Panels){panels, count, TILE};
+}
+static void by_tiles(const Matrix *matrix, const Matrix *up, const Vector *x, int count, int begin,
+                     int end, float *y, bf16 *inner)
+{
+    int32_t active[count];
+    for (int n = 0; n < count; n++)
+        active[n] = n;
+    bf16 *panels = malloc(sizeof(bf16) * (count + TILE) * matrix->columns);
+    char *memory = malloc(tile_bytes(matrix->columns));
+    Panels packed = panels_of(x, count, matrix->columns, panels);
+    Sink sink = {.base = y, .stride = matrix->rows, .active = active, .inner = inner};
+    multiply_by_tiles(matrix, up, &packed, begin, end, &sink, memory);
+    free(memory);
+    free(panels);
+}
+#endif
+void products(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *y,
+              int has_tiles)
+{
+#if HAS_TILES
+    if (has_tiles && matrix->format != FLOAT32 && matrix->columns % DEPTH == 0) {
+        by_tiles(matrix, NULL, x, count, begin, end, y, NULL);
+        return;
+    }
+#endif
+    by_rows(matrix, x, count, begin, end, y);
+}
+void gated(const Matrix *gate, const Matrix *up, const Vector *x, int count, uint16_t *inner)
+{
+#if HAS_TILES
+    by_tiles(gate, up, x, count, 0, gate->rows, NULL, inner);
+#endif
 }
 """
 SHAPES = [(64, 32), (48, 96), (70, 64), (33, 40), (16, 576), (5, 32)]
@@ -50,48 +99,46 @@ def kernel(request, tmp_path_factory):
     sources = Path(compiler.__file__).parent
     command = [*compiler.find_compiler(), *compiler.FLAGS, *one.flags, f"-I{sources}"]
     subprocess.run([*command, folder / "products.c", "-o", folder / "products.so"], check=True)
-    library = ctypes.CDLL(str(folder / "products.so"))
-    library.bytes.restype = ctypes.c_size_t
-    return library
+    return ctypes.CDLL(str(folder / "products.so"))
 
 
-def pointers(tensors):
-    return (ctypes.c_void_p * len(tensors))(*(one.data_ptr() for one in tensors))
-
-
-def products(kernel, weights: Tensor, x: Tensor, *, bias=None, parts=1, tiles=True):
-    """y[n][row] of all rows, computed in parts as threads do."""
-    rows, columns = weights.shape
-    count = len(x)
+def vectors_of(x):
+    """What holds vectors in both number formats, and their addresses."""
     narrow = x.to(torch.bfloat16)
-    vectors = torch.stack(
-        [
-            torch.tensor([one.data_ptr() for one in x]),
-            torch.tensor([one.data_ptr() for one in narrow]),
-        ],
-        1,
-    )
-    matrix = layout.Matrix(
+    addresses = [[one.data_ptr() for one in form] for form in (x, narrow)]
+    return torch.tensor(addresses).T.contiguous(), narrow
+
+
+def matrix_of(weights: Tensor, bias=None, scales=None):
+    rows, columns = weights.shape
+    formats = {**layout.FORMATS, torch.int8: layout.INT8, torch.uint8: layout.INT4}
+    return layout.Matrix(
         weights=weights.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
+        scales=None if scales is None else scales.data_ptr(),
         rows=rows,
-        columns=columns,
-        format=layout.FORMATS[weights.dtype],
+        columns=columns * (2 if weights.dtype == torch.uint8 else 1),
+        format=formats[weights.dtype],
     )
-    memory = torch.empty(kernel.bytes(columns, count), dtype=torch.uint8)
-    y = torch.full((count, rows), torch.nan)
+
+
+def products(kernel, weights: Tensor, x: Tensor, *, bias=None, scales=None, parts=1, tiles=True):
+    """y[n][row] of all rows, computed in parts as threads do."""
+    rows = len(weights)
+    vectors, _narrow = vectors_of(x)
+    matrix = matrix_of(weights, bias, scales)
+    y = torch.full((len(x), rows), torch.nan)
     has_tiles = int(tiles and kernel.may_use())
     edges = [rows * part // parts // 16 * 16 for part in range(parts)] + [rows]
     for begin, end in itertools.pairwise(edges):
         kernel.products(
             ctypes.byref(matrix),
             ctypes.c_void_p(vectors.data_ptr()),
-            count,
+            len(x),
             begin,
             end,
-            pointers(list(y)),
+            ctypes.c_void_p(y.data_ptr()),
             has_tiles,
-            ctypes.c_void_p(memory.data_ptr()),
         )
     return y
 
@@ -123,6 +170,55 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
         for count in COUNTS:
             assert torch.equal(products(kernel, weights, x[:count], tiles=tiles), whole[:count])
         assert torch.equal(products(kernel, weights, x, parts=2, tiles=tiles), whole)
+
+
+def quantised(rows, columns, bits):
+    """Random weights of few bits, their scales, and what they mean."""
+    values = torch.randint(1 - 2 ** (bits - 1), 2 ** (bits - 1), (rows, columns))
+    if bits == 8:
+        scales = torch.rand(rows) / 50
+        return values.to(torch.int8), scales, values * scales[:, None]
+    scales = torch.rand(rows, columns // 32) / 5
+    low, high = (values + 8).view(rows, -1, 2, 16).unbind(2)
+    packed = (low | high << 4).to(torch.uint8).view(rows, -1)
+    return packed, scales, values * scales.repeat_interleave(32, 1)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(70, 64), (48, 96), (5, 32)])
+def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, columns, bits):
+    torch.manual_seed(rows)
+    weights, scales, meant = quantised(rows, columns, bits)
+    for count in COUNTS:
+        x = torch.randn(count, columns)
+        for tiles in (True, False):
+            by_tiles = tiles and kernel.may_use()
+            # A tile holds bfloat16: of 8 bits the whole numbers, of 4 bits the scaled ones.
+            held = meant.bfloat16() if by_tiles and bits == 4 else meant
+            read = x.bfloat16() if by_tiles else x
+            exact = (read.double() @ held.double().T).float()
+            found = products(kernel, weights, x, scales=scales, tiles=tiles)
+            torch.testing.assert_close(found, exact, atol=2e-4, rtol=1e-5)
+
+
+def test_inner_values_come_as_the_panels_that_are_multiplied_next(kernel):
+    if not kernel.may_use():
+        pytest.skip("no tiles")
+    torch.manual_seed(0)
+    gate, up = (torch.randn(64, 32).bfloat16() for _ in range(2))
+    for count in COUNTS:
+        x = torch.randn(count, 32)
+        vectors, narrow = vectors_of(x)
+        lanes = 1 if count == 1 else 16
+        inner = torch.full((-(-count // lanes), 32, lanes, 2), torch.nan).bfloat16()
+        matrices = [ctypes.byref(matrix_of(one)) for one in (gate, up)]
+        addresses = (ctypes.c_void_p(vectors.data_ptr()), ctypes.c_void_p(inner.data_ptr()))
+        kernel.gated(*matrices, addresses[0], count, addresses[1])
+        found = inner.transpose(1, 2).reshape(-1, 64)
+        wide = narrow.float()
+        exact = torch.nn.functional.silu(wide @ gate.float().T) * (wide @ up.float().T)
+        torch.testing.assert_close(found[:count].float(), exact, atol=1e-2, rtol=1e-2)
+        assert not found.isnan().any()
 
 
 def test_what_is_no_number_stays_with_its_row_and_its_vector(kernel):

@@ -16,7 +16,9 @@ from buddy.engine.executors.native.instructions import InstructionSet
 from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
-_SOURCES: Final = ("decode.c", "model.h", "multiply.h", "matrix.h", "tiles.h", "threads.h")
+_SOURCES: Final = (
+    *("decode.c", "model.h", "functions.h", "multiply.h", "matrix.h", "tiles.h", "threads.h"),
+)
 FLAGS: Final = (
     "-O3",
     "-std=gnu11",

@@ -6,10 +6,10 @@
  * transformers computes it; engine/run.py is the reference.
  */
 
-#include <math.h>
 #include <stdlib.h>
 #include <time.h>
 
+#include "functions.h"
 #include "model.h"
 #include "threads.h"
 
@@ -20,7 +20,8 @@ typedef struct {
     /* Shared by all threads. */
     float *query, *key, *value, *attended, *inner; /* by lane */
     bf16 *attended_narrow, *inner_narrow;
-    int has_tiles;
+    bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
+    int by_tiles; /* all products */
     char *own;       /* memory of each thread */
     size_t own_bytes;
 } Run;
@@ -46,6 +47,8 @@ typedef struct {
     float **outputs;
     int32_t *active;
     int32_t *holes; /* [rows of a fill]: row, slot, place */
+    float *filling; /* their residuals */
+    unsigned opened; /* queues of the team */
 } Own;
 
 #define HOLES_AT_ONCE 32
@@ -86,11 +89,16 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
 #if HAS_TILES
     own->attention = take(&at, attention_bytes(model, capacity));
 #endif
-    own->scratch = take(&at, multiply_bytes(widest, lanes));
+#if HAS_TILES
+    own->scratch = take(&at, tile_bytes(widest));
+#else
+    own->scratch = take(&at, sizeof(float) * widest);
+#endif
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
     own->active = take(&at, sizeof(int32_t) * lanes);
     own->holes = take(&at, sizeof(int32_t) * 3 * HOLES_AT_ONCE);
+    own->filling = take(&at, sizeof(float) * HOLES_AT_ONCE * model->hidden);
     return (size_t)(at - base);
 }
 
@@ -100,35 +108,18 @@ static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
         out[i] = narrow(x[i]);
 }
 
+/* Not inlined, so that its sum has one order wherever it is called. */
+static __attribute__((noinline)) float rms_scale(const float *x, float epsilon, int count)
+{
+    return 1.0f / sqrtf(dot_float(x, x, count) / (float)count + epsilon);
+}
+
 /* `out` may be `x`. */
 static void rms_norm(const float *x, const float *weight, float epsilon, int count, float *out)
 {
-    float scale = 1.0f / sqrtf(dot_float(x, x, count) / (float)count + epsilon);
+    float scale = rms_scale(x, epsilon, count);
     for (int i = 0; i < count; i++)
         out[i] = x[i] * scale * weight[i];
-}
-
-/* e^x for x <= 0 within 2 ulp, in a form that compilers turn into vector code. */
-static inline float exp_of(float x)
-{
-    x = x < -87.0f ? -87.0f : x;
-    float whole = floorf(x * 1.44269504f + 0.5f);
-    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * rest + 1.3981999507e-3f;
-    p = p * rest + 8.3334519073e-3f;
-    p = p * rest + 4.1665795894e-2f;
-    p = p * rest + 1.6666665459e-1f;
-    p = p * rest + 5.0000001201e-1f;
-    p = p * rest * rest + rest + 1.0f;
-    union { int32_t bits; float value; } u = {((int32_t)whole + 127) << 23};
-    return p * u.value;
-}
-
-static inline float silu(float x)
-{
-    float e = exp_of(x < 0 ? x : -x); /* e^-|x| */
-    return x * (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
 /* Norm of a head, where the family has one, then its rotation by halves. */
@@ -373,38 +364,56 @@ static void score_tiles(
     }
 }
 
-/* Scores to weights, in place, for 16 queries; `inverse` is one over each one's sum. */
-static void weigh_tiles(
-    const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
-    float scaling, float *restrict scores, float *restrict inverse)
+/* e^x for x <= 0, as exp_of. */
+static inline __m512 exp_of_16(__m512 x)
 {
-    float most[TILE], sum[TILE];
-    for (int n = 0; n < TILE; n++)
-        most[n] = -INFINITY, sum[n] = 0;
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
+    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(_mm512_mul_ps(p, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, whole);
+}
+
+/* Scores to weights, in place, for 16 queries; one over each one's sum. */
+static __m512 weigh_tiles(
+    const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
+    float scaling, float *scores)
+{
+    __m512 none = _mm512_set1_ps(-INFINITY), most = none, sum = _mm512_setzero_ps();
+    __m512i limit = _mm512_loadu_si512(limits), old = _mm512_loadu_si512(oldest);
+    __m512i last = _mm512_sub_epi32(limit, _mm512_set1_epi32(1));
     for (int slot = 0; slot < slots; slot++) {
-        float *restrict here = scores + (size_t)slot * TILE;
+        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
         int is_hidden = hides != NULL && hides[slot];
-        if (slot >= fewest || is_hidden)
-            for (int n = 0; n < TILE; n++) {
-                int is_seen = slot < limits[n] && slot >= oldest[n]
-                    && (!is_hidden || slot == limits[n] - 1);
-                here[n] = is_seen ? here[n] : -INFINITY;
-            }
-        for (int n = 0; n < TILE; n++)
-            most[n] = here[n] > most[n] ? here[n] : most[n];
-    }
-    for (int slot = 0; slot < slots; slot++) {
-        float *restrict here = scores + (size_t)slot * TILE;
-        for (int n = 0; n < TILE; n++) {
-            float x = (here[n] - most[n]) * scaling;
-            here[n] = x < -87.0f ? 0.0f : exp_of(x);
-            sum[n] += here[n];
+        if (slot >= fewest || is_hidden) {
+            __m512i at = _mm512_set1_epi32(slot);
+            __mmask16 seen = _mm512_cmplt_epi32_mask(at, limit) & _mm512_cmpge_epi32_mask(at, old);
+            if (is_hidden) /* a token sees itself */
+                seen &= _mm512_cmpeq_epi32_mask(at, last);
+            here = _mm512_mask_mov_ps(none, seen, here);
+            _mm512_storeu_ps(scores + (size_t)slot * TILE, here);
         }
+        most = _mm512_max_ps(most, here);
+    }
+    __m512 scale = _mm512_set1_ps(scaling), least = _mm512_set1_ps(-87.0f);
+    for (int slot = 0; slot < slots; slot++) {
+        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
+        __m512 x = _mm512_mul_ps(_mm512_sub_ps(here, most), scale);
+        __mmask16 counts = ~_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ); /* what is no number too */
+        x = _mm512_maskz_mov_ps(counts, exp_of_16(x));
+        _mm512_storeu_ps(scores + (size_t)slot * TILE, x);
+        sum = _mm512_add_ps(sum, x);
     }
     memset(scores + (size_t)slots * TILE, 0,
            (whole_keys(slots) - slots) * TILE * sizeof(float));
-    for (int n = 0; n < TILE; n++)
-        inverse[n] = 1.0f / sum[n];
+    return _mm512_div_ps(_mm512_set1_ps(1.0f), sum);
 }
 
 /* Values as tiles read them: of 32 slots, two beside each other, in parts of 16 columns. */
@@ -497,30 +506,32 @@ static void attend_tiles(
     set_tiles(TILE);
     for (int head = kv_head * sharing; head < (kv_head + 1) * sharing; head++) {
         bf16 narrowed[TILE * count], panel[TILE * count];
-        Vector queries[TILE];
+        const bf16 *queries[TILE];
         for (int n = 0; n < held; n++) {
             float *query = run->query + ((size_t)lanes[n] * model->heads + head) * count;
             rotate(model, query, model->blocks[block].query_norm, slot_of(run->step, lanes[n]));
             narrow_all(query, narrowed + n * count, count);
-            queries[n].narrow = narrowed + n * count;
+            queries[n] = narrowed + n * count;
         }
-        pack_panel(queries, held, count, panel);
+        pack_panel(queries, held, 0, count, panel);
         float inverse[TILE], sums[4 * TILE * TILE];
         WRITTEN();
         score_tiles(keys, slots, cache->capacity, panel, count, scores);
-        weigh_tiles(sight.hides, limits, oldest, slots, fewest, model->scaling, scores, inverse);
+        _mm512_storeu_ps(inverse, weigh_tiles(sight.hides, limits, oldest, slots, fewest,
+                                              model->scaling, scores));
         for (int from = 0; from < count; from += 4 * TILE) {
             mix_tiles(scores, packed, slots, count, from, sums);
             for (int n = 0; n < held; n++) {
-                size_t at = ((size_t)lanes[n] * model->heads + head) * count;
-                for (int i = 0; i < 4 * TILE && from + i < count; i++)
-                    run->attended[at + from + i] =
-                        sums[i / TILE * TILE * TILE + n * TILE + i % TILE] * inverse[n];
+                bf16 *out = run->attended_narrow
+                    + ((size_t)lanes[n] * model->heads + head) * count + from;
+                __m512 scale = _mm512_set1_ps(inverse[n]);
+                for (int i = 0; i < 4 * TILE && from + i < count; i += DEPTH) {
+                    const float *sum = sums + i * TILE + n * TILE;
+                    __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sum), scale);
+                    __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sum + TILE * TILE), scale);
+                    _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+                }
             }
-        }
-        for (int n = 0; n < held; n++) {
-            size_t at = ((size_t)lanes[n] * model->heads + head) * count;
-            narrow_all(run->attended + at, run->attended_narrow + at, count);
         }
     }
     _tile_release();
@@ -535,7 +546,7 @@ static int attend_prompts(
 {
     const Model *model = run->model;
     int left = 0, unit = 0;
-    int is_for_tiles = run->has_tiles && model->is_bf16 && model->head_size % DEPTH == 0;
+    int is_for_tiles = run->by_tiles && model->head_size % DEPTH == 0;
     for (int begin = 0, end; begin < count; begin = end) {
         int row = row_of(run->step, own->active[begin]);
         for (end = begin + 1; end < count && row_of(run->step, own->active[end]) == row;)
@@ -607,20 +618,143 @@ static void set_outputs(Own *own, float *base, size_t stride, int count)
         own->outputs[n] = base + (size_t)own->active[n] * stride;
 }
 
+#if HAS_TILES
+#define PIECE 128 /* rows of weights that a thread takes at once for one panel of vectors */
+#define BLOCK 256 /* vectors that pass the same rows: a multiple of 32 */
+
+/* Columns of normalised rows as panels have them, in parts of DEPTH columns, panel by panel. */
+static void normalise_parts(
+    const Model *model, const float *const *rows, const float *norm, int count, int lanes,
+    int begin, int end, bf16 *panels)
+{
+    int parts = model->hidden / DEPTH;
+    float scales[TILE];
+    for (int unit = begin; unit < end; unit++) {
+        int first = unit / parts * TILE, column = unit % parts * DEPTH;
+        int held = count - first < TILE ? count - first : TILE;
+        if (unit == begin || column == 0)
+            for (int n = 0; n < held; n++)
+                scales[n] = rms_scale(rows[first + n], model->epsilon, model->hidden);
+        __m512 low = _mm512_loadu_ps(norm + column), high = _mm512_loadu_ps(norm + column + 16);
+        __m512 pairs[TILE];
+        for (int n = 0; n < TILE; n++) {
+            pairs[n] = _mm512_setzero_ps();
+            if (n >= held)
+                continue;
+            const float *x = rows[first + n] + column;
+            __m512 scale = _mm512_set1_ps(scales[n]);
+            __m512 a = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x), scale), low);
+            __m512 b = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + 16), scale), high);
+            pairs[n] = (__m512)_mm512_cvtne2ps_pbh(b, a);
+        }
+        bf16 *to = panels + (size_t)first * model->hidden + (size_t)column * lanes;
+        if (lanes > 1)
+            transpose(pairs);
+        for (int i = 0; i < lanes; i++)
+            _mm512_storeu_ps(to + i * DEPTH, pairs[i]);
+    }
+    WRITTEN();
+}
+
+/* Normalised rows as panels: of few, each thread makes its own; of more, all make them together. */
+static Panels normed_panels(
+    const Run *run, Team *team, int thread, const Own *own, const float *const *rows,
+    const float *norm, int count, int together)
+{
+    const Model *model = run->model;
+    Panels made = {own->normed_narrow, count, count == 1 ? 1 : TILE};
+    int units = (count + TILE - 1) / TILE * (model->hidden / DEPTH), begin = 0, end = units;
+    if (together && count > 1) {
+        made.panels = run->normed_panels;
+        share_of(units, 1, team, thread, &begin, &end);
+    }
+    normalise_parts(model, rows, norm, count, made.lanes, begin, end, (bf16 *)made.panels);
+    if (together && count > 1)
+        barrier(team);
+    return made;
+}
+
+static Panels attended_panels(const Run *run, Team *team, int thread, const Own *own, int count)
+{
+    int width = run->model->heads * run->model->head_size, parts = width / DEPTH, begin, end;
+    if (count == 1)
+        return (Panels){run->attended_narrow + (size_t)own->active[0] * width, 1, 1};
+    share_of((count + TILE - 1) / TILE * parts, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++) {
+        int first = unit / parts * TILE, column = unit % parts * DEPTH;
+        const bf16 *rows[TILE];
+        for (int n = 0; n < TILE && first + n < count; n++)
+            rows[n] = run->attended_narrow + (size_t)own->active[first + n] * width;
+        pack_panel(rows, count - first, column, column + DEPTH,
+                   run->attended_panels + (size_t)first * width);
+    }
+    WRITTEN();
+    barrier(team);
+    return (Panels){run->attended_panels, count, TILE};
+}
+
+/* What threads do of a product with a matrix, or with two that are gated. Vectors are taken in blocks
+ * that stay in a core's own cache while rows pass. */
+static void multiply_pieces(
+    Team *team, Own *own, const Matrix *matrix, const Matrix *up, const Panels *x, const Sink *sink)
+{
+    /* Few vectors are soon multiplied: larger pieces then, which memory serves better. */
+    int most = matrix->rows / (4 * size_of(team)), rows = PIECE * TILE / x->count, begin, end;
+    rows = ((rows > most ? most : rows) / (2 * TILE) + 1) * 2 * TILE;
+    int pieces = (matrix->rows + rows - 1) / rows, blocks = (x->count + BLOCK - 1) / BLOCK;
+    Queue queue = open_queue(team, &own->opened, pieces * blocks, 1);
+    while (take_piece(&queue, &begin, &end)) {
+        int first = begin / pieces * BLOCK, row = begin % pieces * rows, left = x->count - first;
+        Panels here = {x->panels + (size_t)first * matrix->columns, left < BLOCK ? left : BLOCK,
+                       x->lanes};
+        Sink there = *sink;
+        if (there.inner != NULL)
+            there.inner += (size_t)first * matrix->rows;
+        else
+            there.active += first;
+        multiply_by_tiles(matrix, up, &here, row,
+                          row + rows < matrix->rows ? row + rows : matrix->rows, &there,
+                          own->scratch);
+    }
+}
+
+static void place_product(
+    Team *team, Own *own, const Matrix *matrix, const Panels *x, float *base, size_t stride,
+    int adds)
+{
+    Sink sink = {.base = base, .stride = stride, .active = own->active, .adds = adds};
+    multiply_pieces(team, own, matrix, NULL, x, &sink);
+}
+#endif
+
 static void multiply_share(
-    Team *team, int thread, const Run *run, const Own *own, const Matrix *matrix, int count)
+    Team *team, int thread, const Own *own, const Matrix *matrix, int count)
 {
     int begin, end;
     share_of(matrix->rows, TILE, team, thread, &begin, &end);
-    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, run->has_tiles,
-                  own->scratch);
+    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
 }
 
-static void vectors_of(const Own *own, const float *wide, const bf16 *small, size_t width, int count)
+/* Normalise rows and multiply them with some matrices; the sums of active lane n go to
+ * outputs[i] + active[n] * (rows of matrix i). A barrier must follow. */
+static void project(
+    const Run *run, Team *team, int thread, Own *own, const float *const *rows, const float *norm,
+    int count, int together, const Matrix *const *matrices, float *const *outputs, int number)
 {
-    for (int n = 0; n < count; n++) {
-        size_t at = (size_t)own->active[n] * width;
-        own->vectors[n] = (Vector){wide + at, small + at};
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = normed_panels(run, team, thread, own, rows, norm, count, together);
+        for (int i = 0; i < number; i++)
+            place_product(team, own, matrices[i], &x, outputs[i], (size_t)matrices[i]->rows, 0);
+        return;
+    }
+#endif
+    (void)together;
+    for (int n = 0; n < count; n++)
+        normalise(run, own, norm, rows[n], n);
+    for (int i = 0; i < number; i++) {
+        set_outputs(own, outputs[i], (size_t)matrices[i]->rows, count);
+        multiply_share(team, thread, own, matrices[i], count);
     }
 }
 
@@ -632,7 +766,7 @@ static void add_share(Team *team, int thread, const Run *run, Own *own, const Ma
     float *products[count];
     for (int n = 0; n < count; n++) /* the query's space is free by now */
         products[n] = run->query + (size_t)own->active[n] * hidden;
-    multiply_rows(matrix, own->vectors, count, begin, end, products, run->has_tiles, own->scratch);
+    multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
     for (int n = 0; n < count; n++) {
         float *residual = run->step->residual + (size_t)own->active[n] * hidden;
         for (int i = begin; i < end; i++)
@@ -640,22 +774,91 @@ static void add_share(Team *team, int thread, const Run *run, Own *own, const Ma
     }
 }
 
+/* Attention's output, added to the residual. */
+static void add_attended(Run *run, Team *team, int thread, Own *own, const Matrix *output, int count)
+{
+    size_t width = (size_t)run->model->heads * run->model->head_size;
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = attended_panels(run, team, thread, own, count);
+        place_product(team, own, output, &x, run->step->residual, run->model->hidden, 1);
+        return;
+    }
+#endif
+    for (int n = 0; n < count; n++) {
+        size_t at = (size_t)own->active[n] * width;
+        own->vectors[n] = (Vector){run->attended + at, run->attended_narrow + at};
+    }
+    add_share(team, thread, run, own, output, count);
+}
+
+/* The MLP, added to the residual. */
+static void add_mlp(
+    Run *run, Team *team, int thread, Own *own, const Block *weights, const float *const *rows,
+    int count)
+{
+    const Model *model = run->model;
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = normed_panels(run, team, thread, own, rows, weights->mlp_norm, count, 1);
+        Sink sink = {.inner = run->inner_panels};
+        multiply_pieces(team, own, &weights->gate, &weights->up, &x, &sink);
+        barrier(team);
+        x.panels = run->inner_panels;
+        place_product(team, own, &weights->down, &x, run->step->residual, model->hidden, 1);
+        return;
+    }
+#endif
+    int begin, end;
+    share_of(model->inner, TILE, team, thread, &begin, &end);
+    float *gates[count], *ups[count];
+    for (int n = 0; n < count; n++) {
+        normalise(run, own, weights->mlp_norm, rows[n], n);
+        gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
+        ups[n] = gates[n] + model->inner;
+    }
+    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
+    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
+    for (int n = 0; n < count; n++) {
+        bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
+        for (int i = begin; i < end; i++)
+            gates[n][i] = silu(gates[n][i]) * ups[n][i];
+        narrow_all(gates[n] + begin, small + begin, end - begin);
+    }
+    barrier(team);
+    for (int n = 0; n < count; n++)
+        own->vectors[n] =
+            (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
+    add_share(team, thread, run, own, &weights->down, count);
+}
+
+static void attend_all(Run *run, Team *team, int thread, Own *own, int block, int count)
+{
+    const int32_t *alone = own->active;
+    int left = count, heads = run->model->heads, begin, end;
+#if HAS_TILES
+    int32_t rest[count];
+    left = attend_prompts(run, team, thread, own, block, count, rest);
+    alone = rest;
+#endif
+    int together = heads_together(run->model, left, size_of(team)), units = heads / together;
+    share_of(left * units, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++)
+        attend(run, own, block, alone[unit / units], unit % units * together, together);
+}
+
 static void run_block(Run *run, Team *team, int thread, Own *own, int block, int count)
 {
     const Model *model = run->model;
     const Step *step = run->step;
     const Block *weights = &model->blocks[block];
-    int hidden = model->hidden, head = model->head_size, heads = model->heads;
-    int kv_heads = model->kv_heads, begin, end;
+    int head = model->head_size, kv_heads = model->kv_heads, begin, end;
+    const float *rows[count];
     for (int n = 0; n < count; n++)
-        normalise(run, own, weights->attention_norm,
-                  step->residual + (size_t)own->active[n] * hidden, n);
-    set_outputs(own, run->query, (size_t)heads * head, count);
-    multiply_share(team, thread, run, own, &weights->query, count);
-    set_outputs(own, run->key, (size_t)kv_heads * head, count);
-    multiply_share(team, thread, run, own, &weights->key, count);
-    set_outputs(own, run->value, (size_t)kv_heads * head, count);
-    multiply_share(team, thread, run, own, &weights->value, count);
+        rows[n] = step->residual + (size_t)own->active[n] * model->hidden;
+    project(run, team, thread, own, rows, weights->attention_norm, count, 1,
+            (const Matrix *[]){&weights->query, &weights->key, &weights->value},
+            (float *[]){run->query, run->key, run->value}, 3);
     barrier(team);
     share_of(count * kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
@@ -665,44 +868,11 @@ static void run_block(Run *run, Team *team, int thread, Own *own, int block, int
                     run->value + at);
     }
     barrier(team);
-    const int32_t *alone = own->active;
-    int left = count;
-#if HAS_TILES
-    int32_t rest[count];
-    left = attend_prompts(run, team, thread, own, block, count, rest);
-    alone = rest;
-#endif
-    int together = heads_together(model, left, size_of(team)), units = heads / together;
-    share_of(left * units, 1, team, thread, &begin, &end);
-    for (int unit = begin; unit < end; unit++)
-        attend(run, own, block, alone[unit / units], unit % units * together, together);
+    attend_all(run, team, thread, own, block, count);
     barrier(team);
-    vectors_of(own, run->attended, run->attended_narrow, (size_t)heads * head, count);
-    add_share(team, thread, run, own, &weights->output, count);
+    add_attended(run, team, thread, own, &weights->output, count);
     barrier(team);
-    for (int n = 0; n < count; n++)
-        normalise(run, own, weights->mlp_norm,
-                  step->residual + (size_t)own->active[n] * hidden, n);
-    share_of(model->inner, TILE, team, thread, &begin, &end);
-    float *gates[count], *ups[count];
-    for (int n = 0; n < count; n++) {
-        gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
-        ups[n] = gates[n] + model->inner;
-    }
-    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, run->has_tiles,
-                  own->scratch);
-    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, run->has_tiles,
-                  own->scratch);
-    for (int n = 0; n < count; n++) {
-        bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
-        for (int i = begin; i < end; i++)
-            gates[n][i] = silu(gates[n][i]) * ups[n][i];
-        narrow_all(gates[n] + begin, small + begin, end - begin);
-    }
-    barrier(team);
-    for (int n = 0; n < count; n++)
-        own->vectors[n] = (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
-    add_share(team, thread, run, own, &weights->down, count);
+    add_mlp(run, team, thread, own, weights, rows, count);
     if (thread == 0)
         for (int n = 0; n < count; n++) {
             int lane = own->active[n];
@@ -780,17 +950,16 @@ static void fill_holes(Run *run, Team *team, int thread, Own *own, int block, in
     int32_t active[HOLES_AT_ONCE];
     Own here = *own;
     here.active = active;
-    float residual[model->hidden];
+    const float *rows[HOLES_AT_ONCE];
     for (int n = 0; n < found; n++) {
-        active[n] = n;
+        float *residual = own->filling + (size_t)n * model->hidden;
+        active[n] = n, rows[n] = residual;
         load(model, cache->skipped, (size_t)own->holes[3 * n + 2] * model->hidden, residual,
              model->hidden);
-        normalise(run, &here, weights->attention_norm, residual, n);
     }
-    set_outputs(&here, run->key, (size_t)width, found);
-    multiply_share(team, thread, run, &here, &weights->key, found);
-    set_outputs(&here, run->value, (size_t)width, found);
-    multiply_share(team, thread, run, &here, &weights->value, found);
+    project(run, team, thread, &here, rows, weights->attention_norm, found, 0,
+            (const Matrix *[]){&weights->key, &weights->value}, (float *[]){run->key, run->value}, 2);
+    own->opened = here.opened;
     barrier(team);
     share_of(found * model->kv_heads, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
@@ -909,12 +1078,13 @@ static void final_logits(Run *run, Team *team, int thread, Own *own)
 {
     const Model *model = run->model;
     const Step *step = run->step;
+    const float *rows[step->lanes];
     for (int lane = 0; lane < step->lanes; lane++) {
         own->active[lane] = lane;
-        normalise(run, own, model->final_norm, step->residual + (size_t)lane * model->hidden, lane);
+        rows[lane] = step->residual + (size_t)lane * model->hidden;
     }
-    set_outputs(own, step->logits, (size_t)model->vocabulary.rows, step->lanes);
-    multiply_share(team, thread, run, own, &model->vocabulary, step->lanes);
+    project(run, team, thread, own, rows, model->final_norm, step->lanes, 1,
+            (const Matrix *[]){&model->vocabulary}, (float *[]){step->logits}, 1);
 }
 
 static void run_all(void *argument, Team *team, int thread)
@@ -922,7 +1092,7 @@ static void run_all(void *argument, Team *team, int thread)
     Run *run = argument;
     const Model *model = run->model;
     const Step *step = run->step;
-    Own own;
+    Own own = {0};
     int32_t place[step->lanes];
     lay_out_own(model, step, run->cache->capacity, run->own + thread * run->own_bytes, &own);
     for (int lane = 0; lane < step->lanes; lane++) {
@@ -966,17 +1136,43 @@ static size_t lay_out(Run *run, char *base, int threads)
     run->value = take(&at, sizeof(float) * holes * kv_width);
     run->attended = take(&at, sizeof(float) * lanes * attended);
     run->attended_narrow = take(&at, sizeof(bf16) * lanes * attended);
-    run->inner = take(&at, sizeof(float) * 2 * lanes * model->inner);
-    run->inner_narrow = take(&at, sizeof(bf16) * lanes * model->inner);
+    if (run->by_tiles) {
+        size_t held = (lanes + 15) / 16 * 16; /* whole panels */
+        run->normed_panels = take(&at, sizeof(bf16) * held * model->hidden);
+        run->attended_panels = take(&at, sizeof(bf16) * held * attended);
+        run->inner_panels = take(&at, sizeof(bf16) * held * model->inner);
+    } else {
+        run->inner = take(&at, sizeof(float) * 2 * lanes * model->inner);
+        run->inner_narrow = take(&at, sizeof(bf16) * lanes * model->inner);
+    }
     run->own = at;
     run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);
     return (size_t)(at - base) + run->own_bytes * threads;
 }
 
+static int fits_tiles(const Matrix *matrix)
+{
+    return matrix->format != FLOAT32 && matrix->columns % 32 == 0 && matrix->rows > 0;
+}
+
+/* Whether tiles make all products of a model, which makes prompts too the kernel's. */
+int buddy_by_tiles(const Engine *engine, const Model *model)
+{
+    int fits = engine->has_tiles && model->is_bf16 && model->hidden % 32 == 0
+        && model->inner % 32 == 0 && fits_tiles(&model->vocabulary);
+    for (int block = 0; fits && block < model->num_blocks; block++) {
+        const Block *b = &model->blocks[block];
+        fits = fits_tiles(&b->query) && fits_tiles(&b->key) && fits_tiles(&b->value)
+            && fits_tiles(&b->output) && fits_tiles(&b->gate) && fits_tiles(&b->up)
+            && fits_tiles(&b->down);
+    }
+    return fits;
+}
+
 /* Run blocks of one step; 0, or -1 where memory ran out. */
 int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
 {
-    Run run = {.model = model, .cache = cache, .step = step, .has_tiles = engine->has_tiles};
+    Run run = {.model = model, .cache = cache, .step = step, .by_tiles = buddy_by_tiles(engine, model)};
     size_t bytes = lay_out(&run, NULL, threads);
     if (bytes > engine->bytes) {
         free(engine->memory);
@@ -994,12 +1190,6 @@ void buddy_engine_free(Engine *engine)
 {
     free(engine->memory);
     free(engine);
-}
-
-/* Whether bfloat16 is multiplied by tiles, which makes prompts too the kernel's. */
-int buddy_has_tiles(const Engine *engine)
-{
-    return engine->has_tiles;
 }
 
 /* NULL where memory cannot be had. */

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
@@ -32,10 +32,8 @@ from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time; beyond, the general path."""
-MOST_BY_TILES: Final = 256
+MOST_BY_TILES: Final = 4096
 """The same, of prompts too, where the processor multiplies by tiles."""
-_DEPTH: Final = 32
-"""Columns of a tile."""
 
 
 class NativeDecoder:
@@ -64,9 +62,6 @@ class NativeDecoder:
             raise MemoryError("the native engine could not get memory for itself")
         self._lock = Lock()
         self._weights = BoundWeights(backbone)
-        widths = (backbone.config.hidden_size, backbone.config.intermediate_size, backbone.head_dim)
-        fits = all(width % _DEPTH == 0 for width in widths)
-        self._may_tile = fits and bool(self._calls.buddy_has_tiles(self._engine))
         self.seconds: Float[Tensor, " 3"] | None = None
         """Set to zeros, collects seconds in blocks, in filling holes, in the output projection."""
         self._bound: WeakKeyDictionary[Session, _BoundCache] = WeakKeyDictionary()
@@ -79,8 +74,8 @@ class NativeDecoder:
     @property
     def has_tiles(self) -> bool:
         """Whether all products are made by tiles."""
-        is_plain = type(self._backbone.head) is nn.Linear  # and not quantised
-        return self._may_tile and is_plain and self._backbone.dtype == torch.bfloat16
+        model = ctypes.byref(self._weights.model)
+        return bool(self._calls.buddy_by_tiles(self._engine, model))
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel: few tokens, and no prompts, or all by tiles."""

@@ -4,6 +4,7 @@
 #define BUDDY_MODEL_H
 
 #include "multiply.h"
+#include "tiles.h"
 
 typedef struct {
     Matrix query, key, value, output, gate, up, down;

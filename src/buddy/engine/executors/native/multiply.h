@@ -1,38 +1,23 @@
-/* A share of a matrix's rows times any number of vectors, by the fastest way this machine has. */
+/* A share of a matrix's rows times any number of vectors, row by row. */
 
 #ifndef BUDDY_MULTIPLY_H
 #define BUDDY_MULTIPLY_H
 
 #include "matrix.h"
-#include "tiles.h"
 
-/* Bytes that `multiply_rows` works in. */
-static size_t multiply_bytes(int columns, int count)
-{
-    size_t row = sizeof(float) * columns, tiles = tile_bytes(columns, count);
-    return row > tiles ? row : tiles;
-}
-
-/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end. */
+/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is [columns]. */
 static void multiply_rows(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-    int has_tiles, void *memory)
+    float *scratch)
 {
-    int row = begin;
-#if HAS_TILES
-    if (has_tiles && matrix->format == BFLOAT16 && matrix->columns % DEPTH == 0)
-        row = rows_by_tiles(matrix, x, count, begin, end, y, memory);
-#else
-    (void)has_tiles;
-#endif
     if (count <= MOST_VECTORS) {
-        multiply_few(matrix, x, count, row, end, y, memory);
+        multiply_few(matrix, x, count, begin, end, y, scratch);
     } else {
-        for (; row < end; row += ROWS_AT_ONCE) {
+        for (int row = begin; row < end; row += ROWS_AT_ONCE) {
             int stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
             for (int done = 0; done < count; done += MOST_VECTORS) {
                 int now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
-                multiply_few(matrix, x + done, now, row, stop, y + done, memory);
+                multiply_few(matrix, x + done, now, row, stop, y + done, scratch);
             }
         }
     }

@@ -31,6 +31,9 @@ typedef struct {
     int (*threads)(void);                                           /* omp_get_num_threads */
 } OpenMP;
 
+/* Queues of work between two barriers are at most half as many. */
+#define QUEUES 16
+
 typedef struct Team Team;
 typedef void (*Job)(void *argument, Team *team, int thread);
 
@@ -40,6 +43,7 @@ struct Team {
     atomic_int arrived;
     atomic_int phase;
     atomic_int dozing; /* threads that sleep at the barrier */
+    atomic_int taken[QUEUES];
     Job job;
     void *argument;
 };
@@ -99,6 +103,29 @@ static void run_job(const OpenMP *openmp, int threads, Job job, void *argument)
 {
     Team team = {.openmp = openmp, .job = job, .argument = argument};
     openmp->parallel(join_team, &team, (unsigned)threads, 0);
+}
+
+/* Work that threads take piece by piece, since one core may be slower than another. All threads open
+ * the same queues in the same order, each with a count of its own. */
+typedef struct {
+    atomic_int *taken;
+    int total, piece;
+} Queue;
+
+static Queue open_queue(Team *team, unsigned *opened, int total, int piece)
+{
+    unsigned here = (*opened)++;
+    /* Of a barrier before: everybody has left it. Nobody opens it before the next. */
+    atomic_store_explicit(&team->taken[(here + QUEUES / 2) % QUEUES], 0, memory_order_relaxed);
+    return (Queue){&team->taken[here % QUEUES], total, piece};
+}
+
+/* The next piece; 0 where none is left. */
+static int take_piece(Queue *queue, int *begin, int *end)
+{
+    *begin = atomic_fetch_add_explicit(queue->taken, queue->piece, memory_order_relaxed);
+    *end = *begin + queue->piece < queue->total ? *begin + queue->piece : queue->total;
+    return *begin < queue->total;
 }
 
 /* The share of `total` that falls to a thread, in pieces of `grain`. */

@@ -1,14 +1,16 @@
-/* Rows of bfloat16 weights times up to MOST_LANES vectors, by the tile registers of AMX.
+/* Rows of weights times any number of vectors, by the tile registers of AMX.
  *
- * One instruction multiplies 16 rows of weights, 32 columns deep, with 16 vectors. Weights are read
- * where they lie. The vectors are packed into panels first: of two columns each, those of 16 vectors
- * side by side. A product's sum has one order whatever else is multiplied, so a sequence's numbers do
- * not depend on those beside it.
+ * One instruction multiplies 16 rows of weights, 32 columns deep, with 16 vectors. Weights in bfloat16
+ * are read where they lie, others are unpacked first. Vectors come in panels of 16: of two columns
+ * each, those of all vectors side by side. Sums come out of the tiles with 16 vectors side by side too,
+ * so what is computed of each sum alone goes into the next panel without turning it round. A sum has
+ * one order whatever else is multiplied, so a sequence's numbers do not depend on those beside it.
  */
 
 #ifndef BUDDY_TILES_H
 #define BUDDY_TILES_H
 
+#include "functions.h"
 #include "matrix.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
@@ -23,14 +25,13 @@
 #define TILE 16  /* rows of weights, and vectors, of a tile */
 #define DEPTH 32 /* columns of weights of a tile */
 
-/* Bytes that a product of so many vectors works in. */
-static size_t tile_bytes(int columns, int count)
+#if HAS_TILES
+/* Bytes that the products of a thread work in. */
+static size_t tile_bytes(int columns)
 {
-    size_t panels = (count + TILE - 1) / TILE;
-    return panels * TILE * columns * sizeof(bf16) + 4 * TILE * TILE * sizeof(float);
+    return 4 * TILE * TILE * sizeof(float) + 2 * TILE * (size_t)columns * sizeof(bf16);
 }
 
-#if HAS_TILES
 /* Whether the kernel of the system lets this process use the registers; it must be asked once. */
 static int may_use_tiles(void)
 {
@@ -68,13 +69,13 @@ static inline void transpose(__m512 *rows)
     memcpy(rows, t, sizeof t);
 }
 
-/* A panel of up to 16 vectors; what is missing is zero. */
-static void pack_panel(const Vector *x, int count, int columns, bf16 *panel)
+/* A panel of up to 16 vectors in bfloat16, of some columns; what is missing is zero. */
+static void pack_panel(const bf16 *const *x, int count, int begin, int end, bf16 *panel)
 {
-    for (int column = 0; column < columns; column += DEPTH) {
+    for (int column = begin; column < end; column += DEPTH) {
         __m512 pairs[TILE];
         for (int n = 0; n < TILE; n++)
-            pairs[n] = n < count ? _mm512_loadu_ps(x[n].narrow + column) : _mm512_setzero_ps();
+            pairs[n] = n < count ? _mm512_loadu_ps(x[n] + column) : _mm512_setzero_ps();
         transpose(pairs);
         for (int i = 0; i < TILE; i++)
             _mm512_storeu_ps(panel + (size_t)column * TILE + i * 2 * TILE, pairs[i]);
@@ -100,48 +101,90 @@ static void set_tiles(int lanes)
     _tile_loadconfig(&shape);
 }
 
-/* The sums of a tile to their places: 16 rows of each vector. */
-static inline void place_sums(const float *sums, int lanes, int count, int row, float *const *y)
+/* Vectors as tiles read them. One vector alone is a panel as it lies. */
+typedef struct {
+    const bf16 *panels; /* [panels][columns][lanes], two columns of a lane side by side */
+    int count, lanes;   /* vectors; of a panel: 16, or 1 if there is one vector */
+} Panels;
+
+/* 16 vectors, of 32 integers of 8 bits each, in bfloat16, which holds them exactly. */
+static inline void unpack_bytes(__m512i bytes, bf16 *out)
 {
-    if (lanes == 1) {
-        memcpy(y[0] + row, sums, TILE * sizeof(float));
-        return;
-    }
-    __m512 rows[TILE];
-    for (int i = 0; i < TILE; i++)
-        rows[i] = _mm512_loadu_ps(sums + i * TILE);
-    transpose(rows);
-    for (int n = 0; n < count; n++)
-        _mm512_storeu_ps(y[n] + row, rows[n]);
+    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_castsi512_si128(bytes)));
+    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 1)));
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
-/* 16 or 32 rows of weights times one panel or two. */
+/* 16 rows of weights, and how many bytes lie between them: where they are or, unpacked, in `space`. Of
+ * INT8 the scale is left out. Rows behind the last are zero. */
+static const bf16 *tile_rows(const Matrix *matrix, int row, bf16 *space)
+{
+    int columns = matrix->columns, left = matrix->rows - row;
+    size_t at = (size_t)row * columns;
+    if (left >= TILE && matrix->format == BFLOAT16)
+        return (const bf16 *)matrix->weights + at;
+    if (left < TILE)
+        memset(space, 0, TILE * (size_t)columns * sizeof(bf16));
+    int rows = left < TILE ? left : TILE;
+    size_t count = (size_t)rows * columns;
+    if (matrix->format == BFLOAT16) {
+        memcpy(space, (const bf16 *)matrix->weights + at, count * sizeof(bf16));
+    } else if (matrix->format == INT8) {
+        const int8_t *weights = (const int8_t *)matrix->weights + at;
+        for (size_t i = 0; i < count; i += 32) {
+            _mm_prefetch((const char *)weights + i + BYTES_AHEAD, _MM_HINT_T0);
+            __m256i bytes = _mm256_loadu_si256((const __m256i *)(weights + i));
+            unpack_bytes(_mm512_castsi256_si512(bytes), space + i);
+        }
+    } else {
+        const uint8_t *weights = (const uint8_t *)matrix->weights + at / 2;
+        const float *scales = matrix->scales + at / GROUP;
+        for (size_t i = 0; i < count; i += GROUP) {
+            _mm_prefetch((const char *)weights + i / 2 + BYTES_AHEAD, _MM_HINT_T0);
+            __m128i pairs = _mm_loadu_si128((const __m128i *)(weights + i / 2));
+            __m128i mask = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+            __m128i low = _mm_sub_epi8(_mm_and_si128(pairs, mask), eight);
+            __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(pairs, 4), mask), eight);
+            __m512 scale = _mm512_set1_ps(scales[i / GROUP]);
+            __m512 first = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)), scale);
+            __m512 second = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)), scale);
+            _mm512_storeu_si512(space + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+        }
+    }
+    WRITTEN();
+    return space;
+}
+
+/* Sums of 16 rows, or of 16 rows of either of two matrices, times one panel or two. What is read next
+ * lies at `ahead`, or nowhere. */
 static inline __attribute__((always_inline)) void tiles_times(
-    const bf16 *weights, int columns, int two_rows, const bf16 *panel, int lanes, int two_panels,
-    const char *next, float *sums)
+    const bf16 *first, const bf16 *second, int columns, const bf16 *panel, int lanes,
+    int two_panels, const char *const ahead[2], float *sums)
 {
     size_t stride = (size_t)columns * sizeof(bf16), width = (size_t)lanes * sizeof(float);
-    const bf16 *second = panel + (size_t)columns * lanes;
+    const bf16 *beside = panel + (size_t)columns * lanes;
     _tile_zero(0);
     if (two_panels)
         _tile_zero(1);
-    if (two_rows)
+    if (second != NULL)
         _tile_zero(2);
-    if (two_rows && two_panels)
+    if (second != NULL && two_panels)
         _tile_zero(3);
     for (int column = 0; column < columns; column += DEPTH) {
-        if (next != NULL) /* what is read after these rows lies behind them */
-            for (int i = 0; i < (two_rows + 1) * TILE; i++)
-                _mm_prefetch(next + (size_t)(column / DEPTH) * (two_rows+1) * TILE * 64 + i * 64, _MM_HINT_T0);
+        for (int half = 0; half < 2; half++)
+            if (ahead[half] != NULL)
+                for (int i = 0; i < TILE; i++)
+                    _mm_prefetch(ahead[half] + ((size_t)column / DEPTH * TILE + i) * 64,
+                                 _MM_HINT_T0);
         _tile_loadd(6, panel + (size_t)column * lanes, width);
-        _tile_loadd(4, weights + column, stride);
+        _tile_loadd(4, first + column, stride);
         _tile_dpbf16ps(0, 4, 6);
         if (two_panels) {
-            _tile_loadd(7, second + (size_t)column * lanes, width);
+            _tile_loadd(7, beside + (size_t)column * lanes, width);
             _tile_dpbf16ps(1, 4, 7);
         }
-        if (two_rows) {
-            _tile_loadd(5, weights + (size_t)TILE * columns + column, stride);
+        if (second != NULL) {
+            _tile_loadd(5, second + column, stride);
             _tile_dpbf16ps(2, 5, 6);
             if (two_panels)
                 _tile_dpbf16ps(3, 5, 7);
@@ -150,57 +193,131 @@ static inline __attribute__((always_inline)) void tiles_times(
     _tile_stored(0, sums, width);
     if (two_panels)
         _tile_stored(1, sums + TILE * TILE, width);
-    if (two_rows)
+    if (second != NULL)
         _tile_stored(2, sums + 2 * TILE * TILE, width);
-    if (two_rows && two_panels)
+    if (second != NULL && two_panels)
         _tile_stored(3, sums + 3 * TILE * TILE, width);
 }
 
-/* y[n][row] = matrix[row] . x[n]; returns the first row that is left: fewer than 16 are. */
-static int rows_by_tiles(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+/* Where sums go. */
+typedef struct {
+    float *base;           /* of lane n at base + active[n] * stride; NULL where `inner` is set */
+    size_t stride;
+    const int32_t *active;
+    int adds;              /* to what is there */
+    bf16 *inner;           /* [panels][rows][lanes]: SiLU of the first matrix times the second */
+} Sink;
+
+/* The sums of 16 rows by as many lanes, with scales and bias. */
+static inline void complete(const Matrix *matrix, int row, int lanes, float *sums)
+{
+    int rows = matrix->rows - row < TILE ? matrix->rows - row : TILE;
+    if (matrix->format == INT8)
+        for (int i = 0; i < rows; i++)
+            for (int n = 0; n < lanes; n++)
+                sums[i * lanes + n] *= matrix->scales[row + i];
+    if (matrix->bias != NULL)
+        for (int i = 0; i < rows; i++)
+            for (int n = 0; n < lanes; n++)
+                sums[i * lanes + n] += matrix->bias[row + i];
+}
+
+/* 16 rows of up to 16 vectors, from `n` on, to their places. */
+static inline void place_sums(
+    const Sink *sink, const Matrix *matrix, int row, int lanes, int n, int held, float *sums)
+{
+    complete(matrix, row, lanes, sums);
+    int rows = matrix->rows - row < TILE ? matrix->rows - row : TILE;
+    __mmask16 mask = (__mmask16)((1u << rows) - 1);
+    __m512 turned[TILE];
+    for (int i = 0; i < (lanes == 1 ? 1 : TILE); i++)
+        turned[i] = _mm512_loadu_ps(sums + i * TILE);
+    if (lanes > 1)
+        transpose(turned);
+    for (int i = 0; i < held; i++) {
+        float *to = sink->base + (size_t)sink->active[n + i] * sink->stride + row;
+        if (sink->adds)
+            turned[i] = _mm512_add_ps(turned[i], _mm512_maskz_loadu_ps(mask, to));
+        _mm512_mask_storeu_ps(to, mask, turned[i]);
+    }
+}
+
+/* 16 rows of the MLP's inner values of a panel. */
+static inline void gate_sums(
+    const Sink *sink, const Matrix *gate, const Matrix *up, int row, int lanes, int n,
+    float *gates, float *ups)
+{
+    complete(gate, row, lanes, gates);
+    complete(up, row, lanes, ups);
+    for (int i = 0; i < TILE * lanes; i++)
+        gates[i] = silu(gates[i]) * ups[i];
+    bf16 *to = sink->inner + (size_t)n * gate->rows + (size_t)row * lanes;
+    if (lanes == 1) {
+        _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(gates)));
+        return;
+    }
+    uint16_t order[2 * TILE];
+    for (int i = 0; i < TILE; i++)
+        order[2 * i] = (uint16_t)i, order[2 * i + 1] = (uint16_t)(TILE + i);
+    __m512i pairs = _mm512_loadu_si512(order);
+    for (int i = 0; i < TILE; i += 2) {
+        __m512 even = _mm512_loadu_ps(gates + i * TILE), odd = _mm512_loadu_ps(gates + (i + 1) * TILE);
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+        _mm512_storeu_si512(to + i * TILE, _mm512_permutexvar_epi16(pairs, both));
+    }
+}
+
+static inline const char *next_rows(const Matrix *matrix, int row, int end)
+{
+    if (matrix->format != BFLOAT16 || row + TILE > end || row + TILE > matrix->rows)
+        return NULL;
+    return (const char *)((const bf16 *)matrix->weights + (size_t)row * matrix->columns);
+}
+
+/* Rows from `begin` to `end` of a matrix, or of two of the same shape that are gated. */
+static void multiply_by_tiles(
+    const Matrix *matrix, const Matrix *up, const Panels *x, int begin, int end, const Sink *sink,
     void *memory)
 {
-    int columns = matrix->columns, lanes = count == 1 ? 1 : TILE, row = begin;
-    const bf16 *weights = matrix->weights, *panels = x[0].narrow;
+    int columns = matrix->columns, lanes = x->lanes, step = up == NULL ? 2 * TILE : TILE;
     float *sums = memory;
-    if (count > 1) {
-        bf16 *packed = (bf16 *)(sums + 4 * TILE * TILE);
-        for (int n = 0; n < count; n += TILE)
-            pack_panel(x + n, count - n, columns, packed + (size_t)n * columns);
-        panels = packed;
-    }
+    bf16 *space = (bf16 *)(sums + 4 * TILE * TILE);
     set_tiles(lanes);
-    while (row + TILE <= end) {
-        int two_rows = count > 1 && row + 2 * TILE <= end;
-        const bf16 *here = weights + (size_t)row * columns;
-        const char *next = NULL; /* rows of this share alone */
-        if (row + 4 * TILE <= end)
-            next = (const char *)(here + (size_t)(two_rows ? 2 : 1) * TILE * columns);
-        for (int n = 0; n < count; n += 2 * TILE) {
-            const bf16 *panel = panels + (size_t)n * columns;
-            int two_panels = n + TILE < count;
-            const char *ahead = n == 0 ? next : NULL;
-            if (two_rows && two_panels)
-                tiles_times(here, columns, 1, panel, TILE, 1, ahead, sums);
-            else if (two_rows)
-                tiles_times(here, columns, 1, panel, lanes, 0, ahead, sums);
+    for (int row = begin; row < end; row += step) {
+        const Matrix *other = up == NULL ? matrix : up;
+        int other_row = up == NULL ? row + TILE : row;
+        const bf16 *first = tile_rows(matrix, row, space), *second = NULL;
+        if (other_row < end)
+            second = tile_rows(other, other_row, space + (size_t)TILE * columns);
+        const char *next[2] = {next_rows(matrix, row + step, end),
+                               next_rows(other, other_row + step, end)};
+        static const char *const nothing[2];
+        for (int n = 0; n < x->count; n += 2 * TILE) {
+            const bf16 *panel = x->panels + (size_t)n * columns;
+            int two_panels = n + TILE < x->count;
+            const char *const *ahead = n == 0 ? next : nothing;
+            if (second != NULL && two_panels)
+                tiles_times(first, second, columns, panel, TILE, 1, ahead, sums);
+            else if (second != NULL)
+                tiles_times(first, second, columns, panel, lanes, 0, ahead, sums);
             else if (two_panels)
-                tiles_times(here, columns, 0, panel, TILE, 1, ahead, sums);
+                tiles_times(first, NULL, columns, panel, TILE, 1, ahead, sums);
             else
-                tiles_times(here, columns, 0, panel, lanes, 0, ahead, sums);
-            for (int i = 0; i < 2; i++)
-                for (int j = 0; j < 2; j++) {
-                    int first = n + j * TILE, held = count - first;
-                    if ((i == 0 || two_rows) && held > 0)
-                        place_sums(sums + (2 * i + j) * TILE * TILE, lanes,
-                                   held < TILE ? held : TILE, row + i * TILE, y + first);
+                tiles_times(first, NULL, columns, panel, lanes, 0, ahead, sums);
+            for (int j = 0; j <= two_panels; j++) {
+                int at = n + j * TILE, held = x->count - at < TILE ? x->count - at : TILE;
+                float *here = sums + j * TILE * TILE, *there = here + 2 * TILE * TILE;
+                if (up != NULL) {
+                    gate_sums(sink, matrix, up, row, lanes, at, here, there);
+                    continue;
                 }
+                place_sums(sink, matrix, row, lanes, at, held, here);
+                if (second != NULL)
+                    place_sums(sink, matrix, other_row, lanes, at, held, there);
+            }
         }
-        row += two_rows ? 2 * TILE : TILE;
     }
     _tile_release();
-    return row;
 }
 #endif
 
