@@ -59,6 +59,24 @@ static inline float dot_float(const float *restrict a, const float *restrict b, 
     return sum;
 }
 
+#define AT_ONCE 4
+
+/* One row times several vectors, whose sums do not wait for each other. */
+static inline void dots_float(
+    const float *restrict a, const Vector *x, int count, float *restrict out)
+{
+    const float *restrict x0 = x[0].wide, *restrict x1 = x[1].wide;
+    const float *restrict x2 = x[2].wide, *restrict x3 = x[3].wide;
+    float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    for (int i = 0; i < count; i++) {
+        s0 += a[i] * x0[i];
+        s1 += a[i] * x1[i];
+        s2 += a[i] * x2[i];
+        s3 += a[i] * x3[i];
+    }
+    out[0] = s0, out[1] = s1, out[2] = s2, out[3] = s3;
+}
+
 static inline float dot_bf16(const bf16 *restrict a, const float *restrict b, int count)
 {
     float sum = 0;
@@ -240,7 +258,14 @@ static void multiply_few(
             continue;
         }
         widen_row(matrix, row, scratch);
-        for (int n = 0; n < count; n++)
+        int n = 0;
+        for (; n + AT_ONCE <= count; n += AT_ONCE) {
+            float out[AT_ONCE];
+            dots_float(scratch, x + n, matrix->columns, out);
+            for (int i = 0; i < AT_ONCE; i++)
+                y[n + i][row] = out[i];
+        }
+        for (; n < count; n++)
             y[n][row] = dot_float(scratch, x[n].wide, matrix->columns);
     }
 }

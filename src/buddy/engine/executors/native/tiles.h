@@ -199,6 +199,34 @@ static inline __attribute__((always_inline)) void tiles_times(
         _tile_stored(3, sums + 3 * TILE * TILE, width);
 }
 
+/* Sums of 16 rows of INT8 times one vector: unpacking them for tiles would take longer than memory
+ * takes to give them. Rows behind the last are zero. */
+static void bytes_times(const Matrix *matrix, int row, const float *x, float *sums)
+{
+    int columns = matrix->columns;
+    memset(sums, 0, TILE * sizeof(float));
+    for (int i = 0; i < TILE && row + i < matrix->rows; i += 4) {
+        const int8_t *weights[4];
+        __m512 sum[4];
+        for (int r = 0; r < 4; r++) {
+            int at = row + i + r < matrix->rows ? row + i + r : matrix->rows - 1;
+            weights[r] = (const int8_t *)matrix->weights + (size_t)at * columns;
+            sum[r] = _mm512_setzero_ps();
+        }
+        for (int column = 0; column < columns; column += 16) {
+            __m512 value = _mm512_loadu_ps(x + column);
+            for (int r = 0; r < 4; r++) {
+                _mm_prefetch((const char *)weights[r] + column + BYTES_AHEAD, _MM_HINT_T0);
+                __m128i bytes = _mm_loadu_si128((const __m128i *)(weights[r] + column));
+                __m512 weight = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+                sum[r] = _mm512_fmadd_ps(weight, value, sum[r]);
+            }
+        }
+        for (int r = 0; r < 4 && row + i + r < matrix->rows; r++)
+            sums[i + r] = _mm512_reduce_add_ps(sum[r]);
+    }
+}
+
 /* Where sums go. */
 typedef struct {
     float *base;           /* of lane n at base + active[n] * stride; NULL where `inner` is set */
@@ -282,6 +310,21 @@ static void multiply_by_tiles(
     int columns = matrix->columns, lanes = x->lanes, step = up == NULL ? 2 * TILE : TILE;
     float *sums = memory;
     bf16 *space = (bf16 *)(sums + 4 * TILE * TILE);
+    if (x->count == 1 && matrix->format == INT8) {
+        float *wide = (float *)space, *others = sums + TILE;
+        for (int i = 0; i < columns; i++)
+            wide[i] = widen(x->panels[i]);
+        for (int row = begin; row < end; row += TILE) {
+            bytes_times(matrix, row, wide, sums);
+            if (up == NULL) {
+                place_sums(sink, matrix, row, 1, 0, 1, sums);
+                continue;
+            }
+            bytes_times(up, row, wide, others);
+            gate_sums(sink, matrix, up, row, 1, 0, sums, others);
+        }
+        return;
+    }
     set_tiles(lanes);
     for (int row = begin; row < end; row += step) {
         const Matrix *other = up == NULL ? matrix : up;
