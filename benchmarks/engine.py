@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from shapes import SHAPES, random_model
+from transformers import LogitsProcessorList
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.engine.executors.native.decoder import NativeDecoder
@@ -40,8 +41,12 @@ def decode_s(model, ids, new_tokens, **options):
     """
     trace, executor = DepthTrace(), model.executor.fast_path()
     is_kernel = isinstance(executor, NativeDecoder)
-    if is_kernel:
-        executor.seconds = torch.zeros(3, dtype=torch.float64)
+
+    def after_prefill(_, logits):
+        if is_kernel and len(trace.steps) == 1:
+            executor.seconds = torch.zeros(3, dtype=torch.float64)
+        return logits
+
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -49,6 +54,7 @@ def decode_s(model, ids, new_tokens, **options):
         do_sample=False,
         eos_token_id=None,
         trace=trace,
+        logits_processor=LogitsProcessorList([after_prefill]),
         **options,
     )
     ends = [step.ended_s for step in trace.steps]
