@@ -1,0 +1,250 @@
+"""How fast are others on the same weights and the same machine? Prefill and decode, taking turns.
+
+Each engine has a process of its own, which is stopped while another one works, so that none spins
+on the cores of another. A round asks each engine for each case, in a new order; a ratio is taken
+within a round, and its median is reported. A decode step is what one more token costs: the seconds
+for all tokens less those for the first, over the tokens between.
+
+    python benchmarks/beside_others.py --vllm VENV/bin/python --out results/beside-others.json
+
+vLLM has its own environment, and its CPU build. Without --vllm, transformers alone is beside ours.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+CASES = ("1x256", "8x256", "32x256")
+BUDGETS = {"buddy": 1.0, "buddy, 15 blocks": 0.5}
+
+
+def prompts(vocab, batch, context):
+    """Random token ids, the same in every process."""
+    draw = random.Random(batch * context)
+    return [[draw.randrange(100, vocab - 100) for _ in range(context)] for _ in range(batch)]
+
+
+def buddy(args):
+    """Generates with this source tree."""
+    import torch
+
+    from buddy import BuddyForCausalLM
+
+    torch.set_num_threads(args.threads)
+    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
+    model.set_policy("static")
+
+    def run(ids, tokens):
+        ids = torch.tensor(ids)
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            budget=BUDGETS[args.work],
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+
+    return run, {"engine": model.executor.describe(), "model": model.facts()}
+
+
+def transformers(args):
+    """Generates with transformers' own loop."""
+    import torch
+    from transformers import AutoModelForCausalLM, __version__
+
+    from buddy.hub.loading import locate
+
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(locate(args.model), dtype=torch.bfloat16).eval()
+
+    def run(ids, tokens):
+        ids = torch.tensor(ids)
+        options = {"min_new_tokens": tokens, "max_new_tokens": tokens, "do_sample": False}
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    return run, {"engine": f"transformers {__version__}"}
+
+
+def vllm(args):
+    """Generates with vLLM, in its own environment."""
+    from vllm import LLM, SamplingParams, __version__
+
+    model = LLM(
+        model=args.model,
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=32,
+        max_num_batched_tokens=8192,
+        kv_cache_memory_bytes=2**30,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+
+    def run(ids, tokens):
+        options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        how = SamplingParams(max_tokens=tokens, min_tokens=tokens, **options)
+        model.generate([{"prompt_token_ids": one} for one in ids], how, use_tqdm=False)
+
+    return run, {"engine": f"vLLM {__version__}"}
+
+
+ENGINES = {**dict.fromkeys(BUDGETS, buddy), "transformers": transformers, "vllm": vllm}
+
+
+def work(args):
+    """Answer each case that comes in with its seconds."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    run, facts = ENGINES[args.work](args)
+    print(json.dumps(facts), file=answers, flush=True)
+    for line in sys.stdin:
+        batch, context, tokens = json.loads(line)
+        ids = prompts(args.vocab, batch, context)
+        begun = time.perf_counter()
+        run(ids, 1)
+        first = time.perf_counter()
+        run(ids, 1 + tokens)
+        all_s = time.perf_counter() - first
+        found = {"prefill_s": first - begun, "decode_s": (all_s - (first - begun)) / tokens}
+        print(json.dumps(found), file=answers, flush=True)
+
+
+class Engine:
+    """A process that is stopped while it is not asked."""
+
+    def __init__(self, name, args, model):
+        python = args.vllm if name == "vllm" else sys.executable
+        threads = str(args.threads)
+        cores = ",".join(map(str, range(args.threads)))
+        self._process = subprocess.Popen(
+            [python, __file__, *forwarded(args), "--work", name, "--model", model],
+            env={
+                **os.environ,
+                "PYTHONPATH": "" if name == "vllm" else str(HERE / "src"),
+                "OMP_NUM_THREADS": threads,
+                "VLLM_CPU_OMP_THREADS_BIND": cores,
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "HF_HUB_OFFLINE": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.facts = self._read()
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, case):
+        """Seconds of a case."""
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        found = self._read()
+        self._signal(signal.SIGSTOP)
+        return found
+
+    def end(self):
+        """Let the process go."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _read(self):
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("an engine ended before it answered: its message is above")
+        return json.loads(line)
+
+    def _signal(self, which):
+        os.killpg(self._process.pid, which)
+
+
+def forwarded(args):
+    """What a worker needs of the command line."""
+    return ["--threads", str(args.threads), "--vocab", str(args.vocab), "--out", str(args.out)]
+
+
+def read_arguments():
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
+    parser.add_argument("--cases", default=",".join(CASES), help="batch x context, as in 1x256")
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocab", type=int, default=40_000, help="random ids lie below")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    """Measure, show, record."""
+    args = read_arguments()
+    if args.work:
+        work(args)
+        return
+    from buddy.hub.loading import local_folder
+    from buddy.records import RunRecord
+
+    folder = local_folder(args.model)
+    names = [name for name in ENGINES if name != "vllm" or args.vllm]
+    engines = {name: Engine(name, args, folder) for name in names}
+    cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
+    draw, seen = random.Random(0), {case: [] for case in cases}
+    for number in range(args.rounds + 1):
+        for case in cases:
+            order = draw.sample(names, len(names))
+            made = {name: engines[name].ask((*case, args.new_tokens)) for name in order}
+            if number:  # the first round warms up
+                seen[case].append(made)
+    facts = {name: engine.facts for name, engine in engines.items()}
+    for engine in engines.values():
+        engine.end()
+    cells = []
+    for (batch, context), name in itertools.product(cases, names):
+        rounds = seen[batch, context]
+        for phase, tokens in (("prefill_s", batch * context), ("decode_s", batch)):
+            rates = [tokens / made[name][phase] for made in rounds]
+            ratios = [made[name][phase] / made["buddy"][phase] for made in rounds]
+            cells.append(
+                {
+                    "engine": name,
+                    "batch": batch,
+                    "context": context,
+                    "phase": phase.removesuffix("_s"),
+                    "tokens_per_s": statistics.median(rates),
+                    "buddy_over_it": statistics.median(ratios),
+                    "ratios": ratios,
+                }
+            )
+            print(
+                f"{batch}x{context} {phase:<9} {name:<17} {statistics.median(rates):7.0f} tokens/s"
+                f"   buddy at full depth is {statistics.median(ratios):.2f} times as fast"
+            )
+    model = facts["buddy"].pop("model")
+    facts["buddy, 15 blocks"].pop("model")
+    config = {key: str(value) for key, value in vars(args).items() if key not in ("vllm", "work")}
+    RunRecord(
+        kind="beside-others",
+        model=model,
+        config={**config, "model": Path(folder).name, "engines": facts},
+        results={"cells": cells},
+    ).save(args.out)
+
+
+if __name__ == "__main__":
+    main()
