@@ -26,7 +26,6 @@ CHANGED = "made before records had to: from a source that was changed and not co
 OLD = {
     "results/decode-quality-choice-order.json": NO_COMMIT,
     "results/decode-quality.json": NO_COMMIT,
-    "results/engine-batch-8.json": NO_COMMIT,
     "results/engine-context-4096.json": NO_COMMIT,
     "results/engine-int4.json": NO_COMMIT,
     "results/engine-int8.json": NO_COMMIT,
