@@ -63,7 +63,7 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
     return made;
 }
 
-static Model model_of(int format, int is_bf16)
+static Model model_of(int format, int is_bf16, int has_tiles)
 {
     Block *blocks = room(sizeof(Block) * BLOCKS);
     for (int b = 0; b < BLOCKS; b++)
@@ -88,7 +88,7 @@ static Model model_of(int format, int is_bf16)
         .vocabulary = words, .cosines = angles, .sines = angles + CAPACITY * HEAD,
         .epsilon = 1e-5f, .scaling = 0.17f, .num_blocks = BLOCKS, .hidden = HIDDEN_SIZE,
         .heads = HEADS, .kv_heads = KV_HEADS, .head_size = HEAD, .inner = INNER,
-        .is_bf16 = is_bf16,
+        .by_tiles = has_tiles && is_bf16, .is_bf16 = is_bf16,
     };
 }
 
@@ -194,7 +194,7 @@ int main(void)
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             if (format <= BFLOAT16 && is_bf16 != (format == BFLOAT16))
                 continue;
-            Model model = model_of(format, is_bf16);
+            Model model = model_of(format, is_bf16, buddy_has_tiles(engine));
             for (int leaves = ZEROS; leaves <= PROJECTED; leaves++) {
                 printf("format %d, bf16 %d, leaves %d\n", format, is_bf16, leaves);
                 session(engine, &model, leaves);

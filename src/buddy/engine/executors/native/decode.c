@@ -1150,29 +1150,16 @@ static size_t lay_out(Run *run, char *base, int threads)
     return (size_t)(at - base) + run->own_bytes * threads;
 }
 
-static int fits_tiles(const Matrix *matrix)
+/* Whether this processor and system have tiles. */
+int buddy_has_tiles(const Engine *engine)
 {
-    return matrix->format != FLOAT32 && matrix->columns % 32 == 0 && matrix->rows > 0;
-}
-
-/* Whether tiles make all products of a model, which makes prompts too the kernel's. */
-int buddy_by_tiles(const Engine *engine, const Model *model)
-{
-    int fits = engine->has_tiles && model->is_bf16 && model->hidden % 32 == 0
-        && model->inner % 32 == 0 && fits_tiles(&model->vocabulary);
-    for (int block = 0; fits && block < model->num_blocks; block++) {
-        const Block *b = &model->blocks[block];
-        fits = fits_tiles(&b->query) && fits_tiles(&b->key) && fits_tiles(&b->value)
-            && fits_tiles(&b->output) && fits_tiles(&b->gate) && fits_tiles(&b->up)
-            && fits_tiles(&b->down);
-    }
-    return fits;
+    return engine->has_tiles;
 }
 
 /* Run blocks of one step; 0, or -1 where memory ran out. */
 int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
 {
-    Run run = {.model = model, .cache = cache, .step = step, .by_tiles = buddy_by_tiles(engine, model)};
+    Run run = {.model = model, .cache = cache, .step = step, .by_tiles = model->by_tiles};
     size_t bytes = lay_out(&run, NULL, threads);
     if (bytes > engine->bytes) {
         free(engine->memory);

@@ -61,7 +61,7 @@ class NativeDecoder:
         if not self._engine:
             raise MemoryError("the native engine could not get memory for itself")
         self._lock = Lock()
-        self._weights = BoundWeights(backbone)
+        self._weights = BoundWeights(backbone, bool(self._calls.buddy_has_tiles(self._engine)))
         self.seconds: Float[Tensor, " 3"] | None = None
         """Set to zeros, collects seconds in blocks, in filling holes, in the output projection."""
         self._bound: WeakKeyDictionary[Session, _BoundCache] = WeakKeyDictionary()
@@ -74,8 +74,7 @@ class NativeDecoder:
     @property
     def has_tiles(self) -> bool:
         """Whether all products are made by tiles."""
-        model = ctypes.byref(self._weights.model)
-        return bool(self._calls.buddy_by_tiles(self._engine, model))
+        return bool(self._weights.model.by_tiles)
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel: few tokens, and no prompts, or all by tiles."""

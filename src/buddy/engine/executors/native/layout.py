@@ -56,6 +56,7 @@ class Model(ctypes.Structure):
                 "kv_heads",
                 "head_size",
                 "inner",
+                "by_tiles",
                 "is_bf16",
             )
         ),

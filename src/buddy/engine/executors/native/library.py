@@ -144,8 +144,8 @@ def _opened(path: Path) -> ctypes.CDLL:
     library.buddy_engine_new.restype = pointer
     library.buddy_engine_free.argtypes = [pointer]
     library.buddy_engine_free.restype = None
-    library.buddy_by_tiles.argtypes = [pointer, pointer]
-    library.buddy_by_tiles.restype = ctypes.c_int
+    library.buddy_has_tiles.argtypes = [pointer]
+    library.buddy_has_tiles.restype = ctypes.c_int
     library.buddy_step.argtypes = [pointer, ctypes.c_int, pointer, pointer, pointer]
     library.buddy_step.restype = ctypes.c_int
     return library

@@ -21,6 +21,7 @@ typedef struct {
     const float *cosines, *sines; /* [positions, head_size] */
     float epsilon, scaling;
     int32_t num_blocks, hidden, heads, kv_heads, head_size, inner;
+    int32_t by_tiles; /* whether tiles make all products, which makes prompts too the kernel's */
     int32_t is_bf16; /* number format of embedding, cache and kept residuals; else float32 */
 } Model;
 

@@ -52,6 +52,11 @@ def _linears(backbone: Backbone) -> list[nn.Module]:
     return [*blocks, backbone.head]
 
 
+def _fits_tiles(matrix: layout.Matrix) -> bool:
+    """Whether tiles, which are 32 columns deep, can read these weights."""
+    return bool(matrix.format != layout.FLOAT32 and matrix.columns % 32 == 0)
+
+
 class BoundWeights:
     """A model's weights as the kernel is told of them; norms and biases widened to float32.
 
@@ -61,12 +66,16 @@ class BoundWeights:
     cost a hundredth of the step; so between two steps a model that moves as a whole is followed,
     and whatever else changes is for `ExecutorChoice.refresh` to see, when a session begins.
 
+    Args:
+        backbone: The model.
+        has_tiles: Whether the processor can multiply by tiles.
+
     Attributes:
         model: The structure.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+    def __init__(self, backbone: Backbone, has_tiles: bool) -> None:
+        self._backbone, self._has_tiles = backbone, has_tiles
         self._dtype = backbone.dtype
         self._held: list[Any] = []
         self._positions = 0
@@ -148,12 +157,15 @@ class BoundWeights:
                 window=window or 0,
             )
         self._held.append(blocks)
+        vocabulary = self._matrix(cast(Any, backbone.head))
+        products = [vocabulary, *(getattr(b, n) for b in blocks for n in (*_ATTENTION, *_MLP))]
+        is_bf16 = backbone.dtype == torch.bfloat16
         first = cast(Any, backbone.blocks[0])
         self.model = layout.Model(
             blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
             embedding=self._hold(backbone.embedding.weight).data_ptr(),
             final_norm=self._norm(backbone.final_norm),
-            vocabulary=self._matrix(cast(Any, backbone.head)),
+            vocabulary=vocabulary,
             epsilon=config.rms_norm_eps,
             scaling=first.self_attn.scaling,
             num_blocks=backbone.num_blocks,
@@ -162,5 +174,6 @@ class BoundWeights:
             kv_heads=config.num_key_value_heads,
             head_size=backbone.head_dim,
             inner=config.intermediate_size,
-            is_bf16=backbone.dtype == torch.bfloat16,
+            by_tiles=self._has_tiles and is_bf16 and all(map(_fits_tiles, products)),
+            is_bf16=is_bf16,
         )
