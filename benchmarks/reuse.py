@@ -18,10 +18,10 @@ def is_trained(folder, recipe):
     path = folder / "record.json"
     if not path.exists():
         return False
-    found = read_record(path)["config"]
-    for how_it_ran in ("processes", "measured_prior"):
-        found.pop(how_it_ran, None)
-    changed = differing(found, asdict(recipe))
+    found, wanted = read_record(path)["config"], asdict(recipe)
+    for beside_it in {"processes", "measured_prior", "method"} - wanted.keys():
+        found.pop(beside_it, None)
+    changed = differing(found, wanted)
     if changed:
         sys.exit(
             f"{folder} holds the run of another recipe, with other {', '.join(changed)}: "
