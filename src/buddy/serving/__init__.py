@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server in which every request may say how much compute it is worth."""

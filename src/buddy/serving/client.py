@@ -1,0 +1,82 @@
+"""The seam between HTTP and the engine: whoever is behind it, a thread here or a process elsewhere."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from buddy.errors import BuddyError
+from buddy.serving.request import Deliver, GenerationRequest
+
+EngineState = Literal["starting", "ready", "draining", "failed"]
+
+
+class Overloaded(BuddyError):
+    """The queue is full, or the promised time to the first token is out of reach."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(BuddyError):
+    """The engine takes nothing: it starts, drains, or has failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFacts:
+    """What HTTP must know of the engine; it does not change while the server runs."""
+
+    model: str
+    """As clients name it."""
+    num_blocks: int
+    context: int
+    """Tokens that prompt and answer may have together."""
+    has_predictor: bool
+    """Whether `auto` can be asked for."""
+    engine: str
+    """In a few words for a person."""
+    least_ms_per_token: float
+    """The shortest time for a token that this machine reaches alone, at the smallest budget."""
+
+
+class EngineClient(Protocol):
+    """Takes requests and cancels them. Every method may be called from any thread and returns soon."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the model behind it."""
+        ...
+
+    @property
+    def state(self) -> EngineState:
+        """Whether it takes requests."""
+        ...
+
+    def submit(self, request: GenerationRequest, deliver: Deliver) -> int:
+        """Queue a request.
+
+        Returns:
+            Its number, by which it is cancelled.
+
+        Raises:
+            Overloaded: It will not be taken now.
+            Unavailable: Nothing is taken.
+            BudgetError: Its deadline is below what the machine reaches.
+            PromptError: Prompt and answer do not fit the context.
+        """
+        ...
+
+    def cancel(self, number: int) -> None:
+        """End a request; nothing more is delivered. One that has ended is no error."""
+        ...
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        ...
+
+    def drain(self) -> None:
+        """Take nothing new; what is there is finished."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End the engine; answers that are still under way fail."""
+        ...

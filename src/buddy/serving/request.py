@@ -1,0 +1,159 @@
+"""What a client asks of the engine, and what comes back, token by token."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """A contract: these blocks run, whatever the load."""
+
+    prefill: int
+    """Blocks that each token of the prompt runs."""
+    decode: int
+    """Blocks that each token of the answer runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Auto:
+    """The Budget Predictor chooses from the prompt; under load, less."""
+
+    least: int
+    """Blocks below which it is never lowered."""
+    most: int
+    """Blocks above which it never goes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadline:
+    """As deep as the time for a token allows."""
+
+    ms_per_token: float
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unnamed:
+    """The request names nothing: full depth, or the server's default; under load, less, where the
+    server has a target for the time between tokens."""
+
+    least: int
+    most: int
+
+
+Wish = Fixed | Auto | Deadline | Unnamed
+"""The budget of a request, in blocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a token is chosen; fields as in OpenAI's bodies, and top_k, min_p as in vLLM's."""
+
+    temperature: float = 1.0
+    """0 = the best token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = all."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    seed: int | None = None
+    """The same text for the same request, whatever else runs; None = drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grammar:
+    """What the text must be: any JSON object, or one of a schema."""
+
+    schema: str | None = None
+    """JSON; None = any object."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One answer to one prompt; `n` answers are as many requests."""
+
+    prompt: tuple[int, ...]
+    """Token ids."""
+    max_tokens: int
+    wish: Wish
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer and are no part of it."""
+    top_logprobs: int | None = None
+    """How many alternatives come with each token's logprob; None = no logprobs."""
+    grammar: Grammar | None = None
+    ignore_eos: bool = False
+    """Go on to `max_tokens`; for load tests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """Of one token: natural logarithms, after penalties and bias, before temperature."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The most likely tokens, best first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delta:
+    """New text. Some tokens give none yet: half a character, or what may begin a stop string."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    runs: tuple[NDArray[np.bool_], ...] = ()
+    """[blocks] for each token: which blocks made its logits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What an answer took."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt that the prefix cache had."""
+    completion_tokens: int
+    blocks_executed: int
+    """Of all tokens that were fed, prompt included, cached ones not."""
+    budget_blocks: int
+    """The largest budget of a token of the answer."""
+    blocks_per_token: float
+    """Mean over the tokens of the answer."""
+    distinct_plans: int
+    source: str
+    """fixed, auto, deadline or default."""
+    lowered_from: int | None
+    """What it would have had without load; None where nothing was lowered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The last event of an answer."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """The last event of an answer that cannot be given: the engine's fault, not the request's."""
+
+    message: str
+
+
+Event = Delta | Finished | Failed
+Deliver = Callable[[Event], None]
+"""Called by the engine's thread, in order; it must not block and must not raise."""
