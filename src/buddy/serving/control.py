@@ -30,6 +30,9 @@ class RowView:
     """Tokens since that depth changed."""
     context: int
     """Tokens in its cache."""
+    is_elastic: bool
+    """Whether its depth may be changed: never under a contract, nor, where the request has a seed,
+    for load (its text must not depend on who else is there); a deadline's always."""
     prompt_left: int
     """Tokens of its prompt that are still to be fed; 0 = it decodes.
 
@@ -61,6 +64,9 @@ class Orders:
     prompt_tokens: int
     """Tokens of prompts that may be fed, in all; 0 = none now. A prompt that cannot be cut is fed
     whole where this is at least 1. Where no row decodes, at least 1 is fed."""
+    unloaded: Mapping[int, int] = field(default_factory=dict)
+    """By number, what a row would have without load, where that is not its `wanted`: a deadline's
+    depth on a machine of its own."""
     admits: bool = True
     """Whether a request that waits may take a free row."""
 
@@ -104,13 +110,18 @@ class Gauges:
 
 
 class Control(Protocol):
-    """Decides, and counts. `admit`, `least_ms_per_token` and `metrics` are called from any thread,
-    the others from the engine's; all return soon."""
+    """Decides, and counts.
+
+    `admit`, `least_ms_per_token` and `metrics` are called from any thread, the others from the
+    engine's; all return soon.
+    """
 
     @property
     def least_ms_per_token(self) -> float:
-        """The shortest time for a token that this machine reaches alone, at the smallest budget;
-        0 = not known."""
+        """The shortest time for a token that this machine reaches, alone, at the smallest budget.
+
+        0 = it is not known.
+        """
         ...
 
     def admit(self, request: GenerationRequest, queue: QueueView) -> None:
