@@ -1,6 +1,6 @@
 """One pass: new tokens of some sequences, from the embedding through the last block."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ from buddy.depth.budget_source import ConstantBudget, Progress, blocks_of_lanes
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online, settles
 from buddy.depth.select import check_spendable
+from buddy.engine.ahead import PlannedPrompt
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run
 from buddy.engine.probe import HEAD, piece
@@ -21,7 +22,7 @@ from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session, SessionState
-from buddy.engine.steer import BatchRoute, Budgeted, Online, Steering, steer
+from buddy.engine.steer import Ahead, BatchRoute, Budgeted, Online, Steering, steer
 from buddy.errors import BudgetError, PolicyError, PromptError
 
 
@@ -151,6 +152,8 @@ def run_step(
     columns: int = 0,
     steering: Steering | None = None,
     held: Sequence[SequenceState] | None = None,
+    ahead: Mapping[int, PlannedPrompt] | None = None,
+    apart: Collection[int] = (),
 ) -> StepOutput:
     """Feed new tokens to some sequences of a session: prefill, decode, or any mix of the two.
 
@@ -167,6 +170,9 @@ def run_step(
         columns: Columns of a padded batch that the feed was made of.
         steering: Says who runs what, in the place of the policy.
         held: The sequences as they are to go on, where a source or a rule of theirs is another now.
+        ahead: Of sequences that are fed a part of their prompt, the plan of the whole of it. Their
+            budgets are those of these plans.
+        apart: Sequences that are routed independently, whatever `batch_route` says.
 
     Raises:
         BudgetError: A budget cannot be spent.
@@ -174,8 +180,17 @@ def run_step(
     """
     held = session.find(numbers) if held is None else held
     check_context(held, feed, backbone)
+    prompts = None if ahead is None else [ahead.get(number) for number in numbers]
     budgets = ask_budgets(held, feed, backbone.num_blocks)
-    how = steering or make_steering(policy, held, budgets, batch_route, feed.router_sees)
+    if prompts is not None:
+        budgets = [
+            each if one is None else (int(one.runs.sum()),)
+            for each, one in zip(budgets, prompts, strict=True)
+        ]
+    places = [place for place, number in enumerate(numbers) if number in apart] if apart else ()
+    how = steering or make_steering(
+        policy, held, budgets, batch_route, feed.router_sees, apart=places, prompts=prompts
+    )
     if settles(policy):
         executor = None
     lanes = session.begin(held, feed.counts)
@@ -244,6 +259,9 @@ def make_steering(
     budgets: Sequence[tuple[int, ...]],
     batch_route: BatchRoute,
     router_sees: Bool[Tensor, " lanes"] | None = None,
+    *,
+    apart: Collection[int] = (),
+    prompts: Sequence[PlannedPrompt | None] | None = None,
 ) -> Steering:
     """How a policy steers a pass over these sequences.
 
@@ -253,6 +271,9 @@ def make_steering(
         budgets: Of each sequence: one for all its new tokens, or one for each.
         batch_route: Whose scores rank the blocks.
         router_sees: Lanes that an online policy may see; None = all.
+        apart: Places of sequences that are routed independently, whatever `batch_route` says.
+        prompts: Of each sequence, the plan of its whole prompt, of which it is fed a part; None =
+            it has none. A policy that `plans_ahead` has made them.
 
     Raises:
         BudgetError: A budget cannot be spent.
@@ -268,7 +289,17 @@ def make_steering(
     scoring = cast(DepthPolicy, policy)
     for each in budgets:
         check_spendable(set(each), scoring.num_blocks, scoring.pinned)
-    return Budgeted(scoring, held, budgets, batch_route)
+    if prompts is None:
+        return Budgeted(scoring, held, budgets, batch_route, apart)
+    others = [place for place, one in enumerate(prompts) if one is None]
+    inner = Budgeted(
+        scoring,
+        [held[place] for place in others],
+        [budgets[place] for place in others],
+        batch_route,
+        [at for at, place in enumerate(others) if place in apart],
+    )
+    return Ahead(inner, prompts)
 
 
 def ask_budgets(
@@ -306,7 +337,9 @@ def _after(
     """What the sequences carry on from a pass."""
     lanes, executed = out.lanes, out.executed.numpy()
     spent = executed if lanes.is_one_each else np.add.reduceat(executed, lanes.first)
-    routes = steering.routes if isinstance(steering, Budgeted) else [one.route for one in held]
+    routes = (
+        steering.routes if isinstance(steering, Budgeted | Ahead) else [one.route for one in held]
+    )
     return [
         SequenceState(  # written out: `replace` takes ten times as long
             row=one.row,

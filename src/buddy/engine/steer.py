@@ -4,7 +4,7 @@ One loop serves methods that plan once, after a context layer (`Budgeted`), meth
 before each block that they govern (`Online`), and plans that are given (`Given`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
@@ -19,6 +19,7 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, NewTokens, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
 from buddy.depth.share import share_ranking
+from buddy.engine.ahead import PlannedPrompt
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Run
 from buddy.engine.probe import ROUTER, piece
@@ -191,6 +192,8 @@ class Budgeted:
             one.
         budgets: Of each sequence: one for all its new tokens, or one for each.
         batch_route: Whose scores rank the blocks.
+        apart: Places of sequences that rank by their own scores even so, and have no say in the
+            ranking of the others.
 
     Attributes:
         routes: After the plan, what the policy remembers of each sequence.
@@ -202,10 +205,13 @@ class Budgeted:
         held: Sequence[SequenceState | None],
         budgets: Sequence[tuple[int, ...]],
         batch_route: BatchRoute = "independent",
+        apart: Collection[int] = (),
     ) -> None:
         self._policy, self._held, self._budgets = policy, held, budgets
-        self._batch_route = batch_route
         self.routes: list[RouteRow] = []
+        is_shared = batch_route == "shared"
+        together = [at for at in range(len(held)) if at not in apart] if is_shared else []
+        self._together = together if len(together) > 1 else []
 
     def segments(self, num_blocks: int) -> Sequence[range]:
         """Up to the context layer, and the rest."""
@@ -215,20 +221,23 @@ class Budgeted:
         """A new plan for the sequences that are due, the old one for the others."""
         if blocks.start < self._policy.context_layer:
             return None
-        seen = run.observe(self._policy.context_layer)
+        return self.choose(run.lanes, run.observe(self._policy.context_layer))
+
+    def choose(self, lanes: Lanes, seen: Observation) -> DepthPlan:
+        """The plan of lanes of which the policy may see this much."""
         self.routes = self._observe(seen)
         old = [self._old_plan(place) for place in range(len(self._held))]
         kept = [runs for runs in old if runs is not None]
         if len(kept) == len(old):
-            return DepthPlan.of_lanes(np.stack(kept), run.lanes.device).repeat(run.lanes.counts)
-        new = self._make(run.lanes, seen)
+            return DepthPlan.of_lanes(np.stack(kept), lanes.device).repeat(lanes.counts)
+        new = self._make(lanes, seen)
         if not kept:
             return new
         host = new.host.copy()
         for place, runs in enumerate(old):
             if runs is not None:
-                host[run.lanes.first[place] : run.lanes.last[place] + 1] = runs
-        return DepthPlan.of_lanes(host, run.lanes.device)
+                host[lanes.first[place] : lanes.last[place] + 1] = runs
+        return DepthPlan.of_lanes(host, lanes.device)
 
     def ran(self, blocks: range, run: Run) -> None:
         """Nothing is left to do."""
@@ -265,8 +274,13 @@ class Budgeted:
         state = gather_routes(self.routes)
         blocks = torch.tensor([max(each) for each in depths], device=lanes.device)
         scores = policy.scores(state, blocks)
-        if self._batch_route == "shared" and len(blocks) > 1:
+        together = self._together
+        if together and len(together) == len(blocks):
             scores = share_ranking(scores, policy.pinned, seen.router_sees.any(1))
+        elif together:
+            asked = seen.router_sees[together].any(1)
+            scores = scores.float()
+            scores[together] = share_ranking(scores[together], policy.pinned, asked)
         if all(len(each) == 1 for each in depths):
             return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)
         # Tokens of one sequence have budgets of their own: each pair of the two is planned once.
@@ -278,8 +292,55 @@ class Budgeted:
             np.stack([lanes.sequence, np.concatenate(by_lane)], 1), axis=0, return_inverse=True
         )
         rows, blocks = torch.from_numpy(pairs.T).to(lanes.device)
-        if self._batch_route == "independent":
-            scores = policy.scores(state.select_rows(rows), blocks)
-        else:
-            scores = scores[rows]
+        shared = scores[rows]
+        scores = policy.scores(state.select_rows(rows), blocks).to(shared.dtype, copy=True)
+        is_shared = torch.isin(rows, torch.tensor(together, device=lanes.device, dtype=rows.dtype))
+        scores[is_shared] = shared[is_shared]
         return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
+
+
+class Ahead:
+    """Prompts whose plan is known go by it; the policy is asked for the other sequences alone.
+
+    Args:
+        others: Steers the sequences without such a plan, in their order; its policy is asked before
+            the first block.
+        prompts: Of each sequence of the pass, in the order of its lanes; None = it has no plan.
+
+    Attributes:
+        routes: After the plan, what the policy remembers of each sequence.
+    """
+
+    def __init__(self, others: Budgeted, prompts: Sequence[PlannedPrompt | None]) -> None:
+        self._others, self._prompts = others, prompts
+        self.routes: list[RouteRow] = []
+
+    def segments(self, num_blocks: int) -> Sequence[range]:
+        """All blocks."""
+        return (range(num_blocks),)
+
+    def plan(self, blocks: range, run: Run) -> DepthPlan:
+        """The known plans, and beside them what the policy says of the others."""
+        lanes = run.lanes
+        places = [place for place, one in enumerate(self._prompts) if one is None]
+        host = np.empty((lanes.num, blocks.stop), np.bool_)
+        if places:
+            counts = [lanes.counts[place] for place in places]
+            part = Lanes(
+                tuple(lanes.rows[place] for place in places),
+                tuple(lanes.starts[place] for place in places),
+                tuple(counts),
+                lanes.device,
+            )
+            seen = run.observe(0).select_rows(places).first(max(counts))
+            made = self._others.choose(part, seen)
+            host[np.isin(lanes.sequence, places)] = made.host
+        routed = iter(self._others.routes)
+        self.routes = [next(routed) if one is None else one.route for one in self._prompts]
+        for place, one in enumerate(self._prompts):
+            if one is not None:
+                host[lanes.first[place] : lanes.last[place] + 1] = one.runs
+        return DepthPlan.of_lanes(host, lanes.device)
+
+    def ran(self, blocks: range, run: Run) -> None:
+        """Nothing is left to do."""

@@ -1,4 +1,4 @@
-"""The seam between HTTP and the engine, whoever is behind it: a thread here, a process elsewhere."""
+"""The seam between HTTP and the engine, whoever is behind it: a thread here or a process."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol

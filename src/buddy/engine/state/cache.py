@@ -282,6 +282,20 @@ class BlockKVCache:
         self.skipped, self.rows = skipped, len(rows)
         self.revision += 1
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Give a row what another one has before slot `length`; what follows is scratch."""
+        for block, held in enumerate(self._keys):
+            if held is None:
+                continue  # what is made later is made of zeros
+            for buffer in self._buffers(block, held.shape[1], held.shape[3], held):
+                buffer[row, :, :length] = buffer[source, :, :length]
+        for block, known in enumerate(self._hidden_slots):
+            if known is not None:
+                holes = self._hidden(block)
+                holes[row, :length] = holes[source, :length]
+        if self.skipped is not None:
+            self.skipped.copy(source, row, length)
+
     def cut(self, row: int, length: int) -> None:
         """Forget a row's slots from `length` on."""
         for holes in self._hidden_slots:

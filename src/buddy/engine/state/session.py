@@ -94,6 +94,44 @@ class Session:
         self._state = replace(self._state, sequences={**self.sequences, number: made})
         return number
 
+    def branch(
+        self, number: int, length: int, source: BudgetSource, *, reroute: Reroute = "step"
+    ) -> int:
+        """Take in a sequence that begins with the first tokens of another one.
+
+        They are not computed again: what the cache has of them is copied. Its blocks, as counted,
+        begin at none.
+
+        Args:
+            number: Of the other one, which goes on as it is.
+            length: Tokens that the two share, at most those that were fed.
+            source: Says how many blocks its other tokens may run.
+            reroute: When its blocks are chosen again.
+
+        Returns:
+            Its number.
+
+        Raises:
+            PromptError: There is no such sequence, or it is shorter.
+        """
+        (other,) = self.find((number,))
+        if not 0 <= length <= other.length:
+            raise PromptError(
+                f"a sequence of {other.length} tokens cannot give its first {length}: expected 0 "
+                f"to {other.length}"
+            )
+        made = self.join(source, reroute=reroute)
+        new = self.sequences[made]
+        self._unsettled = (new.row,)
+        self.kv.copy(other.row, new.row, length)
+        self.commit(
+            replace(
+                self._state,
+                sequences={**self.sequences, made: replace(new, length=length)},
+            )
+        )
+        return made
+
     def leave(self, *numbers: int) -> None:
         """Let sequences go; their rows are free at once.
 

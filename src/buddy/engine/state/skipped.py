@@ -192,6 +192,11 @@ class SkippedResiduals:
         made._arena = _Arena(arena.stored, waiting, filled, arena.count)
         return made
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Let a row wait for what another one waits for, before a slot; residuals are shared."""
+        self.waiting[:, row, :length] = self.waiting[:, source, :length]
+        self.filled[:, row] = np.minimum(self.filled[:, source], length)
+
     def cut(self, row: int, length: int) -> None:
         """Forget a row's slots from `length` on."""
         self.waiting[:, row, length:] = NOBODY
