@@ -279,7 +279,7 @@ class Budgeted:
             scores = share_ranking(scores, policy.pinned, seen.router_sees.any(1))
         elif together:
             asked = seen.router_sees[together].any(1)
-            scores = scores.float()
+            scores = scores.float().clone()
             scores[together] = share_ranking(scores[together], policy.pinned, asked)
         if all(len(each) == 1 for each in depths):
             return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)

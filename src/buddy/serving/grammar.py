@@ -1,0 +1,122 @@
+"""Text under a grammar: which tokens may follow, so that the text is JSON, or JSON of a schema."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from buddy.errors import BuddyError, reason
+from buddy.serving.request import Grammar
+
+
+class GrammarError(BuddyError):
+    """A schema that is none, or that cannot be followed."""
+
+
+class GrammarMaker:
+    """Compiles grammars for a tokenizer.
+
+    Args:
+        tokenizer: Of the tokenizers library, as transformers wraps it.
+        vocab: Logits of a token; may be more than the tokenizer's tokens.
+        ends: Tokens that end a text.
+    """
+
+    def __init__(self, tokenizer: Any, vocab: int, ends: Sequence[int]) -> None:
+        self._tokenizer, self.vocab = tokenizer, vocab
+        self._ends = list(ends) or [tokenizer.eos_token_id]
+        self._made: Any = None
+
+    def check(self, grammar: Grammar) -> None:
+        """Refuse a grammar that cannot be compiled.
+
+        Raises:
+            GrammarError: It is no JSON, no schema, or one with parts that are not supported.
+        """
+        self.compile(grammar)
+
+    def compile(self, grammar: Grammar) -> "GrammarState":
+        """A text that is to be begun.
+
+        Raises:
+            GrammarError: As `check`.
+        """
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise GrammarError(
+                "response_format needs the package llguidance, which is not installed: "
+                'pip install "buddy-llm[serve]"'
+            ) from error
+        schema: Any = {"type": "object"}
+        if grammar.schema is not None:
+            try:
+                schema = json.loads(grammar.schema)
+            except ValueError as error:
+                raise GrammarError(f"the schema is no JSON: {reason(error)}") from error
+        try:
+            source = LLMatcher.grammar_from_json_schema(
+                schema, overrides={"whitespace_flexible": False}
+            )
+        except (ValueError, TypeError) as error:
+            raise GrammarError(f"the schema cannot be followed: {reason(error)}") from error
+        matcher = LLMatcher(self._guide(), source, log_level=0)
+        if matcher.is_error():
+            told = matcher.get_error().strip().splitlines()
+            raise GrammarError(f"the schema cannot be followed: {told[0] if told else 'no reason'}")
+        return GrammarState(matcher, self.vocab)
+
+    def _guide(self) -> Any:
+        """The tokenizer as the library wants it; made once, which takes a while."""
+        if self._made is None:
+            from llguidance.hf import from_tokenizer
+
+            self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
+        return self._made
+
+
+class GrammarState:
+    """How far one text has come in its grammar.
+
+    Args:
+        matcher: Of the library.
+        vocab: Logits of a token.
+    """
+
+    def __init__(self, matcher: Any, vocab: int) -> None:
+        self._matcher, self._vocab = matcher, vocab
+        self._bits = torch.zeros((vocab + 31) // 32, dtype=torch.int32)
+
+    def forbidden(self) -> Bool[Tensor, " vocab"]:
+        """Tokens that may not follow.
+
+        Raises:
+            GrammarError: The grammar became too complex, or nothing may follow.
+        """
+        bits = self._bits
+        self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), 4 * len(bits))
+        if self._matcher.is_error():
+            raise GrammarError(
+                f"the text cannot go on under its grammar: {self._matcher.get_error().strip()}"
+            )
+        allowed = (bits[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        return allowed.flatten()[: self._vocab] == 0
+
+    def take(self, token: int) -> None:
+        """Go on with a token.
+
+        Raises:
+            GrammarError: The grammar does not allow it.
+        """
+        if not self._matcher.consume_token(token):
+            raise GrammarError(
+                f"token {token} is not allowed by the grammar: {self._matcher.get_error().strip()}"
+            )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
