@@ -56,7 +56,7 @@ def test_two_hundred_requests_that_join_leave_and_cancel(policy, batch_route, kv
             number = bench.number
             running.append((number, asked, bench.add(asked)))
             everyone.append(running[-1])
-        if running and draw.random() < 0.1:
+        if running and draw.random() < 0.3:
             number, _, told = running.pop(draw.randrange(len(running)))
             if not told.ended:
                 dropped += 1

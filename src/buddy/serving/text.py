@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 _BROKEN: Final = "\ufffd"
-_MOST_PENDING: Final = 4
-"""A character of UTF-8 has at most four bytes, and a token at least one: what is still broken after
-more tokens stays broken."""
+_WINDOW: Final = 16
+_LONGEST: Final = 4
+"""Tokens that a character of UTF-8 may have: each has at least one of its bytes."""
 
 
 class TokenText:
     """Turns tokens into text, one at a time.
 
-    What it gives, put together, is what the tokenizer makes of all tokens at once.
+    What it gives, put together, is what the tokenizer makes of all tokens at once. A decoder writes
+    one sign for a character that is cut off, so all but that sign is sure.
 
     Args:
         tokenizer: Of the tokenizers library, as transformers wraps it.
@@ -21,29 +22,40 @@ class TokenText:
     def __init__(self, tokenizer: Any) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
         self._ids: list[int] = []
-        """The last tokens: those before `_read` have been given, and are what others join to."""
+        """The last tokens: some that have been given, which others join to, and the open ones."""
         self._read = 0
-        self._known = ""
+        """Where the next such window begins."""
+        self._given = 0
+        """Characters of the window that have been given."""
 
     def push(self, token: int) -> str:
         """The new text; none where a character is not complete."""
         self._ids.append(token)
-        text = self._decode(self._ids, skip_special_tokens=True)
-        is_broken = text.endswith(_BROKEN) and len(self._ids) - self._read <= _MOST_PENDING
-        if is_broken or len(text) <= len(self._known):
-            return ""
-        return self._give(text)
+        text = self._text()
+        is_open = text.endswith(_BROKEN)
+        new = text[self._given : len(text) - is_open]
+        self._given += len(new)
+        if not is_open and new:
+            self._move(self._read)
+        elif len(self._ids) > _WINDOW:
+            self._move(len(self._ids) - _LONGEST)
+        return new
 
     def flush(self) -> str:
         """What is left, broken or not."""
-        return self._give(self._decode(self._ids, skip_special_tokens=True))
-
-    def _give(self, text: str) -> str:
-        new = text[len(self._known) :]
-        self._ids = self._ids[self._read :]
-        self._read = len(self._ids)
-        self._known = self._decode(self._ids, skip_special_tokens=True)
+        text = self._text()
+        new, self._given = text[self._given :], len(text)
         return new
+
+    def _move(self, first: int) -> None:
+        """Forget the tokens before this one."""
+        self._ids = self._ids[first:]
+        self._read = len(self._ids)
+        text = self._text()
+        self._given = len(text) - text.endswith(_BROKEN)
+
+    def _text(self) -> str:
+        return str(self._decode(self._ids, skip_special_tokens=True))
 
 
 class StopStrings:

@@ -1,0 +1,94 @@
+"""Text as it comes: whole characters, and nothing of a stop string."""
+
+import random
+
+import pytest
+
+from buddy.serving.text import StopStrings, TokenText
+from tests.serving.made import END, Bench, byte_buddy, byte_tokenizer, request
+
+TEXT = "héllo, 日本語 🙂 cafe\u0301 \u200d👩‍👩‍👧 end"
+
+
+def pieces(tokens):
+    text = TokenText(byte_tokenizer())
+    return [text.push(token) for token in tokens], text
+
+
+def ids_of(text):
+    return byte_tokenizer()(text).input_ids
+
+
+def test_no_character_is_ever_broken():
+    ids = ids_of(TEXT)
+    assert len(ids) > len(TEXT), "characters are of several tokens"
+    parts, text = pieces(ids)
+    assert "".join(parts) == TEXT
+    assert not any("\ufffd" in part for part in parts)
+    assert text.flush() == ""
+    assert max(map(len, parts)) <= 2, "nothing is held longer than need be"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_tokens_give_what_the_tokenizer_makes_of_them(seed):
+    draw = random.Random(seed)
+    ids = [draw.randrange(END + 4) for _ in range(60)]
+    ids += ids_of("日本")[: draw.randrange(6)]
+    parts, text = pieces(ids)
+    whole = byte_tokenizer().decode(ids, skip_special_tokens=True)
+    made = "".join(parts) + text.flush()
+    assert made.replace("\ufffd", "") == whole.replace("\ufffd", "")
+    assert text.flush() == ""
+    assert len(text._ids) < 24, "what has been given is forgotten"
+
+
+def test_a_character_that_the_end_cuts_off_is_given_broken():
+    parts, text = pieces(ids_of("a日")[:-1])
+    assert parts[0] == "a"
+    assert text.flush() == "\ufffd"
+
+
+def cut(text, stop):
+    found = [at for one in stop if (at := text.find(one)) >= 0]
+    return text[: min(found)] if found else text
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_stop_strings_across_pieces(seed):
+    draw = random.Random(seed)
+    text = "".join(draw.choice("ab") for _ in range(24))
+    stop = ["".join(draw.choice("ab") for _ in range(draw.randint(1, 5))) for _ in range(2)]
+    stops, got, rest = StopStrings(stop), "", text
+    while rest:
+        size = draw.randint(1, 4)
+        new, stopped = stops.push(rest[:size])
+        got, rest = got + new, rest[size:]
+        assert cut(text, stop).startswith(got), "nothing of a stop string is given"
+        if stopped:
+            break
+    else:
+        got += stops.flush()
+    assert got == cut(text, stop)
+
+
+def test_what_cannot_begin_a_stop_string_is_not_held_back():
+    stops = StopStrings(["</s>", "##"])
+    assert stops.push("a <") == ("a ", False)
+    assert stops.push("b#") == ("<b", False)
+    assert stops.push("c") == ("#c", False)
+    assert stops.push("x##y") == ("x", True)
+
+
+def test_answers_end_before_their_stop_string():
+    buddy = byte_buddy("static:2,3,4,1")
+    prompt = ids_of("one")
+    (free,) = Bench(buddy).run(request(prompt, 24))
+    text = free.text
+    stop = text[7:10]
+    (told,) = Bench(buddy).run(request(prompt, 24, stop=(stop, "never in it")))
+    assert told.text == text[: text.index(stop)]
+    assert told.finished.reason == "stop"
+    used = told.finished.usage.completion_tokens
+    assert used == len(told.tokens) < 24
+    (told,) = Bench(buddy).run(request(prompt, 24, stop=(text[-1] + "more",)))
+    assert (told.text, told.finished.reason) == (text, "length")
