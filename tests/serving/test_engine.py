@@ -50,7 +50,7 @@ def made():
 
     yield make
     for engine in engines:
-        engine.close(10)
+        engine.close(10.0)
         assert not engine._thread.is_alive()
 
 
@@ -145,7 +145,7 @@ def test_closed_it_fails_who_is_still_there(made):
     engine = made(options={"rows": 1})
     heard = [ask(engine, request(p, max_tokens=100)) for p in prompts(3, 4)]
     eventually(lambda: heard[0].tokens)
-    engine.close(10)
+    engine.close(10.0)
     assert [one.wait().failed for one in heard] == ["the server is shutting down"] * 3
 
 
