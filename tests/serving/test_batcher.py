@@ -16,11 +16,11 @@ def mixed(count, seed, blocks=(3, 6)):
     return [
         request(
             prompt,
-            max_tokens=draw.randint(1, 9),
+            max_tokens=draw.randint(1, 6),
             wish=Fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
             seed=draw.choice([None, 1, 2]),
         )
-        for prompt in prompts(count, seed)
+        for prompt in prompts(count, seed, 1, 12)
     ]
 
 
@@ -66,7 +66,7 @@ def test_two_hundred_requests_that_join_leave_and_cancel(policy, batch_route, kv
         if told.tokens:
             check_blocks(asked, told)
         assert told.ended == (number not in dropped)
-        if told.ended and number % 4 == 0:
+        if told.ended and number % 6 == 0:
             assert told.tokens == alone(buddy, asked)
             assert told.finished.reason == "length"
 
@@ -163,13 +163,13 @@ def test_cancelled_requests_free_their_rows_at_once():
 def test_many_requests_leave_memory_as_it_was():
     bench = Bench(byte_buddy("random:2"), kept_prefixes=2, chunk=6)
     sizes = []
-    for round_ in range(6):
+    for round_ in range(4):
         bench.run(*mixed(12, 100 + round_ % 2))
         kv = bench.batcher.pool.session.kv
         assert len(bench.batcher.pool.session.sequences) <= 2
         assert kv.skipped.count <= 2 * 30 * 6
         sizes.append((kv.rows, kv.capacity, len(kv.skipped.stored)))
-    assert sizes[2:4] == sizes[4:6]
+    assert sizes[:2] == sizes[2:]
 
 
 def test_one_seed_is_one_text_alone_and_in_company():

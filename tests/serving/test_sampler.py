@@ -89,7 +89,7 @@ def test_a_nucleus_that_is_wider_than_the_candidates_is_still_right(monkeypatch)
 
 def draws(row, one, count):
     picker = Picker(one, [0], V)
-    return [pick(row[None], [picker])[0].token for _ in range(count)]
+    return [one.token for one in pick(row.expand(count, -1), [picker] * count)]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():

@@ -29,7 +29,7 @@ def test_no_character_is_ever_broken():
     assert max(map(len, parts)) <= 2, "nothing is held longer than need be"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_any_tokens_give_what_the_tokenizer_makes_of_them(seed):
     draw = random.Random(seed)
     ids = [draw.randrange(END + 4) for _ in range(60)]
@@ -53,7 +53,7 @@ def cut(text, stop):
     return text[: min(found)] if found else text
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_stop_strings_across_pieces(seed):
     draw = random.Random(seed)
     text = "".join(draw.choice("ab") for _ in range(24))
