@@ -129,15 +129,17 @@ class Batcher:
 
     def fail(self, message: str) -> None:
         """End every request with this message."""
-        for row in self.rows:
-            row.is_gone = True
-            self._tell(row.submitted, Failed(message=message))
-            self._control.ended(row.request.wish, "failed", row.usage())
-        for one in self.waiting:
-            self._tell(one, Failed(message=message))
-            self._control.ended(one.request.wish, "failed", None)
+        rows, waiting = tuple(self.rows), tuple(self.waiting)
         self.rows.clear()
         self.waiting.clear()
+        for row in rows:
+            row.is_gone = True
+        for one in (*(row.submitted for row in rows), *waiting):
+            self._tell(one, Failed(message=message))
+        for row in rows:
+            self._control.ended(row.request.wish, "failed", row.usage())
+        for one in waiting:
+            self._control.ended(one.request.wish, "failed", None)
 
     @torch.no_grad()
     def step(self) -> None:

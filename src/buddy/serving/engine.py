@@ -59,6 +59,7 @@ class Engine:
         vocab = model.backbone.embedding.num_embeddings
         self._vocab = vocab
         self._grammars = GrammarMaker(tokenizer, vocab, ends)
+        self._grammars.prepare()
         self._facts = EngineFacts(
             model=name,
             num_blocks=model.num_blocks,
@@ -74,10 +75,9 @@ class Engine:
         self._inbox: list[Submitted] = []
         self._open: set[int] = set()
         self._cancelled: list[int] = []
-        self._state: EngineState = "starting"
+        self._state: EngineState = "ready"
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="buddy-engine", daemon=True)
-        self._state = "ready"
         self._thread.start()
 
     @property

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ class GrammarMaker:
         self._tokenizer, self.vocab = tokenizer, vocab
         self._ends = list(ends) or [tokenizer.eos_token_id]
         self._made: Any = None
+        self._lock = Lock()
+
+    def prepare(self) -> None:
+        """Do now what takes a while, where the library is there."""
+        if find_spec("llguidance") is not None:
+            self._guide()
 
     def check(self, grammar: Grammar) -> None:
         """Refuse a grammar that cannot be compiled.
@@ -71,11 +79,12 @@ class GrammarMaker:
 
     def _guide(self) -> Any:
         """The tokenizer as the library wants it; made once, which takes a while."""
-        if self._made is None:
-            from llguidance.hf import from_tokenizer
+        with self._lock:
+            if self._made is None:
+                from llguidance.hf import from_tokenizer
 
-            self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
-        return self._made
+                self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
+            return self._made
 
 
 class GrammarState:

@@ -65,8 +65,8 @@ class Pool:
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of these."""
-        return sum(len(one.tokens) for one in self._kept.values())
+        """Tokens of these; may be asked from any thread."""
+        return sum(len(one.tokens) for one in tuple(self._kept.values()))
 
     def find(self, prompt: NDArray[np.int64], runs: NDArray[np.bool_]) -> tuple[int, int]:
         """The kept sequence that shares most with a prompt under a plan, and how many tokens."""
