@@ -1,0 +1,178 @@
+"""Control: who says how deep rows run, how much prompt a pass may feed, and who is let in.
+
+The engine's thread asks before each pass and reports after it. What it decides and counts is its
+own matter; `Plainly` lets every row run as deep as it may.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from buddy.serving.request import GenerationRequest, Usage, Wish
+
+Ending = Literal["stop", "length", "cancelled", "failed"]
+"""How a request ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowView:
+    """A request that has a row of the cache, before a pass."""
+
+    number: int
+    """As `submit` returned it."""
+    wish: Wish
+    wanted: int
+    """Blocks of a token of its answer without load: what the Budget Predictor chose, or the
+    most."""
+    depth: int
+    """Blocks that its next token will run if nothing is said."""
+    steps: int
+    """Tokens since that depth changed."""
+    context: int
+    """Tokens in its cache."""
+    is_elastic: bool
+    """Whether its depth may be changed: never under a contract, nor, where the request has a seed,
+    for load (its text must not depend on who else is there); a deadline's always."""
+    prompt_left: int
+    """Tokens of its prompt that are still to be fed; 0 = it decodes.
+
+    The whole prompt runs at the depth that the row had when its first token was fed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueView:
+    """Requests that have no row yet."""
+
+    size: int
+    prompt_tokens: int
+    """Of all of them."""
+    oldest_s: float
+    """How long the first of them has waited; 0 where none waits."""
+    running: int = 0
+    """Requests that have a row."""
+    prompt_tokens_running: int = 0
+    """Of their prompts, those that are still to be fed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """For one pass."""
+
+    depths: Mapping[int, int] = field(default_factory=dict)
+    """By number, blocks of an elastic row, within its wish's least and most; others stay as they
+    are."""
+    prompt_tokens: int
+    """Tokens of prompts that may be fed, in all; 0 = none now. A prompt that cannot be cut is fed
+    whole where this is at least 1. Where no row decodes, at least 1 is fed."""
+    unloaded: Mapping[int, int] = field(default_factory=dict)
+    """By number, what a row would have without load, where that is not its `wanted`: a deadline's
+    depth on a machine of its own."""
+    admits: bool = True
+    """Whether a request that waits may take a free row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """One pass that has run."""
+
+    rows: int
+    """Rows that had one token of an answer fed."""
+    union: int
+    """Blocks that any lane ran."""
+    row_blocks: int
+    """Blocks that ran, over all lanes of answers."""
+    block_context: int
+    """Over those lanes: blocks that ran, times the tokens of context that each looked at."""
+    prompt_lanes: int
+    """Tokens of prompts in the pass."""
+    prompt_blocks: int
+    """Blocks that these ran."""
+    seconds: float
+    """The pass alone, without sampling and delivery."""
+    gaps_s: tuple[float, ...] = ()
+    """Of each row that got a token and had one before: the time between the two."""
+    firsts_s: tuple[float, ...] = ()
+    """Of each row that got its first token: the time since it was submitted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gauges:
+    """What the engine holds at this moment."""
+
+    running: int
+    waiting: int
+    kept_prefixes: int
+    kept_tokens: int
+    """Of the prefix cache."""
+    cache_bytes: int
+    """Of keys, values and residuals."""
+    state: str
+
+
+class Control(Protocol):
+    """Decides, and counts.
+
+    `admit`, `least_ms_per_token` and `metrics` are called from any thread, the others from the
+    engine's; all return soon.
+    """
+
+    @property
+    def least_ms_per_token(self) -> float:
+        """The shortest time for a token that this machine reaches, alone, at the smallest budget.
+
+        0 = it is not known.
+        """
+        ...
+
+    def admit(self, request: GenerationRequest, queue: QueueView) -> None:
+        """Let a request into the queue.
+
+        Raises:
+            Overloaded: It will not be taken now.
+            BudgetError: Its deadline is below what the machine reaches.
+        """
+        ...
+
+    def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
+        """Before each pass; `rows` are all that have a row, and at least one where none waits."""
+        ...
+
+    def report(self, step: StepReport) -> None:
+        """After each pass."""
+        ...
+
+    def ended(self, wish: Wish, how: Ending, usage: Usage | None) -> None:
+        """A request is over; it has no usage where it never got a row."""
+        ...
+
+    def metrics(self, now: Gauges) -> bytes:
+        """In Prometheus' text format."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plainly:
+    """Every row as deep as it wants, whatever the load; a queue of any length."""
+
+    prompt_tokens: int = 256
+    """That a pass may feed."""
+    least_ms_per_token: float = 0.0
+
+    def admit(self, request: GenerationRequest, queue: QueueView) -> None:
+        """All are let in."""
+
+    def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
+        """Nothing is changed."""
+        return Orders(prompt_tokens=self.prompt_tokens)
+
+    def report(self, step: StepReport) -> None:
+        """Nothing is counted."""
+
+    def ended(self, wish: Wish, how: Ending, usage: Usage | None) -> None:
+        """Nothing is counted."""
+
+    def metrics(self, now: Gauges) -> bytes:
+        """What the engine holds."""
+        return (
+            f"buddy_requests_running {now.running}\nbuddy_requests_waiting {now.waiting}\n"
+        ).encode()
