@@ -1,6 +1,7 @@
 """Budgets from deadlines and load, on an engine of discrete events."""
 
 import math
+from functools import cache
 from random import Random
 
 import pytest
@@ -49,7 +50,7 @@ def test_on_a_quiet_machine_deadlines_are_met():
     control = controller(engine)
     least_ms = control.least_ms_per_token
     requests, at = [], 0.0
-    for _ in range(25):
+    for _ in range(20):
         at += rng.expovariate(1.4)
         wish = Deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
         requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, wish=wish))
@@ -105,38 +106,39 @@ def test_at_a_constant_load_depth_moves_by_a_block_at_most(rows):
 def test_full_depth_is_back_within_five_seconds_of_an_overload():
     engine = Engine()
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
-    heavy = poisson(45.0, 0.0, 3.0)
-    light = poisson(1.0, 3.0, 12.0, seed=1)
+    heavy = poisson(45.0, 0.0, 2.5)
+    light = poisson(1.0, 2.5, 9.0, seed=1)
     engine.run(control, heavy + light)
-    assert min(depth for now, depth, _ in engine.depths if 1 < now < 3) < 0.6 * L
-    assert all(depth == L for now, depth, _ in engine.depths if now > 8.0)
+    assert min(depth for now, depth, _ in engine.depths if 1 < now < 2.5) < 0.6 * L
+    assert all(depth == L for now, depth, _ in engine.depths if now > 7.5)
 
 
 def test_accepted_requests_keep_the_promise_at_three_times_the_load():
     engine = Engine()
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
-    requests = poisson(45.0, 0.0, 6.0)
+    requests = poisson(45.0, 0.0, 4.0)
     engine.run(control, requests)
     taken = [one for one in requests if not one.refused]
     late = sorted(one.ttft_s for one in taken)[math.ceil(0.99 * len(taken)) - 1]
     assert late <= SLO_TTFT_S
     assert 0.1 * len(requests) < len(taken) < 0.7 * len(requests)
     assert all(1 <= one.retry_s <= 60 for one in requests if one.refused)
-    assert len(good(requests)) / 6 >= 0.9 * goodput(15.0)
+    assert len(good(requests)) / 4 >= 0.9 * goodput(15.0, seconds=4.0)
 
 
-def goodput(rate, wish=None, seconds=6.0):
+@cache
+def goodput(rate, wish=None, seconds=4.0):
     engine = Engine()
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
     return len(good(engine.run(control, poisson(rate, 0.0, seconds, wish=wish)))) / seconds
 
 
 def test_elastic_requests_give_more_goodput_than_full_depth_alone():
+    """Full depth alone serves about 5 of these a second within the promises."""
     full = Fixed(prefill=L, decode=L)
-    capacity = goodput(5.0, full, seconds=12.0)
-    assert capacity > 4.0
-    load = 1.5 * capacity
-    assert goodput(load, seconds=12.0) >= 1.3 * goodput(load, full, seconds=12.0)
+    alone = max(goodput(5.0, full, seconds=10.0), goodput(7.5, full, seconds=10.0))
+    assert 3.5 < alone < 5.7
+    assert goodput(7.5, seconds=10.0) >= 1.3 * alone
 
 
 def test_prompts_are_put_off_but_not_for_ever():
@@ -216,7 +218,7 @@ def passes(draw):
     return rows, queue, draw(st.floats(0, 2)), gaps
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     least=st.integers(3, L),
     itl_ms=st.none() | st.floats(0.01, 1000),

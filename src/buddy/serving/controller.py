@@ -85,7 +85,7 @@ class Controller:
         self._correction = Correction()
         self._cap = config.num_blocks
         self._target_s: float | None = None
-        self._overhead_s = 0.0
+        self._overhead_s = self._between_s = 0.0
         self._prompt_rate = 0.0
         self._answer_tokens = 64.0
         self._known: set[int] = set()
@@ -187,10 +187,13 @@ class Controller:
             self._correction.update(step.seconds, predicted_s)
             self._metrics.correction = self._correction.factor
         if step.gaps_s:
-            beside = min(max(min(step.gaps_s) - step.seconds, 0.0), 0.5 * step.seconds)
+            beside = min(step.gaps_s) - step.seconds - self._between_s
+            beside = min(max(beside, 0.0), 0.5 * step.seconds)
             self._overhead_s += _SMOOTH * (beside - self._overhead_s)
             if self._target_s is not None:
                 self._trim.add(step.gaps_s, self._target_s)
+        # Where prompts have passes of their own, these lie between two tokens of a row.
+        self._between_s = 0.0 if step.rows else self._between_s + step.seconds
         if step.prompt_lanes:
             self._fed_s = now
         if self._reported_s is not None and now > self._reported_s:
