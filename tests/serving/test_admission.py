@@ -15,7 +15,7 @@ from buddy.serving.admission import (
 )
 from buddy.serving.control import QueueView
 from buddy.serving.request import Deadline, GenerationRequest, Unnamed
-from buddy.serving.trim import Trim, percentile_95
+from buddy.serving.trim import Trim, percentile
 
 PACE = Pace(step_s=0.05, prompt_tokens_per_s=1000.0, tokens_per_answer=40.0, rows=8, fixed_s=0.1)
 
@@ -122,6 +122,17 @@ def test_late_tokens_lower_the_cap_and_early_ones_raise_it_after_two_windows():
 
 
 def test_the_percentile_is_that_of_the_nearest_rank():
-    assert percentile_95([float(one) for one in range(100)]) == 94.0
-    assert percentile_95([3.0]) == 3.0
-    assert percentile_95([]) == 0.0
+    assert percentile([float(one) for one in range(100)], 0.95) == 94.0
+    assert percentile([3.0], 0.5) == 3.0
+    assert percentile([], 0.95) == 0.0
+
+
+def test_one_stall_among_few_tokens_lowers_nothing_and_many_stalls_lower_a_block():
+    trim = Trim(9, 30)
+    assert closed(trim, 0.0, [0.9] * 7 + [6.0]) == 30
+    assert closed(trim, 0.5, [0.9] * 12) == 30  # one late token of twenty
+    assert closed(trim, 1.0, [0.9] * 18 + [6.0] * 2) == 29
+    assert closed(trim, 1.5, [6.0]) == 29
+    for place in range(4):
+        closed(trim, 2.0 + place / 2, [])
+    assert trim.cap == 9  # though few, they were all there was

@@ -267,6 +267,8 @@ class Controller:
             return 0
         wanted = self._prompt_rate + backlog / (2.0 * self._config.patience_s)
         tokens = min(wanted * limit_s, backlog + self._prompt_rate * limit_s)
+        if not backlog and tokens < _CHUNK:
+            return 0
         return min(self._config.most_prompt_tokens, int(tokens))
 
     def _feed_forward(self, load: "_Load", limit_s: float | None, reserve: int) -> int:

@@ -10,15 +10,20 @@ LATE: Final = 1.0
 """95th percentile, as a share of the target, above which the cap is lowered."""
 EARLY: Final = 0.8
 """Below this for two windows the cap is raised."""
+ENOUGH: Final = 20
+"""Times between tokens that are judged together."""
+_MOST_PUT_OFF: Final = 4
+"""Windows after which fewer are judged all the same."""
 
 
 @dataclass(slots=True)
 class Trim:
     """A cap on the depth of elastic rows, in blocks.
 
-    Where the 95th percentile is far from the target, the cap moves by more than a block: by half of
-    what would close the gap if time were proportional to depth. So full depth is back within
-    seconds when a load is gone.
+    The cap falls by a block where a few tokens come late, and by more where half of them do; it
+    rises by more where nearly all come early. That is half of what would close the gap if time were
+    proportional to depth. So full depth is back within seconds when a load is gone, and a machine
+    that stalls for a moment costs little. A few tokens have no percentiles: they wait for more.
     """
 
     least: int
@@ -27,6 +32,7 @@ class Trim:
     _early: int = field(init=False, default=0)
     _closes_s: float = field(init=False, default=-math.inf)
     _ratios: list[float] = field(init=False, default_factory=list)
+    _put_off: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.cap = self.most
@@ -50,11 +56,15 @@ class Trim:
             return False
         missed = 0 if self._closes_s == -math.inf else int((now_s - self._closes_s) / WINDOW_S)
         self._closes_s = now_s + WINDOW_S
-        late = percentile_95(self._ratios)
+        if 0 < len(self._ratios) < ENOUGH and self._put_off < _MOST_PUT_OFF:
+            self._put_off += 1
+            return True
+        late, half = percentile(self._ratios, 0.95), percentile(self._ratios, 0.5)
         self._ratios.clear()
+        self._put_off = 0
         if late > LATE:
             self._early = 0
-            down = max(1, int((late - LATE) * depth / 2))
+            down = max(1, int((half - LATE) * depth / 2))
             self.cap = max(self.least, min(self.cap, depth) - down)
         elif late < EARLY:
             self._early += 1 + missed
@@ -67,8 +77,8 @@ class Trim:
         return True
 
 
-def percentile_95(values: Sequence[float]) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The nearest rank; 0 of nothing."""
     if not values:
         return 0.0
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+    return sorted(values)[math.ceil(share * len(values)) - 1]
