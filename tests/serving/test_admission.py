@@ -136,3 +136,11 @@ def test_one_stall_among_few_tokens_lowers_nothing_and_many_stalls_lower_a_block
     for place in range(4):
         closed(trim, 2.0 + place / 2, [])
     assert trim.cap == 9  # though few, they were all there was
+
+
+def test_after_a_reset_nothing_of_before_counts():
+    trim = Trim(9, 30)
+    assert closed(trim, 0.0, [2.0] * 20) == 15
+    trim.add([6.0] * 40, 1.0)
+    trim.reset()
+    assert closed(trim, 0.5, []) == 30

@@ -139,7 +139,9 @@ class Controller:
         now = self._clock()
         decoding = [row for row in rows if not row.prompt_left]
         backlog = queue.prompt_tokens + sum(row.prompt_left for row in rows)
-        self._target_s = self._tightest(rows)
+        before_s, self._target_s = self._target_s, self._tightest(rows)
+        if self._target_s is None or (before_s is not None and self._target_s > 1.1 * before_s):
+            self._trim.reset()  # what was learnt of a tighter target says nothing of this one
         limit_s = self._limit(self._target_s)
         has_closed = self._trim.close(now, self.cap)
         load = _Load.of(rows, [self._bounds(row) for row in rows])

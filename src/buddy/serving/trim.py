@@ -37,6 +37,11 @@ class Trim:
     def __post_init__(self) -> None:
         self.cap = self.most
 
+    def reset(self) -> None:
+        """Begin anew, with no cap."""
+        self.cap, self._early, self._put_off = self.most, 0, 0
+        self._ratios.clear()
+
     def add(self, gaps_s: Sequence[float], target_s: float) -> None:
         """Note times between tokens, and what they should have been at most."""
         self._ratios += [gap / target_s for gap in gaps_s]
