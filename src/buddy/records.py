@@ -143,10 +143,11 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, Any]:
-    return {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
+    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, as the system gives it; empty where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

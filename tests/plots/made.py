@@ -228,6 +228,16 @@ def bars_record(rows=6, parts=("to 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 
     return record("reproduce-budgets", {"bars": bars})
 
 
+def load_record(label="auto", rates=(2.0, 4.0, 8.0, 16.0), blocks=True):
+    """Goodput that follows the load up to a point; depth that falls from there."""
+    points = [
+        {"offered_rps": rate, "goodput_rps": min(rate, 7.5)}
+        | {"blocks_per_token": min(30.0, 200.0 / rate) if blocks else None}
+        for rate in rates
+    ]
+    return record("serving-load", {"points": points}, label=label)
+
+
 EXAMPLES = {
     "accuracy": [tasks_record()],
     "perplexity": [perplexity_record()],
@@ -242,4 +252,5 @@ EXAMPLES = {
     "retention": [auto_record()],
     "panels": [panels_record()],
     "bars": [bars_record()],
+    "load": [load_record(), load_record("1.0")],
 }

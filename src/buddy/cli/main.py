@@ -18,6 +18,7 @@ from buddy.cli.commands.evaluate import evaluate
 from buddy.cli.commands.generate import generate
 from buddy.cli.commands.importance import importance
 from buddy.cli.commands.info import info
+from buddy.cli.commands.load import load
 from buddy.cli.commands.models import models
 from buddy.cli.commands.observe import observe
 from buddy.cli.commands.plot import plot
@@ -44,6 +45,7 @@ app.command()(train)
 app.command()(train_budget)
 app.add_typer(observe, name="observe")
 app.command()(bench)
+app.command()(load)
 app.add_typer(evaluate, name="eval")
 app.command()(plot)
 app.command()(reproduce)

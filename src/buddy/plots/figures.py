@@ -45,6 +45,7 @@ FIGURES: Final[dict[str, FigureEntry]] = {
     "retention": FigureEntry(kinds=_TASKS, options=("metric",)),
     "panels": FigureEntry(kinds=("reproduce-*",)),
     "bars": FigureEntry(kinds=("reproduce-*",)),
+    "load": FigureEntry(kinds=("serving-load",)),
 }
 
 
