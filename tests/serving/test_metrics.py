@@ -62,7 +62,7 @@ def test_what_was_told_is_what_is_written(metrics):
         metrics.step(step(), 0.08)
     metrics.ended("stop", usage(), 1.4)
     metrics.ended("length", usage("deadline", 12.0, lowered=20), 2.0)
-    metrics.ended("cancelled", None)
+    metrics.ended("cancelled", None, 0.3)
     metrics.rejected("ttft")
     metrics.depth_cap = 22
     found = samples(metrics)

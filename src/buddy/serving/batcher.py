@@ -28,7 +28,16 @@ from buddy.errors import BuddyError
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control import Control, Ending, Orders, QueueView, StepReport
 from buddy.serving.pool import Pool
-from buddy.serving.request import Auto, Delta, Event, Failed, Finished, FinishReason, Fixed
+from buddy.serving.request import (
+    Auto,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Fixed,
+    Usage,
+)
 from buddy.serving.row import Row, Submitted, best_beginning
 from buddy.serving.sampler import Picked, Picker, pick
 from buddy.serving.text import StopStrings, TokenText
@@ -120,7 +129,7 @@ class Batcher:
         for one in self.waiting:
             if one.number == number:
                 self.waiting.remove(one)
-                self._control.ended(one.request.wish, "cancelled", None)
+                self._note_end(one, "cancelled", None)
                 return
         for row in self.rows:
             if row.number == number:
@@ -137,9 +146,9 @@ class Batcher:
         for one in (*(row.submitted for row in rows), *waiting):
             self._tell(one, Failed(message=message))
         for row in rows:
-            self._control.ended(row.request.wish, "failed", row.usage())
+            self._note_end(row.submitted, "failed", row.usage())
         for one in waiting:
-            self._control.ended(one.request.wish, "failed", None)
+            self._note_end(one, "failed", None)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -169,7 +178,7 @@ class Batcher:
                 self.rows.append(self._row(one))
             except BuddyError as error:  # such as a predictor whose logits are NaN
                 self._tell(one, Failed(message=str(error)))
-                self._control.ended(one.request.wish, "failed", None)
+                self._note_end(one, "failed", None)
 
     def _row(self, one: Submitted) -> Row:
         request = one.request
@@ -399,6 +408,9 @@ class Batcher:
             return False
         return True
 
+    def _note_end(self, one: Submitted, how: Ending, usage: Usage | None) -> None:
+        self._control.ended(one.request.wish, how, usage, time.perf_counter() - one.at_s)
+
     def _let_go(self, row: Row, how: Ending) -> None:
         """Give a row back; what it was fed may serve others."""
         if row.is_gone:
@@ -407,7 +419,7 @@ class Batcher:
         self.rows.remove(row)
         if row.sequence is not None:
             self.pool.leave(row.sequence, None if how == "failed" else row.kept())
-        self._control.ended(row.request.wish, how, row.usage())
+        self._note_end(row.submitted, how, row.usage())
 
 
 def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:

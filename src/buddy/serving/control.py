@@ -142,8 +142,8 @@ class Control(Protocol):
         """After each pass."""
         ...
 
-    def ended(self, wish: Wish, how: Ending, usage: Usage | None) -> None:
-        """A request is over; it has no usage where it never got a row."""
+    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
+        """A request is over, so long after it was submitted; no usage where it never got a row."""
         ...
 
     def metrics(self, now: Gauges) -> bytes:
@@ -169,7 +169,7 @@ class Plainly:
     def report(self, step: StepReport) -> None:
         """Nothing is counted."""
 
-    def ended(self, wish: Wish, how: Ending, usage: Usage | None) -> None:
+    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
         """Nothing is counted."""
 
     def metrics(self, now: Gauges) -> bytes:

@@ -205,17 +205,8 @@ class Controller:
         self._reported_s = now
         self._metrics.step(step, error)
 
-    def ended(
-        self, wish: Wish, how: Ending, usage: Usage | None, seconds: float | None = None
-    ) -> None:
-        """A request is over.
-
-        Args:
-            wish: Its budget.
-            how: It ended.
-            usage: What it took; None where it never got a row.
-            seconds: Since it was submitted, where that is known.
-        """
+    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
+        """A request is over."""
         if usage is not None and how in ("stop", "length"):
             off = usage.completion_tokens - self._answer_tokens
             self._answer_tokens += _SMOOTH * off

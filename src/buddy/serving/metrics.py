@@ -154,16 +154,16 @@ class ServingMetrics:
         if error is not None:
             self._error.add(error)
 
-    def ended(self, how: Ending, usage: Usage | None, seconds: float | None = None) -> None:
+    def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
         """A request is over.
 
         Args:
             how: It ended.
             usage: What it took; None where it never got a row.
-            seconds: Since it was submitted, where that is known.
+            seconds: Since it was submitted.
         """
         self._ended[_REASONS[how]] += 1
-        if seconds is not None and how in ("stop", "length"):
+        if how in ("stop", "length"):
             self._answers.add(seconds)
         if usage is None:
             return
