@@ -1,4 +1,4 @@
-"""The seam between HTTP and the engine: whoever is behind it, a thread here or a process elsewhere."""
+"""The seam between HTTP and the engine, whoever is behind it: a thread here or a process."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -39,7 +39,10 @@ class EngineFacts:
 
 
 class EngineClient(Protocol):
-    """Takes requests and cancels them. Every method may be called from any thread and returns soon."""
+    """Takes requests and cancels them.
+
+    Every method may be called from any thread and returns soon.
+    """
 
     @property
     def facts(self) -> EngineFacts:

@@ -41,8 +41,10 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unnamed:
-    """The request names nothing: full depth, or the server's default; under load, less, where the
-    server has a target for the time between tokens."""
+    """The request names nothing: full depth, or the server's default.
+
+    Under load it is less, where the server has a target for the time between tokens.
+    """
 
     least: int
     most: int
