@@ -1,7 +1,7 @@
 """The seam between HTTP and the engine, whoever is behind it: a thread here or a process."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from buddy.errors import BuddyError
 from buddy.serving.request import Deliver, GenerationRequest
@@ -38,6 +38,7 @@ class EngineFacts:
     """The shortest time for a token that this machine reaches alone, at the smallest budget."""
 
 
+@runtime_checkable
 class EngineClient(Protocol):
     """Takes requests and cancels them.
 

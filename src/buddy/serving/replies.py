@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from buddy import __version__
 from buddy.serving.prompts import PromptReader, finite
@@ -15,6 +15,7 @@ DONE: Final = b"data: [DONE]\n\n"
 """Ends a stream."""
 
 
+@runtime_checkable
 class Shape(Protocol):
     """What chat and completions do differently."""
 
