@@ -90,9 +90,7 @@ def test_depth_comes_only_to_who_asks_and_lights_the_budgets_blocks(client):
 
 
 def test_n_answers_have_seeds_of_their_own_and_one_prompt(client, running):
-    made = client.chat.completions.create(
-        model="tiny", messages=ASKED, max_tokens=3, n=3, seed=7
-    )
+    made = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=3, n=3, seed=7)
     requests = running.engine.seen[-3:]
     assert sorted(one.sampling.seed for one in requests) == [7, 8, 9]
     by_seed = {one.sampling.seed - 7: words(one, 3) for one in requests}

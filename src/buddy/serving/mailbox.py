@@ -12,8 +12,8 @@ from buddy.serving.request import Deliver, Delta, Event, Failed, GenerationReque
 MOST_WAITING: Final = 1024
 """Events of one answer that wait for a client that reads slowly."""
 
-_TOO_SLOW: Final = Failed(
-    message="the client reads more slowly than the answer is made, so the answer was cancelled"
+_TOO_SLOW: Final = (
+    "the client reads more slowly than the answer is made, so the answer was cancelled"
 )
 
 
@@ -51,11 +51,6 @@ class Answers:
             self.cancel()
             raise
 
-    @property
-    def is_open(self) -> bool:
-        """Whether events are still to come or to be taken."""
-        return not self._is_cancelled and bool(self._open or self._waiting)
-
     def cancel(self) -> None:
         """End what has not ended; nothing more is taken in."""
         if not self._is_cancelled:
@@ -64,6 +59,13 @@ class Answers:
                 if index in self._open:
                     self._engine.cancel(number)
             self._open.clear()
+
+    def give_up(self, why: str) -> None:
+        """Cancel, drop what waits, and have the client told why."""
+        self.cancel()
+        self._waiting.clear()
+        self._waiting.append((0, Failed(message=why)))
+        self._news.set()
 
     async def take(self) -> list[tuple[int, Event]]:
         """What has come, by answer; waits for something. Empty once all has been taken."""
@@ -91,11 +93,9 @@ class Answers:
         if self._is_cancelled:
             return
         if len(self._waiting) >= self._most:
-            self.cancel()
-            self._waiting.clear()
-            self._waiting.append((index, _TOO_SLOW))
-        else:
-            self._waiting.append((index, event))
-            if not isinstance(event, Delta):
-                self._open.discard(index)
+            self.give_up(_TOO_SLOW)
+            return
+        self._waiting.append((index, event))
+        if not isinstance(event, Delta):
+            self._open.discard(index)
         self._news.set()

@@ -87,7 +87,7 @@ def refusal_of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Ref
     """One line of what pydantic finds wrong with a body.
 
     The first field that is wrong is named. One that may have several forms gives an error for
-    each; these are joined.
+    each: those are joined that got deepest into what was sent.
 
     Args:
         errors: As pydantic lists them, each place beginning with `body`.
@@ -97,6 +97,10 @@ def refusal_of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Ref
     if first["type"] == "json_invalid":
         return Refusal(400, "the body is no JSON", code="invalid_json")
     place, value = _walk(first, body)
+    for error in errors[1:]:
+        other = _walk(error, body)
+        if place and len(other[0]) > len(place) and other[0][: len(place)] == place:
+            (place, value), first = other, error
     if not place:
         return Refusal(
             400,
@@ -119,16 +123,13 @@ def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:
     pydantic's places also name the forms of a union, which are no parts of the body.
     """
     place: list[str] = []
-    steps = list(error["loc"])[1:]
-    for step in steps:
+    for step in error["loc"][1:]:
         in_list = isinstance(body, list) and isinstance(step, int) and step < len(body)
         if in_list or (isinstance(body, Mapping) and step in body):
             body = body[step]
-        else:
-            if error["type"] == "missing":
-                place.append(str(step))
-            break
-        place.append(str(step))
+            place.append(str(step))
+    if error["type"] == "missing" and len(error["loc"]) > 1:
+        place.append(str(error["loc"][-1]))
     return tuple(place), body
 
 

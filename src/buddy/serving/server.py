@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class _Server(uvicorn.Server):
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
     """Of one process; it logs through `logging` as that is set up."""
+    logging.getLogger("uvicorn.access").disabled = True  # it would write whole URLs
     return _Server(
         uvicorn.Config(
             app,
@@ -166,8 +168,11 @@ async def _drain(
 ) -> None:
     await stopping.wait()
     service.engine.drain()
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(drain_s):
             while service.under_way:
                 await asyncio.sleep(_TICK_S)
+    except TimeoutError:
+        for answers in list(service.under_way):
+            answers.give_up("the server ended before the answer did")
     server.should_exit = True

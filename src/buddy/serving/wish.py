@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from buddy.depth.budget import AUTO, least_blocks, parse_budget
+from buddy.depth.budget import AUTO, Budget, least_blocks, parse_budget
 from buddy.errors import BudgetError, shown
 from buddy.serving.request import Auto, Deadline, Fixed, Unnamed, Wish
 
@@ -86,9 +86,14 @@ class BudgetRules:
     def _named(self, budget: Any) -> Wish:
         return self._object(budget) if isinstance(budget, Mapping) else self._plain(budget)
 
+    def _read(self, budget: Any) -> Budget | Literal["auto"]:
+        if not isinstance(budget, int | float | str) or isinstance(budget, bool):
+            raise BudgetError(f"budget {shown(budget)} cannot be read: expected {_FORMS}")
+        return parse_budget(budget, self.num_blocks)
+
     def _plain(self, budget: Any) -> Wish:
         """Of a fraction, a count, or `auto`."""
-        read = parse_budget(budget, self.num_blocks)
+        read = self._read(budget)
         if read != AUTO:
             return Fixed(prefill=read.blocks, decode=read.blocks)
         if not self.has_predictor:
@@ -99,7 +104,7 @@ class BudgetRules:
         return Auto(least=self.floor(), most=self.num_blocks)
 
     def _blocks(self, budget: Any, what: str) -> int:
-        read = parse_budget(budget, self.num_blocks)
+        read = self._read(budget)
         if read == AUTO:
             raise BudgetError(f"{what} must be a fraction or a count of blocks, got 'auto'")
         return read.blocks
