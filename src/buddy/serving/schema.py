@@ -28,7 +28,9 @@ Budget = _Number | str | dict[str, _Number | str]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(
+        strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True
+    )
 
 
 class TextPart(_Body):
@@ -81,13 +83,18 @@ class Asked(_Body):
     model: str | None = None
     """The served model, or `MODEL@BUDGET`; may be left out."""
     budget: Budget | None = None
+    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"ms_per_token": 12} or
+    {"tokens_per_s": 80}; an object may also have min and max."""
     reasoning_effort: str | None = None
+    """A budget by name, where the server gives names to budgets."""
     stream: bool | None = None
+    """Answer with server-sent events."""
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MANY)] | None = None
+    """Tokens that are drawn from; 0 and -1 = all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -95,10 +102,12 @@ class Asked(_Body):
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     """From token ids, written as strings."""
     seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
+    """The same text for the same request."""
     stop: _Stop | Annotated[list[_Stop], Field(max_length=_MOST_STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
+    """Taken, and not used."""
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
 
@@ -136,7 +145,7 @@ class CompletionBody(Asked):
 
 
 class _Reply(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Error(_Reply):

@@ -26,9 +26,9 @@ function rangeOf(schema) {
     const low = one.minimum ?? one.minItems;
     const high = one.maximum ?? one.maxItems;
     const parts = [];
-    if (low !== undefined) parts.push(`from ${low}`);
+    if (low > -Number.MAX_SAFE_INTEGER) parts.push(`from ${low}`);
     if (one.exclusiveMinimum !== undefined) parts.push(`above ${one.exclusiveMinimum}`);
-    if (high !== undefined && high < 2 ** 31 - 1) parts.push(`to ${high}`);
+    if (high < 2 ** 31 - 1) parts.push(`to ${high}`);
     return parts.join(" ");
   });
   return said.filter(Boolean).join("; ");
@@ -45,7 +45,7 @@ function fields(schema) {
       element("td", {
         textContent: [required.has(name) ? "required" : "", rangeOf(one), one.description ?? ""]
           .filter(Boolean)
-          .join(". "),
+          .join(" · "),
       }),
     ),
   );

@@ -24,7 +24,6 @@ class Pane {
     this.part = (selector) => this.root.querySelector(selector);
     this.root.dataset.pane = name;
     this.part("h2").textContent = `Answer ${name}`;
-    this.part("legend").textContent = `Budget ${name}`;
     this.part(".log").setAttribute("aria-label", `Conversation ${name}`);
     this.log = this.part(".log");
     this.strip = this.part(".strip");
@@ -200,6 +199,9 @@ function compare(isOn) {
   if (panes.length === 0) panes.push(new Pane("A", 0.8));
   if (isOn && panes.length === 1) panes.push(new Pane("B", 0.5));
   if (!isOn) panes.length = 1;
+  for (const pane of panes) {
+    pane.part("legend").textContent = isOn ? `Budget ${pane.name}` : "Budget";
+  }
   $("panes").replaceChildren(...panes.map((pane) => pane.root));
   $("panes").classList.toggle("two", isOn);
 }
@@ -221,6 +223,7 @@ async function send() {
   const seen = inputs.filter((one) => one.offsetParent !== null);
   if (!question || running || !facts || !seen.every((one) => one.reportValidity())) return;
   $("prompt").value = "";
+  grow();
   const controller = new AbortController();
   setRunning(controller);
   const options = {
@@ -229,6 +232,12 @@ async function send() {
   };
   await Promise.all(panes.map((pane) => pane.answer(question, options, controller.signal)));
   setRunning(null);
+}
+
+// The field is as high as what is written in it.
+function grow() {
+  $("prompt").style.height = "auto";
+  $("prompt").style.height = `${$("prompt").scrollHeight}px`;
 }
 
 const stop = () => running?.abort();
@@ -265,6 +274,7 @@ $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
+$("prompt").addEventListener("input", grow);
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
