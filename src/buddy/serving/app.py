@@ -166,11 +166,12 @@ def _add_openai(api: FastAPI, service: Service) -> None:
     }
 
     def answers(model: type[Any]) -> dict[int | str, dict[str, Any]]:
-        schema = {"schema": {"type": "string", "description": "Chunks, then [DONE]."}}
+        data = {"type": "string", "description": "OpenAI's chunk, an error, or [DONE]."}
+        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         good = {
             "model": model,
             "description": "An answer; with stream, server-sent events.",
-            "content": {"text/event-stream": schema},
+            "content": {"text/event-stream": {"schema": event}},
         }
         return {200: good, **_refusals(refused)}
 
