@@ -167,11 +167,11 @@ def _add_openai(api: FastAPI, service: Service) -> None:
 
     def answers(model: type[Any]) -> dict[int | str, dict[str, Any]]:
         data = {"type": "string", "description": "OpenAI's chunk, an error, or [DONE]."}
-        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        each = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         good = {
             "model": model,
             "description": "An answer; with stream, server-sent events.",
-            "content": {"text/event-stream": {"schema": event}},
+            "content": {"text/event-stream": {"schema": each}},
         }
         return {200: good, **_refusals(refused)}
 

@@ -1,5 +1,6 @@
 """`buddy serve`: an OpenAI-compatible server in which each request may name a budget."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from buddy.serving.client import EngineClient
 
 _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx")
+_PARTS: Final = ("admission", "batcher", "calibrate", "controller", "engine", "metrics")
 _MILLISECONDS: Final = Range(above=0, high=1e7)
 
 
@@ -71,8 +73,8 @@ def serve(
         ),
     ] = None,
     batch_route: Annotated[
-        Literal["shared", "each"],
-        typer.Option(help="shared: one ranking for all rows; each: one for every row."),
+        Literal["shared", "independent"],
+        typer.Option(help="shared: one ranking for all rows; independent: one for each."),
     ] = "shared",
     drain_s: Annotated[
         float,
@@ -155,12 +157,34 @@ def serve(
         answer(app, service, listener, drain_s=drain_s)
 
 
-def start_engine(model: Any, tokenizer: Any, **settings: Any) -> "EngineClient":
+def start_engine(
+    model: Any,
+    tokenizer: Any,
+    *,
+    name: str,
+    max_rows: int,
+    max_queue: int,
+    slo_ttft_ms: float | None,
+    slo_itl_ms: float | None,
+    min_blocks: int,
+    batch_route: str,
+) -> "EngineClient":
     """The engine behind the server: the one place that knows how it is made."""
-    from importlib import import_module
-
-    engine: EngineClient = import_module("buddy.serving.batcher").Engine(
-        model, tokenizer, **settings
+    made = {part: import_module(f"buddy.serving.{part}") for part in _PARTS}
+    control = made["controller"].Controller(
+        made["controller"].ControlConfig(
+            num_blocks=model.num_blocks,
+            min_blocks=min_blocks,
+            max_rows=max_rows,
+            itl_ms=slo_itl_ms,
+        ),
+        made["calibrate"].cost_of(model, max_rows, batch_route=batch_route),
+        made["metrics"].ServingMetrics(name, model.num_blocks, max_rows),
+        made["admission"].AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
+    )
+    options = made["batcher"].BatcherOptions(rows=max_rows, batch_route=batch_route)
+    engine: EngineClient = made["engine"].Engine(
+        model, tokenizer, name, control=control, options=options
     )
     return engine
 
