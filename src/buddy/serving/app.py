@@ -81,6 +81,7 @@ class Service:
 
     Attributes:
         under_way: Requests that are being answered.
+        beginning: Lets one request at a time be read and handed to the engine.
     """
 
     engine: EngineClient
@@ -88,7 +89,7 @@ class Service:
     rules: BudgetRules
     started: int = field(default_factory=lambda: int(time.time()))
     under_way: set[Answers] = field(default_factory=set)
-    tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    beginning: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     def model(self) -> dict[str, Any]:
         """The served model, as `/v1/models` lists it."""
@@ -236,16 +237,18 @@ async def _answer(
     facts = service.engine.facts
     _check_ready(service)
     wish = wish_of(body, service.rules, facts.model)
-    # A long text, or a model's template, would hold up everybody's streams.
-    requests = await anyio.to_thread.run_sync(
-        partial(make, body, wish, facts, service.reader), limiter=service.tokenizing
-    )
-    answers = Answers(service.engine, requests)
+    loop = asyncio.get_running_loop()
+
+    def begin() -> Answers:
+        return Answers(service.engine, make(body, wish, facts, service.reader), loop)
+
+    # A long text, a model's template or a large schema would hold up everybody's streams.
+    answers = await anyio.to_thread.run_sync(begin, limiter=service.beginning)
     reply = Reply(
         shape,
         model=body.model or facts.model,
         num_blocks=facts.num_blocks,
-        num_answers=len(requests),
+        num_answers=answers.number,
         per_prompt=body.n or 1,
         extras=extras,
         reader=service.reader,

@@ -20,11 +20,17 @@ _TOO_SLOW: Final = (
 class Answers:
     """The answers to one HTTP request, from `submit` until all have ended.
 
+    It may be made in any thread; all else is of the loop's.
+
     Args:
         engine: Makes them.
         requests: One for each answer.
+        loop: Of whoever takes the events.
         most_waiting: Events of an answer that wait to be read. Where there are more, all answers
             are cancelled, and what waits is dropped: a client that never reads holds no more.
+
+    Attributes:
+        number: How many answers there are.
 
     Raises:
         BuddyError: What the engine refuses; then nothing is under way.
@@ -34,14 +40,15 @@ class Answers:
         self,
         engine: EngineClient,
         requests: Sequence[GenerationRequest],
+        loop: asyncio.AbstractEventLoop,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
+        self._engine, self._loop = engine, loop
         self._waiting: deque[tuple[int, Event]] = deque()
         self._most = most_waiting * len(requests)
         self._news = asyncio.Event()
-        self._open = set(range(len(requests)))
+        self.number = len(requests)
+        self._open = set(range(self.number))
         self._numbers: list[int] = []
         self._is_cancelled = False
         try:
@@ -50,6 +57,9 @@ class Answers:
         except BuddyError:
             self.cancel()
             raise
+        if self._is_cancelled:  # by the loop meanwhile, which did not know all numbers
+            for number in self._numbers:
+                engine.cancel(number)
 
     def cancel(self) -> None:
         """End what has not ended; nothing more is taken in."""
