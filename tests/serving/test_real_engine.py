@@ -120,14 +120,22 @@ def test_a_client_that_leaves_frees_its_rows(running):
     assert reply.status_code == 200
 
 
-def test_what_the_engine_refuses_is_400(running):
-    body = {
-        "messages": [{"role": "user", "content": "w9"}],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
-        },
-    }
-    reply = httpx.post(f"{running.url}/v1/chat/completions", json=body)
-    assert reply.status_code == 400
-    assert "\n" not in reply.json()["error"]["message"]
+def test_json_obeys_its_schema_and_a_schema_that_is_none_is_400():
+    from tests.serving.made import byte_buddy, byte_tokenizer
+
+    def body(kind):
+        schema = {"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"]}
+        wanted = {"name": "x", "schema": {**schema, "additionalProperties": False}}
+        return {
+            "prompt": "a",
+            "max_tokens": 40,
+            "response_format": {"type": "json_schema", "json_schema": wanted},
+        }
+
+    tokenizer = byte_tokenizer()
+    with served(engines.Engine(byte_buddy(), tokenizer, "tiny"), tokenizer=tokenizer) as running:
+        made = httpx.post(f"{running.url}/v1/completions", json=body("boolean"), timeout=20)
+        assert type(json.loads(made.json()["choices"][0]["text"])["a"]) is bool
+        refused = httpx.post(f"{running.url}/v1/completions", json=body("nonsense"), timeout=20)
+        assert refused.status_code == 400
+        assert "\n" not in refused.json()["error"]["message"]
