@@ -70,7 +70,7 @@ def served(engine=None, *, tokenizer=None, keys=None, patience=None, rules=None,
         finally:
             server.should_exit = True
             thread.join(10)
-            engine.close(2)
+            engine.close(2.0)
             assert not thread.is_alive()
 
 

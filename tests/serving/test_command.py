@@ -96,4 +96,4 @@ def test_the_panel_says_address_model_and_limits_plainly_in_a_pipe():
             if not is_terminal:
                 assert "queue: 64\n" in text
     finally:
-        engine.close(2)
+        engine.close(2.0)

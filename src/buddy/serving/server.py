@@ -160,7 +160,7 @@ async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_
         draining.cancel()
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
-        service.engine.close(_LAST_WORDS_S)
+        service.engine.close(float(_LAST_WORDS_S))
 
 
 async def _drain(
