@@ -11,7 +11,8 @@ BuddyError
 ├── DataError         training or evaluation data, or a task, that cannot be understood
 ├── RecipeError       a training recipe with an unknown key or a wrong value
 ├── TrainingError     a training run that cannot go on: NaN loss, full disk, foreign state
-└── ResultError       a record that cannot be written or read
+├── ResultError       a record that cannot be written or read
+└── ServingError      a server that cannot be started as it was asked
 
 Each message says what is wrong, what was expected, what was got, and what to do. All of them are
 `ValueError`s, so that code which knows nothing of Buddy can catch them.
@@ -81,3 +82,7 @@ class TrainingError(BuddyError):
 
 class ResultError(BuddyError):
     """A record that cannot be written or read."""
+
+
+class ServingError(BuddyError):
+    """A server that cannot be started as it was asked."""

@@ -22,7 +22,11 @@ def run(*arguments, stdin=None, **environment):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["generate"], ["chat"], ["models"], ["models", "pull"], ["models", "remove"], ["info"]],
+    [
+        [],
+        *(["generate"], ["chat"], ["serve"], ["info"]),
+        *(["models"], ["models", "pull"], ["models", "remove"]),
+    ],
 )
 def test_help_does_not_import_torch(arguments):
     code = f"""
@@ -33,7 +37,7 @@ try:
     buddy.cli.main.main()
 except SystemExit as stop:
     assert not stop.code, stop.code
-assert not {{"torch", "transformers", "numpy"}} & set(sys.modules)
+assert not {{"torch", "transformers", "numpy", "fastapi", "uvicorn"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from buddy.cli.commands.observe import observe
 from buddy.cli.commands.plot import plot
 from buddy.cli.commands.reproduce import reproduce
 from buddy.cli.commands.search import search
+from buddy.cli.commands.serve import serve
 from buddy.cli.commands.train import train
 from buddy.cli.commands.train_budget import train_budget
 from buddy.errors import BuddyError, ResultError
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.add_typer(models, name="models")
 app.command()(info)
 app.command()(data)

@@ -1,0 +1,171 @@
+"""An engine that says words by a rule, so that what HTTP makes of it can be told beforehand.
+
+It keeps the contract of `EngineClient`: a thread of its own delivers, requests queue, cancels hold
+at the next step.
+"""
+
+import threading
+import time
+
+import numpy as np
+
+from buddy.errors import BudgetError
+from buddy.serving.client import EngineFacts, Overloaded, Unavailable
+from buddy.serving.request import (
+    Auto,
+    Deadline,
+    Delta,
+    Failed,
+    Finished,
+    Fixed,
+    TokenLogprobs,
+    Usage,
+)
+
+NUM_BLOCKS = 30
+AUTO_BLOCKS = 18
+DEADLINE_BLOCKS = 20
+SOURCES = {Fixed: "fixed", Auto: "auto", Deadline: "deadline"}
+
+
+def token_at(request, step):
+    """The token id of an answer's step."""
+    return 3 + (sum(request.prompt) + 7 * step + (request.sampling.seed or 0)) % 90
+
+
+def blocks_of(wish):
+    """Blocks that a token of the answer runs."""
+    if isinstance(wish, Fixed):
+        return wish.decode
+    most = {Auto: AUTO_BLOCKS, Deadline: DEADLINE_BLOCKS}.get(type(wish), wish.most)
+    return max(wish.least, min(wish.most, most))
+
+
+class ScriptedEngine:
+    """Says `token_at` of each step.
+
+    Args:
+        decode: From a token id to its text.
+        step_s: Time of a step.
+        max_rows: Answers at once.
+        max_queue: Requests that may wait.
+    """
+
+    def __init__(self, decode, *, step_s=0.0, max_rows=32, max_queue=256, has_predictor=True):
+        self.facts = EngineFacts(
+            model="tiny",
+            num_blocks=NUM_BLOCKS,
+            context=256,
+            has_predictor=has_predictor,
+            engine="scripted",
+            least_ms_per_token=2.0,
+        )
+        self.state = "ready"
+        self.seen, self.cancelled, self.finished = [], set(), set()
+        self._decode, self._step_s = decode, step_s
+        self._max_rows, self._max_queue = max_rows, max_queue
+        self._jobs, self._lock = {}, threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def in_flight(self):
+        """Requests that wait or run."""
+        with self._lock:
+            return len(self._jobs)
+
+    def submit(self, request, deliver):
+        with self._lock:
+            if self.state != "ready":
+                raise Unavailable(f"the engine is {self.state}")
+            if isinstance(request.wish, Deadline) and request.wish.ms_per_token < 2:
+                raise BudgetError(
+                    f"{request.wish.ms_per_token:g} ms a token is out of reach: this machine "
+                    "needs at least 2"
+                )
+            if len(self._jobs) >= self._max_rows + self._max_queue:
+                raise Overloaded("the queue is full", retry_after_s=3)
+            self.seen.append(request)
+            number = len(self.seen)
+            self._jobs[number] = [request, deliver, 0, ""]
+            self._lock.notify()
+        return number
+
+    def cancel(self, number):
+        with self._lock:
+            if self._jobs.pop(number, None) is not None:
+                self.cancelled.add(number)
+
+    def metrics(self):
+        return b"# TYPE buddy_requests gauge\nbuddy_requests %d\n" % self.in_flight
+
+    def drain(self):
+        self.state = "draining"
+
+    def close(self, timeout_s):
+        with self._lock:
+            self.state = "failed"
+            self._lock.notify()
+        self._thread.join(timeout_s)
+
+    def fail(self):
+        """As if the thread's work had died."""
+        with self._lock:
+            self.state = "failed"
+            jobs = list(self._jobs.values())
+            self._jobs.clear()
+        for _, deliver, _, _ in jobs:
+            deliver(Failed(message="the engine has failed"))
+
+    def _run(self):
+        while True:
+            with self._lock:
+                while not self._jobs and self.state != "failed":
+                    self._lock.wait(0.1)
+                if self.state == "failed":
+                    return
+                running = list(self._jobs.items())[: self._max_rows]
+            time.sleep(self._step_s)
+            for number, job in running:
+                self._step(number, job)
+
+    def _step(self, number, job):
+        request, deliver, step, before = job
+        token, blocks = token_at(request, step), blocks_of(request.wish)
+        text, reason = self._decode(token) + " ", None
+        for stop in request.stop:
+            if stop in before + text:
+                text, reason = (before + text).split(stop)[0][len(before) :], "stop"
+        runs = np.zeros(NUM_BLOCKS, bool)
+        runs[np.random.default_rng(step).permutation(NUM_BLOCKS)[:blocks]] = True
+        logprobs = ()
+        if request.top_logprobs is not None:
+            top = tuple((token + i, -0.5 - i) for i in range(request.top_logprobs))
+            logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top),)
+        events = [Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,))]
+        job[2:] = step + 1, before + text
+        if reason is None and step + 1 == request.max_tokens:
+            reason = "length"
+        if reason is not None:
+            events.append(Finished(reason=reason, usage=self._usage(request, step + 1, blocks)))
+        with self._lock:
+            if number not in self._jobs:
+                return
+            for event in events:
+                deliver(event)
+            if reason is not None:
+                del self._jobs[number]
+                self.finished.add(number)
+
+    def _usage(self, request, tokens, blocks):
+        return Usage(
+            prompt_tokens=len(request.prompt),
+            cached_tokens=0,
+            completion_tokens=tokens,
+            blocks_executed=blocks * (len(request.prompt) + tokens - 1),
+            budget_blocks=blocks,
+            blocks_per_token=float(blocks),
+            distinct_plans=tokens,
+            source=SOURCES.get(type(request.wish), "default"),
+            lowered_from=None,
+        )
