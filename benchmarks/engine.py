@@ -1,20 +1,28 @@
-"""What does depth cost in time? Decode and prefill of one model by budget, batch and context.
+r"""What does depth cost in time? Decode and prefill of one model by budget, batch and context.
 
 Every subject runs in every round, in a new order each time, beside transformers' own `generate` on
-the same weights; a ratio is taken within a round and its median reported. The ideal of a round is
-its dense step less the time that this step spent in the blocks that are skipped. "changed" is the
-share of decode steps at which a row's plan was another one than before.
+the same weights; a ratio is taken within a round and its median reported. A batch costs what it
+reads: the ideal of a round is its dense step, less that step's time in the blocks that no row of
+the batch runs. "changed" is the share of steps at which a row's plan was another one than before.
+"of memory" is the bytes of weights that a dense step reads a second, over what summing a large
+tensor reads in the same round.
 
     python benchmarks/engine.py --out results/engine.json
     python benchmarks/engine.py --random llama-3-8b --device cuda --out results/llama-3-8b.json
+    BUDDY_NATIVE=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+        python benchmarks/engine.py --subjects "transformers,dense" --out results/engine-avx2.json
 
 With `--random` the weights are random numbers in the shape of a model, and nothing is fetched.
+`--beside int8` runs the same model with weights of fewer bits too, dense and at half its depth. The
+last example shows what another machine would do, ours and torch's kernels restricted alike.
 """
 
 import argparse
 import itertools
+import os
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +39,10 @@ from buddy.hub.presets import ROUTED_MODEL
 from buddy.records import RunRecord
 
 SHARES = (0.875, 0.75, 0.625, 0.5)
+ALWAYS = ("transformers", "dense")
+"""Subjects that ratios are taken over."""
+RESTRICTIONS = ("BUDDY_NATIVE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Variables that keep instructions from a kernel."""
 
 
 def decode_s(model, ids, new_tokens, **options):
@@ -64,6 +76,7 @@ def decode_s(model, ids, new_tokens, **options):
         "prefill_s": ends[0] - trace.steps[0].started_s,
         "plans": trace.distinct_plans,
         "changed": trace.changes / (steps * len(ids)),
+        "read": statistics.mean(len(set().union(*step.plans)) for step in trace.steps[1:]),
     }
     if is_kernel:
         blocks, fill, head = (executor.seconds / steps).tolist()
@@ -105,7 +118,7 @@ def theirs_s(model, ids, new_tokens):
     }
 
 
-def subjects(base, context, new_tokens, batch):
+def subjects(base, context, new_tokens, batch, fewer_bits):
     """Name -> a run of one generation."""
     ids = torch.randint(100, base.config.vocab_size, (batch, context)).to(base.device)
     order = ",".join(map(str, range(1, base.num_blocks - 1)))
@@ -125,8 +138,11 @@ def subjects(base, context, new_tokens, batch):
         runs[f"{name} {blocks}"] = lambda m=model, b=blocks: decode_s(
             m, ids, new_tokens, budget=f"{b} blocks"
         )
+    half = round(SHARES[-1] * base.num_blocks)
+    for bits, model in fewer_bits.items():
+        for name, budget in ((bits, 1.0), (f"{bits} {half}", f"{half} blocks")):
+            runs[name] = lambda m=model, b=budget: decode_s(m, ids, new_tokens, budget=b)
     if batch > 1:
-        half = round(SHARES[-1] * base.num_blocks)
         mixed = [0.5 + 0.5 * row / (batch - 1) for row in range(batch)]
         for way in ("shared", "independent"):
             runs[f"{way} {half}"] = lambda w=way: decode_s(
@@ -138,21 +154,38 @@ def subjects(base, context, new_tokens, batch):
     return runs
 
 
-def of_ideal(dense, made, blocks, num_blocks):
-    """The share of the ideal: a dense step of the same round, less the blocks that are skipped."""
-    ideal_s = dense["mean_s"] - dense["blocks_s"] * (1 - blocks / num_blocks)
+def of_ideal(dense, made, num_blocks):
+    """The share of the ideal: a dense step of the same round, less the blocks that nobody runs."""
+    ideal_s = dense["mean_s"] - dense["blocks_s"] * (1 - made["read"] / num_blocks)
     return ideal_s / made["mean_s"]
 
 
-def measure(base, context, new_tokens, batch, rounds):
+def read_bytes_per_s(large):
+    """What summing a large tensor reads, the better of two."""
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        large.sum().item()
+        times.append(time.perf_counter() - start)
+    return large.nbytes / min(times)
+
+
+def measure(base, context, new_tokens, batch, rounds, *, fewer_bits, wanted):
     """Medians, and ratios and shares of the ideal within rounds."""
-    runs = subjects(base, context, new_tokens, batch)
-    order, seen = random.Random(0), {name: [] for name in runs}
+    runs = subjects(base, context, new_tokens, batch, fewer_bits)
+    unknown = set(wanted) - runs.keys()
+    if unknown:
+        sys.exit(f"no subject {min(unknown)!r} in this shape: expected {', '.join(runs)}")
+    runs = {name: run for name, run in runs.items() if not wanted or name in (*wanted, *ALWAYS)}
+    order, seen, read = random.Random(0), {name: [] for name in runs}, []
+    large = torch.ones(2**26, dtype=torch.int64, device=base.device)
     for number in track(range(rounds + 1), f"batch {batch}, context {context}", transient=True):
         for name in order.sample(list(runs), len(runs)):
             made = runs[name]()
             if number:  # the first round warms up
                 seen[name].append(made)
+        if number:
+            read.append(read_bytes_per_s(large))
     cells = {}
     for name, made in seen.items():
         cell = {
@@ -168,20 +201,27 @@ def measure(base, context, new_tokens, batch, rounds):
         for part in ("blocks_s", "fill_s", "head_s", "mean_s"):
             if part in made[0]:
                 cell[part] = statistics.median(one[part] for one in made)
-        word = name.split()[-1]
-        if word.isdecimal() and "mean_s" in made[0]:
+        if "mean_s" in made[0] and not name.startswith(("dense", "int")):
+            cell["read"] = statistics.mean(one["read"] for one in made)
             shares = [
-                of_ideal(dense, one, int(word), base.num_blocks)
+                of_ideal(dense, one, base.num_blocks)
                 for dense, one in zip(seen["dense"], made, strict=True)
             ]
             cell["decode_of_ideal"] = statistics.median(shares)
             cell["decode_of_ideal_by_round"] = shares
         cells[name] = cell
+    num_bytes = weight_bytes(base)
+    shares = [
+        num_bytes / one["decode_s"] / rate for one, rate in zip(seen["dense"], read, strict=True)
+    ]
     return {
         "batch": batch,
         "context": context,
         "cells": cells,
-        "weight_bytes_per_s": weight_bytes(base) / cells["dense"]["decode_s"],
+        "weight_bytes_per_s": num_bytes / cells["dense"]["decode_s"],
+        "read_bytes_per_s": statistics.median(read),
+        "of_memory": statistics.median(shares),
+        "of_memory_by_round": shares,
     }
 
 
@@ -224,6 +264,10 @@ def show(console, result):
             f"{cell['changed']:.0%}",
         )
     console.print(table)
+    console.print(
+        f"a dense step reads {result['weight_bytes_per_s'] / 1e9:.1f} GB/s of weights, "
+        f"{result['of_memory']:.0%} of memory's {result['read_bytes_per_s'] / 1e9:.1f} GB/s"
+    )
 
 
 def main():
@@ -234,7 +278,8 @@ def main():
     parser.add_argument("--model", default=ROUTED_MODEL)
     parser.add_argument("--random", choices=sorted(SHAPES), help="random weights in this shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quant", choices=("int8", "int4"))
+    parser.add_argument("--beside", default="", help="int8, int4 or both, with a comma between")
+    parser.add_argument("--subjects", default="", help="these alone, with commas between")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -247,17 +292,37 @@ def main():
         base = BuddyForCausalLM(random_model(args.random, args.device))
     else:
         base = BuddyForCausalLM.from_pretrained(
-            args.model, dtype=torch.bfloat16, quant=args.quant, merge_adapter=True
+            args.model, dtype=torch.bfloat16, merge_adapter=True
         ).to(args.device)
+    fewer_bits = {}
+    for bits in filter(None, args.beside.split(",")):
+        fewer_bits[bits] = BuddyForCausalLM.from_pretrained(
+            args.model, dtype=torch.bfloat16, quant=bits, merge_adapter=True
+        )
+        fewer_bits[bits].set_policy("static")
+    wanted = list(filter(None, args.subjects.split(",")))
     console, found = Console(stderr=True), []
     for shape in args.shapes.split(","):
         batch, context = map(int, shape.split("x"))
-        found.append(measure(base, context, args.new_tokens, batch, args.rounds))
+        found.append(
+            measure(
+                base,
+                context,
+                args.new_tokens,
+                batch,
+                args.rounds,
+                fewer_bits=fewer_bits,
+                wanted=wanted,
+            )
+        )
         show(console, found[-1])
     RunRecord(
         kind="engine",
         model=base.facts(),
-        config={key: str(value) for key, value in vars(args).items()},
+        config={
+            **{key: str(value) for key, value in vars(args).items()},
+            "restricted": {name: os.environ[name] for name in RESTRICTIONS if name in os.environ},
+        },
         results={
             "shapes": found,
             "engine": base.executor.name,

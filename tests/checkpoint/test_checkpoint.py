@@ -104,6 +104,42 @@ def test_round_trip_with_adapter(adapted, tmp_path, merge):
     assert not torch.allclose(logits(plain)[0], logits(adapted)[0], atol=1e-2)
 
 
+MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("is_plain", "config"),
+    [
+        (True, {}),
+        (True, {"use_rslora": True, "lora_alpha": 3}),
+        (True, {"exclude_modules": ["model.layers.0.self_attn.v_proj", "down_proj"]}),
+        (False, {"rank_pattern": {"v_proj": 2}}),
+        (False, {"layers_to_transform": [1, 3]}),
+        (False, {"use_dora": True}),
+    ],
+)
+def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, monkeypatch, dtype, is_plain, config):
+    base = tiny_model().to(dtype)
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=MATRICES, **config)).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model = BuddyForCausalLM(adapted, policy="full")
+    model.save_pretrained(tmp_path / "model")
+    live = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    expected = live.model.merge_and_unload().state_dict()
+    if is_plain:
+        monkeypatch.setattr("buddy.checkpoint.adapter.load_adapter", None)
+    made = BuddyForCausalLM.from_pretrained(tmp_path / "model", merge_adapter=True)
+    found = made.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert made.merged_adapter == model.facts()["adapter"]
+    plain = tiny_model().to(dtype).state_dict()
+    assert any(not torch.equal(found[name], plain[name]) for name in found)
+
+
 def test_a_model_says_the_same_of_itself_live_loaded_and_merged(adapted, tmp_path):
     tiny_model().save_pretrained(tmp_path / "base")
     adapted.source = str(tmp_path / "base")

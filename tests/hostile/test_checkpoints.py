@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -248,6 +249,7 @@ def test_routing_that_is_no_safetensors_is_refused(checkpoint):
     assert not sung.exists()
 
 
+@pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -276,10 +278,10 @@ def test_routing_that_is_no_safetensors_is_refused(checkpoint):
         ({"no_such_setting": {"a": 1}}, "sets no_such_setting"),
     ],
 )
-def test_an_adapter_config_is_of_plain_lora(checkpoint, change, says):
+def test_an_adapter_config_is_of_plain_lora(checkpoint, change, says, merge):
     edit(checkpoint / "adapter/adapter_config.json", lambda config: config.update(change))
     list_again(checkpoint)
-    refuses(load, checkpoint, says)
+    refuses(partial(load, merge_adapter=merge), checkpoint, says)
 
 
 def test_where_an_adapter_comes_from_is_not_followed(checkpoint):
@@ -301,6 +303,7 @@ def test_where_an_adapter_comes_from_is_not_followed(checkpoint):
     assert not sung.exists()
 
 
+@pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -311,10 +314,10 @@ def test_where_an_adapter_comes_from_is_not_followed(checkpoint):
         (lambda t: {n: w.T.contiguous() for n, w in t.items()}, "does not fit its base model"),
     ],
 )
-def test_adapter_weights_that_do_not_fit_are_refused(checkpoint, change, says):
+def test_adapter_weights_that_do_not_fit_are_refused(checkpoint, change, says, merge):
     spoil(checkpoint / "adapter/adapter_model.safetensors", change)
     list_again(checkpoint)
-    refuses(load, checkpoint, says)
+    refuses(partial(load, merge_adapter=merge), checkpoint, says)
 
 
 @pytest.mark.parametrize("contents", [b"", b"[]", b"{", b'{"a":' * 100_000, b"\x80\x04"])

@@ -6,14 +6,17 @@ must be as PEFT has it by default.
 """
 
 import json
+import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from buddy.backbone.fingerprint import adapter_fingerprint, part_fingerprint
 from buddy.checkpoint.tensors import read_tensors
 from buddy.errors import CheckpointError
 from buddy.hub.foreign import explained
@@ -24,14 +27,18 @@ from buddy.settings import Range, build, check_ranges
 FOLDER: Final = "adapter"
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+"""Of names of weights: PEFT's own modules around the model."""
 _NAME: Final = re.compile(r"[\w.]{1,200}")
 _NOT_READ: Final = frozenset(
     {
         *("base_model_name_or_path", "revision", "peft_version", "auto_mapping"),
         *("inference_mode", "init_lora_weights"),
+        *("megatron_core", "qalora_group_size"),
     }
 )
-"""Where an adapter comes from and how it began; its weights are in the file."""
+"""Where an adapter comes from and how it began, for its weights are in the file; and details of
+what `megatron_config` and `use_qalora` turn on, which are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +69,20 @@ class AdapterConfig:
         if not all(1 <= rank <= 4096 for rank in self.rank_pattern.values()):
             raise CheckpointError("rank_pattern: ranks must be at least 1 and at most 4,096")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each layer has the product of two matrices added, all scaled alike."""
+        others = (self.use_dora, self.fan_in_fan_out, self.layers_to_transform is not None)
+        return self.bias == "none" and not (any(others) or self.rank_pattern or self.alpha_pattern)
+
+    def reaches(self, name: str) -> bool:
+        """Whether a layer of this name has an adapter."""
+
+        def is_named(names: tuple[str, ...]) -> bool:
+            return any(name == one or name.endswith(f".{one}") for one in names)
+
+        return is_named(self.target_modules) and not is_named(self.exclude_modules or ())
+
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read adapter_config.json.
@@ -69,21 +90,68 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     Raises:
         CheckpointError: It is damaged, or of more than a LoRA adapter.
     """
-    from peft import LoraConfig
-
     path = folder / CONFIG
     values = read_table(folder, CONFIG)
     known = {one.name for one in fields(AdapterConfig)}
-    default: dict[str, Any] = cast(Any, LoraConfig()).to_dict()
     for name, value in values.items():
         other = name not in known and name not in _NOT_READ
-        if other and value and value != default.get(name):
+        if other and value and value != _defaults().get(name):
             raise CheckpointError(
                 f"{path} sets {name[:80]}, which Buddy does not load: expected an adapter of plain "
                 f"LoRA; merge it into its model, or save one without {name[:80]}"
             )
     mine = {name: value for name, value in values.items() if name in known}
     return build(AdapterConfig, mine, str(path), CheckpointError)
+
+
+def _defaults() -> dict[str, Any]:
+    from peft import LoraConfig
+
+    made: dict[str, Any] = cast(Any, LoraConfig()).to_dict()
+    return made
+
+
+@torch.no_grad()
+def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
+    """Add the adapter's weights to those of the model, as PEFT does, bit for bit.
+
+    Plain LoRA is added here, where the weights lie: PEFT takes seconds to be imported, to wrap each
+    layer and to unwrap it. Anything else is left to PEFT.
+
+    Returns:
+        The model, and the adapter's fingerprint.
+
+    Raises:
+        CheckpointError: The adapter is damaged, or is none for this model.
+    """
+    config = read_adapter_config(folder)
+    if not config.is_plain:
+        adapted = load_adapter(model, folder)
+        fingerprint = adapter_fingerprint(adapted)  # of weights that merging takes away
+        return adapted.merge_and_unload(), fingerprint
+    weights = read_tensors(folder, WEIGHTS)
+    _check_rank(folder, config, weights)
+    wanted = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and config.reaches(name)
+    }
+    named = {f"{_PREFIX}{name}.lora_{side}.weight" for name in wanted for side in "AB"}
+    _check_names(folder, sorted(named ^ weights.keys()))
+    scaling = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    targets = {name: cast(Tensor, model.get_submodule(name).weight) for name in wanted}
+    largest = max(weight.numel() for weight in targets.values())
+    # New memory for each layer would take longer than the sums.
+    sums, deltas = torch.empty(2, largest, device=next(iter(targets.values())).device)
+    for name, weight in targets.items():
+        down, up = (weights[f"{_PREFIX}{name}.lora_{side}.weight"] for side in "AB")
+        shape = (config.r, weight.shape[1]), (weight.shape[0], config.r)
+        if (down.shape, up.shape) != shape:
+            _check_names(folder, [f"{_PREFIX}{name}.lora_A.weight"])
+        delta, total = (space[: weight.numel()].view(weight.shape) for space in (deltas, sums))
+        torch.mm(up.to(weight.device).float(), down.to(weight.device).float(), out=delta)
+        weight.copy_(total.copy_(weight).add_(delta.mul_(scaling)))
+    return model, part_fingerprint({name: one.to(torch.bfloat16) for name, one in weights.items()})
 
 
 def load_adapter(model: nn.Module, folder: Path) -> Any:
@@ -96,15 +164,8 @@ def load_adapter(model: nn.Module, folder: Path) -> Any:
 
     config = read_adapter_config(folder)
     weights = read_tensors(folder, WEIGHTS)
-    ranks = [len(one) for name, one in weights.items() if ".lora_A." in name and one.ndim == 2]
-    wanted = max([config.r, *config.rank_pattern.values()])
-    if wanted > max(ranks, default=0):
-        raise CheckpointError(
-            f"{folder / CONFIG} has rank {wanted:,}, and the adapter's weights have at most "
-            f"{max(ranks, default=0):,}: copy the checkpoint again"
-        )
-    where = f"the adapter in {folder} does not fit its base model"
-    with quiet_peft(), explained(where, "copy the checkpoint again"):
+    _check_rank(folder, config, weights)
+    with quiet_peft(), explained(_misfit(folder), "copy the checkpoint again"):
         values = {one.name: getattr(config, one.name) for one in fields(AdapterConfig)}
         lists = {name: list(one) for name, one in values.items() if isinstance(one, tuple)}
         del values["peft_type"]
@@ -113,13 +174,30 @@ def load_adapter(model: nn.Module, folder: Path) -> Any:
             adapted = get_peft_model(model, made).eval()
         result: Any = set_peft_model_state_dict(adapted, weights)
     missing = [name for name in result.missing_keys if ".lora_" in name]
-    wrong = sorted([*missing, *result.unexpected_keys])
+    _check_names(folder, sorted([*missing, *result.unexpected_keys]))
+    return adapted
+
+
+def _misfit(folder: Path) -> str:
+    return f"the adapter in {folder} does not fit its base model"
+
+
+def _check_rank(folder: Path, config: AdapterConfig, weights: Mapping[str, Tensor]) -> None:
+    ranks = [len(one) for name, one in weights.items() if ".lora_A." in name and one.ndim == 2]
+    wanted = max([config.r, *config.rank_pattern.values()])
+    if wanted > max(ranks, default=0):
+        raise CheckpointError(
+            f"{folder / CONFIG} has rank {wanted:,}, and the adapter's weights have at most "
+            f"{max(ranks, default=0):,}: copy the checkpoint again"
+        )
+
+
+def _check_names(folder: Path, wrong: Sequence[str]) -> None:
     if wrong:
         raise CheckpointError(
-            f"{where}: {len(wrong)} tensors are missing or unexpected, such as {wrong[0][:200]!r}; "
-            "copy the checkpoint again"
+            f"{_misfit(folder)}: {len(wrong)} tensors are missing or unexpected, such as "
+            f"{wrong[0][:200]!r}; copy the checkpoint again"
         )
-    return adapted
 
 
 def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | None) -> None:

@@ -20,9 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
-from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, save_adapter
+from buddy.checkpoint.adapter import (
+    CONFIG,
+    FOLDER,
+    WEIGHTS,
+    load_adapter,
+    merge_adapter,
+    save_adapter,
+)
 from buddy.checkpoint.card import CARD, read_card, write_card
 from buddy.checkpoint.manifest import Manifest, check_base, check_policy, identity, read_manifest
 from buddy.checkpoint.quick_prior import QuickPrior
@@ -136,7 +143,7 @@ def _load(
     options: dict[str, Any],
     policy: str | None,
     kv_policy: KVPolicy | None,
-    merge_adapter: bool,
+    is_merged: bool,
     engine: EngineName,
 ) -> BuddyForCausalLM:
     shipped = shipped_checkpoint(name)
@@ -164,10 +171,11 @@ def _load(
     routing, merged, weights = _read_routing(folder, manifest, backbone), None, fingerprint
     if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
-        model = load_adapter(model, folder / FOLDER)
         weights = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
-        if merge_adapter:
-            merged, model = adapter_fingerprint(model), model.merge_and_unload()
+        if is_merged:
+            model, merged = merge_adapter(model, folder / FOLDER)
+        else:
+            model = load_adapter(model, folder / FOLDER)
     if "prior" not in routing:
         base = Backbone(getattr(model, "get_base_model", lambda: model)())
         routing["prior"] = QuickPrior(base, weights, name)

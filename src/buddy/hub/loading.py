@@ -20,13 +20,21 @@ from buddy.hub.foreign import explained
 from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.inside import user_path
 from buddy.hub.manifest import MANIFEST, base_of, check_listed, is_checkpoint
+from buddy.hub.placed import read_placed
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.store import ensure_default, is_cached, resolve_gguf
 from buddy.hub.tokenizer import holds_tokenizer, read_tokenizer, tokenizer_files
 from buddy.hub.verified import verify_once
-from buddy.hub.weights import check_sizes, is_leftover, open_weights, stored_dtype, weight_files
+from buddy.hub.weights import (
+    check_sizes,
+    is_leftover,
+    open_weights,
+    stored_dtype,
+    stored_dtypes,
+    weight_files,
+)
 from buddy.routing.prior import normalise_prior
 
 _LONGEST_NAME: Final = 255
@@ -181,14 +189,18 @@ def load_model(
     generation_config = read_generation_config(where)
     with open_weights(where) as tensors:
         check_sizes(config, tensors)
+        dtype = dtype or config.dtype or stored_dtype(tensors)
+        state: dict[str, Any] = tensors
+        if torch.device(device).type == "cpu" and stored_dtypes(tensors) == {dtype}:
+            state = read_placed(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(
                 None,
                 config=config,
-                state_dict=tensors,
+                state_dict=state,
                 generation_config=generation_config,
-                dtype=dtype or config.dtype or stored_dtype(tensors),
+                dtype=dtype,
                 attn_implementation=attention,
                 ignore_mismatched_sizes=True,  # and refused below, by name
                 output_loading_info=True,

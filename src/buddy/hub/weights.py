@@ -21,12 +21,13 @@ from buddy.hub.inside import file_inside, find_inside, read_table
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
-_DTYPES: Final = {
+DTYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+"""Number formats that weights are stored in, by their names in safetensors."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -79,10 +80,10 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                     "again"
                 ) from error
         for name, tensor in tensors.items():
-            if tensor.get_dtype() not in _DTYPES and not is_leftover(name):
+            if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
                     f"the weights in {folder} are no plain numbers: {name} is stored as "
-                    f"{tensor.get_dtype()}, expected {', '.join(_DTYPES)}; load the model that "
+                    f"{tensor.get_dtype()}, expected {', '.join(DTYPES)}; load the model that "
                     "they were quantised from"
                 )
         yield tensors
@@ -96,9 +97,14 @@ def is_leftover(name: str) -> bool:
 def stored_dtype(tensors: Mapping[str, Any]) -> torch.dtype:
     """The number format of the first weight."""
     return next(
-        (_DTYPES[one.get_dtype()] for one in tensors.values() if one.get_dtype() in _DTYPES),
+        (DTYPES[one.get_dtype()] for one in tensors.values() if one.get_dtype() in DTYPES),
         torch.float32,
     )
+
+
+def stored_dtypes(tensors: Mapping[str, Any]) -> set[torch.dtype]:
+    """The number formats of all weights."""
+    return {DTYPES[one.get_dtype()] for name, one in tensors.items() if not is_leftover(name)}
 
 
 def empty_model(config: Any) -> Any:

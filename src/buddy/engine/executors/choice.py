@@ -1,7 +1,10 @@
 """Who runs decode steps: the kernel on a CPU, CUDA graphs on a GPU, else the general path."""
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+from torch import nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.protocol import GENERAL
@@ -39,6 +42,18 @@ def check_engine(engine: str) -> EngineName:
     return cast(EngineName, engine)
 
 
+def _state_of(parts: Iterable[nn.Module], modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """What changes when a weight moves or changes, or a module is another one."""
+    made = [id(part) for part in parts]
+    for module in modules:
+        made += map(id, module._modules.values())
+        for held in (module._parameters, module._buffers):
+            for tensor in held.values():
+                if tensor is not None:
+                    made += (id(tensor), tensor.data_ptr(), tensor._version)
+    return tuple(made)
+
+
 class ExecutorChoice:
     """Makes the fast path when it is first needed, and again when the weights have moved.
 
@@ -55,6 +70,7 @@ class ExecutorChoice:
     def __init__(self, backbone: Backbone, engine: EngineName) -> None:
         self.engine = check_engine(engine)
         self._backbone = backbone
+        self._modules: list[nn.Module] = []
         self._made_for: tuple[Any, ...] = ()
         self._made: Executor | str = ""
 
@@ -103,11 +119,10 @@ class ExecutorChoice:
             return
         backbone = self._backbone
         parts = (backbone.embedding, backbone.blocks, backbone.final_norm, backbone.head)
-        modules = [module for part in parts for module in part.modules()]
-        tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
-        made_for = (*map(id, modules), *((id(t), t.data_ptr(), t._version) for t in tensors))
-        if made_for != self._made_for:
-            self._made, self._made_for = self._make(), made_for
+        # While no module has another child, those of the last walk are all that there are.
+        if not self._modules or _state_of(parts, self._modules) != self._made_for:
+            self._modules = [module for part in parts for module in part.modules()]
+            self._made, self._made_for = self._make(), _state_of(parts, self._modules)
 
     def _look(self) -> "Executor | str":
         if self.engine == "general":

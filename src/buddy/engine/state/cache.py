@@ -9,6 +9,7 @@ Slots from a sequence's length on are scratch: a pass that fails leaves nothing 
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -19,6 +20,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.backbone.memory import zeroed_memory
 from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
@@ -220,6 +222,12 @@ class BlockKVCache:
     def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """All blocks' buffers, as large as the cache: for who writes them by address."""
         like = torch.empty(0, dtype=dtype, device=self.device)
+        if self.device.type == "cpu" and all(held is None for held in self._keys):
+            shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
+            whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            for block, (keys, values) in enumerate(whole):
+                self._keys[block], self._values[block] = keys, values
+            self.revision += 1
         for block in range(len(self._keys)):
             self._buffers(block, heads, head_dim, like)
             if self.kv_policy == "mask":

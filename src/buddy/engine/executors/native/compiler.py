@@ -17,7 +17,8 @@ from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
 _SOURCES: Final = (
-    *("decode.c", "model.h", "functions.h", "multiply.h", "matrix.h", "tiles.h", "threads.h"),
+    *("decode.c", "run.h", "attention.h", "products.h", "skipped.h"),
+    *("model.h", "functions.h", "multiply.h", "matrix.h", "tiles.h", "threads.h"),
 )
 FLAGS: Final = (
     "-O3",

@@ -1,0 +1,26 @@
+"""Memory for weights and caches: one stretch, in large pages where the system has them."""
+
+import mmap
+from typing import Final
+
+import torch
+from torch import Tensor
+
+LARGE_PAGE: Final = 2 << 20
+"""Bytes of a large page on most machines."""
+
+
+def zeroed_memory(num_bytes: int) -> Tensor:
+    """Bytes of zeros from the system, in large pages where there are any; [num_bytes], uint8.
+
+    Pages are taken when they are first written. The memory is given back with the last tensor that
+    lies in it.
+    """
+    if num_bytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=flags)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    begin = -whole.data_ptr() % LARGE_PAGE
+    return whole[begin : begin + num_bytes]

@@ -1,0 +1,449 @@
+/* Attention of lanes over the cache: one query head, those that share a key head, or prompts by tiles. */
+
+#ifndef BUDDY_ATTENTION_H
+#define BUDDY_ATTENTION_H
+
+#include "run.h"
+
+/* What a lane may see of one key head: slots before `slots`, but for those hidden and those too old. */
+typedef struct {
+    size_t base;          /* of the cache's keys and values */
+    const uint8_t *hides; /* by slot, or NULL */
+    int slots, oldest;
+} Sight;
+
+static Sight sight_of(const Run *run, int block, int lane, int kv_head)
+{
+    const Cache *cache = run->cache;
+    int row = row_of(run->step, lane), slots = slot_of(run->step, lane) + 1;
+    int window = run->model->blocks[block].window;
+    const uint8_t *hides = cache->hidden_slots == NULL ? NULL : cache->hidden_slots[block];
+    return (Sight){
+        .base = cache_at(run, row, kv_head, 0),
+        .hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity,
+        .slots = slots,
+        .oldest = window > 0 ? slots - window : 0,
+    };
+}
+
+/* Scores to weights, in place; one over their sum. */
+static float weigh(const Sight *sight, float scaling, float *restrict weights)
+{
+    int slots = sight->slots;
+    if (sight->hides != NULL || sight->oldest > 0)
+        for (int slot = 0; slot < slots - 1; slot++)
+            if ((sight->hides != NULL && sight->hides[slot]) || slot < sight->oldest)
+                weights[slot] = -INFINITY;
+    float most = -INFINITY, sum = 0;
+    for (int slot = 0; slot < slots; slot++)
+        most = weights[slot] > most ? weights[slot] : most;
+    for (int slot = 0; slot < slots; slot++) {
+        float x = (weights[slot] - most) * scaling;
+        weights[slot] = x < -87.0f ? 0.0f : exp_of(x);
+        sum += weights[slot];
+    }
+    return 1.0f / sum;
+}
+
+/* One query head. */
+static void attend_alone(
+    const Model *model, const void *all_keys, const void *all_values, const Sight *sight,
+    const float *query, float *restrict weights, float *restrict out)
+{
+    int count = model->head_size, slots = sight->slots;
+    if (model->is_bf16) {
+        const bf16 *keys = (const bf16 *)all_keys + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_bf16(keys + (size_t)slot * count, query, count);
+    } else {
+        const float *keys = (const float *)all_keys + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
+    }
+    float scale = weigh(sight, model->scaling, weights);
+    float total[count];
+    memset(total, 0, sizeof total);
+    if (model->is_bf16) {
+        const bf16 *values = (const bf16 *)all_values + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            for (int i = 0; i < count; i++)
+                total[i] += weights[slot] * widen(values[(size_t)slot * count + i]);
+    } else {
+        const float *values = (const float *)all_values + sight->base;
+        for (int slot = 0; slot < slots; slot++)
+            for (int i = 0; i < count; i++)
+                total[i] += weights[slot] * values[(size_t)slot * count + i];
+    }
+    for (int i = 0; i < count; i++)
+        out[i] = total[i] * scale;
+}
+
+#if HAS_BF16_DOT
+/* Scores of a query, in bfloat16 as the keys are. */
+static void score(
+    const bf16 *keys, const bf16 *query, int count, int slots, float *restrict scores)
+{
+    for (int slot = 0; slot < slots; slot += SUMS) {
+        int here = slots - slot < SUMS ? slots - slot : SUMS;
+        __m512 sums[SUMS];
+        for (int i = 0; i < SUMS; i++)
+            sums[i] = _mm512_setzero_ps();
+        for (int i = 0; i < here; i++) {
+            const bf16 *key = keys + (size_t)(slot + i) * count;
+            for (int at = 0; at < count; at += 32) {
+                _mm_prefetch((const char *)(key + at) + BYTES_AHEAD / 2, _MM_HINT_T0);
+                sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_loadu_si512(key + at),
+                                           (__m512bh)_mm512_loadu_si512(query + at));
+            }
+        }
+        float out[SUMS];
+        add_up(sums, out);
+        memcpy(scores + slot, out, here * sizeof(float));
+    }
+}
+
+/* Weighed sums of the values for `together` heads: a value is read and widened once for all. */
+static inline __attribute__((always_inline)) void mix(
+    const bf16 *values, int count, int slots, const float *weights, size_t stride, int together,
+    const float *scales, float *out)
+{
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    for (int at = 0; at < count; at += 32) {
+        __m512 even[together], odd[together];
+        for (int n = 0; n < together; n++)
+            even[n] = odd[n] = _mm512_setzero_ps();
+        for (int slot = 0; slot < slots; slot++) {
+            const bf16 *value = values + (size_t)slot * count + at;
+            _mm_prefetch((const char *)value + BYTES_AHEAD / 2, _MM_HINT_T0);
+            __m512i pair = _mm512_loadu_si512(value);
+            __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+            __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
+            for (int n = 0; n < together; n++) {
+                __m512 weight = _mm512_set1_ps(weights[n * stride + slot]);
+                even[n] = _mm512_fmadd_ps(weight, first, even[n]);
+                odd[n] = _mm512_fmadd_ps(weight, second, odd[n]);
+            }
+        }
+        for (int n = 0; n < together; n++) {
+            float a[16], b[16];
+            _mm512_storeu_ps(a, even[n]);
+            _mm512_storeu_ps(b, odd[n]);
+            for (int i = 0; i < 16; i++) {
+                out[n * count + at + 2 * i] = a[i] * scales[n];
+                out[n * count + at + 2 * i + 1] = b[i] * scales[n];
+            }
+        }
+    }
+}
+
+/* Query heads that share a key head. */
+static void attend_together(
+    const Model *model, const bf16 *keys, const bf16 *values, const Sight *sight,
+    const float *queries, int together, float *weights, size_t stride, float *out)
+{
+    int count = model->head_size;
+    float scales[MOST_TOGETHER];
+    bf16 query[count];
+    for (int n = 0; n < together; n++) {
+        narrow_all(queries + n * count, query, count);
+        score(keys, query, count, sight->slots, weights + n * stride);
+        scales[n] = weigh(sight, model->scaling, weights + n * stride);
+    }
+    switch (together) {
+#define MIX(N)                                                                                     \
+    case N:                                                                                        \
+        mix(values, count, sight->slots, weights, stride, N, scales, out);                         \
+        break;
+        MIX(1)
+        MIX(2)
+        MIX(3)
+        MIX(4)
+        MIX(5)
+        MIX(6)
+        MIX(7)
+        MIX(8)
+#undef MIX
+    }
+}
+#endif
+
+#if HAS_TILES
+/* Prompts are attended by tiles, 16 queries of one row at once. Keys are the tiles' rows and queries
+ * their columns, so 16 softmaxes go side by side. */
+
+/* scores[slot][query] of up to 16 queries; those of slots from `slots` on mean nothing. */
+static void score_tiles(
+    const bf16 *keys, int slots, int capacity, const bf16 *panel, int count, float *scores)
+{
+    for (int slot = 0; slot < slots; slot += TILE) {
+        const bf16 *here = keys + (size_t)slot * count;
+        bf16 last[TILE * count];
+        if (slot + TILE > capacity) { /* behind them the cache may end */
+            memset(last, 0, sizeof last);
+            memcpy(last, here, (size_t)(slots - slot) * count * sizeof(bf16));
+            here = last;
+            WRITTEN();
+        }
+        _tile_zero(0);
+        for (int at = 0; at < count; at += DEPTH) {
+            _tile_loadd(6, panel + at * TILE, TILE * sizeof(float));
+            _tile_loadd(4, here + at, count * sizeof(bf16));
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, scores + (size_t)slot * TILE, TILE * sizeof(float));
+    }
+}
+
+/* e^x for x <= 0, as exp_of. */
+static inline __m512 exp_of_16(__m512 x)
+{
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
+    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(_mm512_mul_ps(p, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, whole);
+}
+
+/* Scores to weights, in place, for 16 queries; one over each one's sum. */
+static __m512 weigh_tiles(
+    const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
+    float scaling, float *scores)
+{
+    __m512 none = _mm512_set1_ps(-INFINITY), most = none, sum = _mm512_setzero_ps();
+    __m512i limit = _mm512_loadu_si512(limits), old = _mm512_loadu_si512(oldest);
+    __m512i last = _mm512_sub_epi32(limit, _mm512_set1_epi32(1));
+    for (int slot = 0; slot < slots; slot++) {
+        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
+        int is_hidden = hides != NULL && hides[slot];
+        if (slot >= fewest || is_hidden) {
+            __m512i at = _mm512_set1_epi32(slot);
+            __mmask16 seen = _mm512_cmplt_epi32_mask(at, limit) & _mm512_cmpge_epi32_mask(at, old);
+            if (is_hidden) /* a token sees itself */
+                seen &= _mm512_cmpeq_epi32_mask(at, last);
+            here = _mm512_mask_mov_ps(none, seen, here);
+            _mm512_storeu_ps(scores + (size_t)slot * TILE, here);
+        }
+        most = _mm512_max_ps(most, here);
+    }
+    __m512 scale = _mm512_set1_ps(scaling), least = _mm512_set1_ps(-87.0f);
+    for (int slot = 0; slot < slots; slot++) {
+        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
+        __m512 x = _mm512_mul_ps(_mm512_sub_ps(here, most), scale);
+        __mmask16 counts = ~_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ); /* what is no number too */
+        x = _mm512_maskz_mov_ps(counts, exp_of_16(x));
+        _mm512_storeu_ps(scores + (size_t)slot * TILE, x);
+        sum = _mm512_add_ps(sum, x);
+    }
+    memset(scores + (size_t)slots * TILE, 0,
+           (whole_keys(slots) - slots) * TILE * sizeof(float));
+    return _mm512_div_ps(_mm512_set1_ps(1.0f), sum);
+}
+
+/* Values as tiles read them: of 32 slots, two beside each other, in parts of 16 columns. */
+static void pack_values(const bf16 *values, int slots, int count, bf16 *packed)
+{
+    uint16_t first[32], second[32];
+    for (int i = 0; i < 16; i++) {
+        first[2 * i] = (uint16_t)i, first[2 * i + 1] = (uint16_t)(32 + i);
+        second[2 * i] = (uint16_t)(16 + i), second[2 * i + 1] = (uint16_t)(48 + i);
+    }
+    __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(second);
+    for (int slot = 0; slot < slots; slot += 2)
+        for (int at = 0; at < count; at += 32) {
+            const bf16 *here = values + (size_t)slot * count + at;
+            __m512i a = _mm512_loadu_si512(here);
+            __m512i b = slot + 1 < slots ? _mm512_loadu_si512(here + count)
+                                         : _mm512_setzero_si512();
+            bf16 *out = packed + (size_t)(slot / KEYS_AT_ONCE * KEYS_AT_ONCE) * count
+                + (size_t)at * KEYS_AT_ONCE + slot % KEYS_AT_ONCE * TILE;
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_storeu_si512(out + TILE * KEYS_AT_ONCE, _mm512_permutex2var_epi16(a, high, b));
+        }
+    for (size_t slot = slots + slots % 2; slot < whole_keys(slots); slot += 2)
+        for (int at = 0; at < count; at += TILE)
+            memset(packed + slot / KEYS_AT_ONCE * KEYS_AT_ONCE * count + (size_t)at * KEYS_AT_ONCE
+                       + slot % KEYS_AT_ONCE * TILE,
+                   0, 2 * TILE * sizeof(bf16));
+}
+
+/* out[query][column] = weights . values, for 64 columns at most from one on. */
+static void mix_tiles(
+    const float *weights, const bf16 *packed, int slots, int count, int from, float *out)
+{
+    int parts = (count - from) / TILE < 4 ? (count - from) / TILE : 4;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int slot = 0; slot < slots; slot += KEYS_AT_ONCE) {
+        __m512 halves[2][TILE];
+        bf16 rows[TILE * KEYS_AT_ONCE];
+        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < TILE; i++)
+                halves[half][i] =
+                    _mm512_loadu_ps(weights + ((size_t)slot + half * TILE + i) * TILE);
+            transpose(halves[half]);
+        }
+        for (int n = 0; n < TILE; n++)
+            _mm512_storeu_si512(rows + n * KEYS_AT_ONCE,
+                                (__m512i)_mm512_cvtne2ps_pbh(halves[1][n], halves[0][n]));
+        WRITTEN();
+        _tile_loadd(4, rows, KEYS_AT_ONCE * sizeof(bf16));
+        const bf16 *here = packed + (size_t)slot * count + (size_t)from * KEYS_AT_ONCE;
+#define PART(n)                                                                                    \
+    if (n < parts) {                                                                               \
+        _tile_loadd(6, here + n * TILE * KEYS_AT_ONCE, TILE * sizeof(float));                      \
+        _tile_dpbf16ps(n, 4, 6);                                                                   \
+    }
+        PART(0) PART(1) PART(2) PART(3)
+#undef PART
+    }
+    _tile_stored(0, out, TILE * sizeof(float));
+    _tile_stored(1, out + TILE * TILE, TILE * sizeof(float));
+    _tile_stored(2, out + 2 * TILE * TILE, TILE * sizeof(float));
+    _tile_stored(3, out + 3 * TILE * TILE, TILE * sizeof(float));
+}
+
+/* Attention of up to 16 lanes of one row, in the heads that share a key head. */
+static void attend_tiles(
+    const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
+{
+    const Model *model = run->model;
+    const Cache *cache = run->cache;
+    int count = model->head_size, sharing = model->heads / model->kv_heads;
+    Sight sight = sight_of(run, block, lanes[held - 1], kv_head); /* of the last, who sees most */
+    int32_t limits[TILE], oldest[TILE];
+    int slots = sight.slots, fewest = sight.slots;
+    for (int n = 0; n < TILE; n++) {
+        Sight own_sight = sight_of(run, block, lanes[n < held ? n : held - 1], kv_head);
+        limits[n] = own_sight.slots, oldest[n] = own_sight.oldest;
+        fewest = own_sight.slots < fewest ? own_sight.slots : fewest;
+        if (own_sight.oldest > 0)
+            fewest = 0; /* some see no slot from the first on */
+    }
+    const bf16 *keys = (const bf16 *)cache->keys[block] + sight.base;
+    const bf16 *values = (const bf16 *)cache->values[block] + sight.base;
+    float *scores = own->attention;
+    bf16 *packed = (bf16 *)(scores + whole_keys(cache->capacity) * TILE);
+    pack_values(values, slots, count, packed);
+    set_tiles(TILE);
+    for (int head = kv_head * sharing; head < (kv_head + 1) * sharing; head++) {
+        bf16 narrowed[TILE * count], panel[TILE * count];
+        const bf16 *queries[TILE];
+        for (int n = 0; n < held; n++) {
+            float *query = run->query + ((size_t)lanes[n] * model->heads + head) * count;
+            rotate(model, query, model->blocks[block].query_norm, slot_of(run->step, lanes[n]));
+            narrow_all(query, narrowed + n * count, count);
+            queries[n] = narrowed + n * count;
+        }
+        pack_panel(queries, held, 0, count, panel);
+        float inverse[TILE], sums[4 * TILE * TILE];
+        WRITTEN();
+        score_tiles(keys, slots, cache->capacity, panel, count, scores);
+        _mm512_storeu_ps(inverse, weigh_tiles(sight.hides, limits, oldest, slots, fewest,
+                                              model->scaling, scores));
+        for (int from = 0; from < count; from += 4 * TILE) {
+            mix_tiles(scores, packed, slots, count, from, sums);
+            for (int n = 0; n < held; n++) {
+                bf16 *out = run->attended_narrow
+                    + ((size_t)lanes[n] * model->heads + head) * count + from;
+                __m512 scale = _mm512_set1_ps(inverse[n]);
+                for (int i = 0; i < 4 * TILE && from + i < count; i += DEPTH) {
+                    const float *sum = sums + i * TILE + n * TILE;
+                    __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sum), scale);
+                    __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sum + TILE * TILE), scale);
+                    _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+                }
+            }
+        }
+    }
+    _tile_release();
+}
+
+/* From how many tokens of one row on they are attended by tiles: a prompt, and no draft. */
+#define LEAST_BY_TILES 16
+
+/* Attend the rows that have many lanes here; the lanes of others come to the front of `rest`. */
+static int attend_prompts(
+    const Run *run, Team *team, int thread, const Own *own, int block, int count, int32_t *rest)
+{
+    const Model *model = run->model;
+    int left = 0, unit = 0;
+    int is_for_tiles = run->by_tiles && model->head_size % DEPTH == 0;
+    for (int begin = 0, end; begin < count; begin = end) {
+        int row = row_of(run->step, own->active[begin]);
+        for (end = begin + 1; end < count && row_of(run->step, own->active[end]) == row;)
+            end++;
+        if (!is_for_tiles || end - begin < LEAST_BY_TILES) {
+            for (int n = begin; n < end; n++)
+                rest[left++] = own->active[n];
+            continue;
+        }
+        for (int from = begin; from < end; from += TILE)
+            for (int head = 0; head < model->kv_heads; head++)
+                if (unit++ % size_of(team) == thread)
+                    attend_tiles(run, own, block, own->active + from,
+                                 end - from < TILE ? end - from : TILE, head);
+    }
+    return left;
+}
+#endif
+
+/* How many of the query heads that share a key head one thread takes at once: all, unless threads
+ * would be left without any. */
+static int heads_together(const Model *model, int count, int threads)
+{
+#if HAS_BF16_DOT
+    int sharing = model->heads / model->kv_heads;
+    int is_many = count * model->kv_heads >= 4 * threads || threads == 1;
+    if (model->is_bf16 && model->head_size % 32 == 0 && sharing <= MOST_TOGETHER && is_many)
+        return sharing;
+#endif
+    (void)model, (void)count, (void)threads;
+    return 1;
+}
+
+/* Attention of some query heads of one lane that share a key head. */
+static void attend(const Run *run, const Own *own, int block, int lane, int head, int together)
+{
+    const Model *model = run->model;
+    int count = model->head_size, kv_head = head / (model->heads / model->kv_heads);
+    size_t at = ((size_t)lane * model->heads + head) * count;
+    float *query = run->query + at, *out = run->attended + at;
+    for (int n = 0; n < together; n++)
+        rotate(model, query + n * count, model->blocks[block].query_norm, slot_of(run->step, lane));
+    Sight sight = sight_of(run, block, lane, kv_head);
+    const void *keys = run->cache->keys[block], *values = run->cache->values[block];
+#if HAS_BF16_DOT
+    if (model->is_bf16 && count % 32 == 0)
+        attend_together(model, (const bf16 *)keys + sight.base, (const bf16 *)values + sight.base,
+                        &sight, query, together, own->weights, run->cache->capacity, out);
+    else
+#endif
+        attend_alone(model, keys, values, &sight, query, own->weights, out);
+    narrow_all(out, run->attended_narrow + at, together * count);
+}
+
+static void attend_all(Run *run, Team *team, int thread, Own *own, int block, int count)
+{
+    const int32_t *alone = own->active;
+    int left = count, heads = run->model->heads, begin, end;
+#if HAS_TILES
+    int32_t rest[count];
+    left = attend_prompts(run, team, thread, own, block, count, rest);
+    alone = rest;
+#endif
+    int together = heads_together(run->model, left, size_of(team)), units = heads / together;
+    share_of(left * units, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++)
+        attend(run, own, block, alone[unit / units], unit % units * together, together);
+}
+
+#endif

@@ -1,0 +1,239 @@
+/* Products of normalised lanes with a block's matrices, shared among threads. */
+
+#ifndef BUDDY_PRODUCTS_H
+#define BUDDY_PRODUCTS_H
+
+#include "run.h"
+
+static void normalise(
+    const Run *run, Own *own, const float *norm, const float *residual, int index)
+{
+    int hidden = run->model->hidden;
+    float *out = own->normed + (size_t)index * hidden;
+    bf16 *small = own->normed_narrow + (size_t)index * hidden;
+    rms_norm(residual, norm, run->model->epsilon, hidden, out);
+    narrow_all(out, small, hidden);
+    own->vectors[index] = (Vector){out, small};
+}
+
+static void set_outputs(Own *own, float *base, size_t stride, int count)
+{
+    for (int n = 0; n < count; n++)
+        own->outputs[n] = base + (size_t)own->active[n] * stride;
+}
+
+#if HAS_TILES
+#define PIECE 128 /* rows of weights that a thread takes at once for one panel of vectors */
+#define BLOCK 256 /* vectors that pass the same rows: a multiple of 32 */
+
+/* Columns of normalised rows as panels have them, in parts of DEPTH columns, panel by panel. */
+static void normalise_parts(
+    const Model *model, const float *const *rows, const float *norm, int count, int lanes,
+    int begin, int end, bf16 *panels)
+{
+    int parts = model->hidden / DEPTH;
+    float scales[TILE];
+    for (int unit = begin; unit < end; unit++) {
+        int first = unit / parts * TILE, column = unit % parts * DEPTH;
+        int held = count - first < TILE ? count - first : TILE;
+        if (unit == begin || column == 0)
+            for (int n = 0; n < held; n++)
+                scales[n] = rms_scale(rows[first + n], model->epsilon, model->hidden);
+        __m512 low = _mm512_loadu_ps(norm + column), high = _mm512_loadu_ps(norm + column + 16);
+        __m512 pairs[TILE];
+        for (int n = 0; n < TILE; n++) {
+            pairs[n] = _mm512_setzero_ps();
+            if (n >= held)
+                continue;
+            const float *x = rows[first + n] + column;
+            __m512 scale = _mm512_set1_ps(scales[n]);
+            __m512 a = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x), scale), low);
+            __m512 b = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + 16), scale), high);
+            pairs[n] = (__m512)_mm512_cvtne2ps_pbh(b, a);
+        }
+        bf16 *to = panels + (size_t)first * model->hidden + (size_t)column * lanes;
+        if (lanes > 1)
+            transpose(pairs);
+        for (int i = 0; i < lanes; i++)
+            _mm512_storeu_ps(to + i * DEPTH, pairs[i]);
+    }
+    WRITTEN();
+}
+
+/* Normalised rows as panels: of few, each thread makes its own; of more, all make them together. */
+static Panels normed_panels(
+    const Run *run, Team *team, int thread, const Own *own, const float *const *rows,
+    const float *norm, int count, int together)
+{
+    const Model *model = run->model;
+    Panels made = {own->normed_narrow, count, count == 1 ? 1 : TILE};
+    int units = (count + TILE - 1) / TILE * (model->hidden / DEPTH), begin = 0, end = units;
+    if (together && count > 1) {
+        made.panels = run->normed_panels;
+        share_of(units, 1, team, thread, &begin, &end);
+    }
+    normalise_parts(model, rows, norm, count, made.lanes, begin, end, (bf16 *)made.panels);
+    if (together && count > 1)
+        barrier(team);
+    return made;
+}
+
+static Panels attended_panels(const Run *run, Team *team, int thread, const Own *own, int count)
+{
+    int width = run->model->heads * run->model->head_size, parts = width / DEPTH, begin, end;
+    if (count == 1)
+        return (Panels){run->attended_narrow + (size_t)own->active[0] * width, 1, 1};
+    share_of((count + TILE - 1) / TILE * parts, 1, team, thread, &begin, &end);
+    for (int unit = begin; unit < end; unit++) {
+        int first = unit / parts * TILE, column = unit % parts * DEPTH;
+        const bf16 *rows[TILE];
+        for (int n = 0; n < TILE && first + n < count; n++)
+            rows[n] = run->attended_narrow + (size_t)own->active[first + n] * width;
+        pack_panel(rows, count - first, column, column + DEPTH,
+                   run->attended_panels + (size_t)first * width);
+    }
+    WRITTEN();
+    barrier(team);
+    return (Panels){run->attended_panels, count, TILE};
+}
+
+/* What threads do of a product with a matrix, or with two that are gated. Vectors are taken in blocks
+ * that stay in a core's own cache while rows pass. */
+static void multiply_pieces(
+    Team *team, Own *own, const Matrix *matrix, const Matrix *up, const Panels *x, const Sink *sink)
+{
+    /* Few vectors are soon multiplied: larger pieces then, which memory serves better. */
+    int most = matrix->rows / (4 * size_of(team)), rows = PIECE * TILE / x->count, begin, end;
+    rows = ((rows > most ? most : rows) / (2 * TILE) + 1) * 2 * TILE;
+    int pieces = (matrix->rows + rows - 1) / rows, blocks = (x->count + BLOCK - 1) / BLOCK;
+    Queue queue = open_queue(team, &own->opened, pieces * blocks, 1);
+    while (take_piece(&queue, &begin, &end)) {
+        int first = begin / pieces * BLOCK, row = begin % pieces * rows, left = x->count - first;
+        Panels here = {x->panels + (size_t)first * matrix->columns, left < BLOCK ? left : BLOCK,
+                       x->lanes};
+        Sink there = *sink;
+        if (there.inner != NULL)
+            there.inner += (size_t)first * matrix->rows;
+        else
+            there.active += first;
+        multiply_by_tiles(matrix, up, &here, row,
+                          row + rows < matrix->rows ? row + rows : matrix->rows, &there,
+                          own->scratch);
+    }
+}
+
+static void place_product(
+    Team *team, Own *own, const Matrix *matrix, const Panels *x, float *base, size_t stride,
+    int adds)
+{
+    Sink sink = {.base = base, .stride = stride, .active = own->active, .adds = adds};
+    multiply_pieces(team, own, matrix, NULL, x, &sink);
+}
+#endif
+
+static void multiply_share(
+    Team *team, int thread, const Own *own, const Matrix *matrix, int count)
+{
+    int begin, end;
+    share_of(matrix->rows, TILE, team, thread, &begin, &end);
+    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
+}
+
+/* Normalise rows and multiply them with some matrices; the sums of active lane n go to
+ * outputs[i] + active[n] * (rows of matrix i). A barrier must follow. */
+static void project(
+    const Run *run, Team *team, int thread, Own *own, const float *const *rows, const float *norm,
+    int count, int together, const Matrix *const *matrices, float *const *outputs, int number)
+{
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = normed_panels(run, team, thread, own, rows, norm, count, together);
+        for (int i = 0; i < number; i++)
+            place_product(team, own, matrices[i], &x, outputs[i], (size_t)matrices[i]->rows, 0);
+        return;
+    }
+#endif
+    (void)together;
+    for (int n = 0; n < count; n++)
+        normalise(run, own, norm, rows[n], n);
+    for (int i = 0; i < number; i++) {
+        set_outputs(own, outputs[i], (size_t)matrices[i]->rows, count);
+        multiply_share(team, thread, own, matrices[i], count);
+    }
+}
+
+/* Add a product to the residual of the active lanes. */
+static void add_share(Team *team, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
+{
+    int begin, end, hidden = run->model->hidden;
+    share_of(matrix->rows, TILE, team, thread, &begin, &end);
+    float *products[count];
+    for (int n = 0; n < count; n++) /* the query's space is free by now */
+        products[n] = run->query + (size_t)own->active[n] * hidden;
+    multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
+    for (int n = 0; n < count; n++) {
+        float *residual = run->step->residual + (size_t)own->active[n] * hidden;
+        for (int i = begin; i < end; i++)
+            residual[i] += products[n][i];
+    }
+}
+
+/* Attention's output, added to the residual. */
+static void add_attended(Run *run, Team *team, int thread, Own *own, const Matrix *output, int count)
+{
+    size_t width = (size_t)run->model->heads * run->model->head_size;
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = attended_panels(run, team, thread, own, count);
+        place_product(team, own, output, &x, run->step->residual, run->model->hidden, 1);
+        return;
+    }
+#endif
+    for (int n = 0; n < count; n++) {
+        size_t at = (size_t)own->active[n] * width;
+        own->vectors[n] = (Vector){run->attended + at, run->attended_narrow + at};
+    }
+    add_share(team, thread, run, own, output, count);
+}
+
+/* The MLP, added to the residual. */
+static void add_mlp(
+    Run *run, Team *team, int thread, Own *own, const Block *weights, const float *const *rows,
+    int count)
+{
+    const Model *model = run->model;
+#if HAS_TILES
+    if (run->by_tiles) {
+        Panels x = normed_panels(run, team, thread, own, rows, weights->mlp_norm, count, 1);
+        Sink sink = {.inner = run->inner_panels};
+        multiply_pieces(team, own, &weights->gate, &weights->up, &x, &sink);
+        barrier(team);
+        x.panels = run->inner_panels;
+        place_product(team, own, &weights->down, &x, run->step->residual, model->hidden, 1);
+        return;
+    }
+#endif
+    int begin, end;
+    share_of(model->inner, TILE, team, thread, &begin, &end);
+    float *gates[count], *ups[count];
+    for (int n = 0; n < count; n++) {
+        normalise(run, own, weights->mlp_norm, rows[n], n);
+        gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
+        ups[n] = gates[n] + model->inner;
+    }
+    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
+    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
+    for (int n = 0; n < count; n++) {
+        bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
+        for (int i = begin; i < end; i++)
+            gates[n][i] = silu(gates[n][i]) * ups[n][i];
+        narrow_all(gates[n] + begin, small + begin, end - begin);
+    }
+    barrier(team);
+    for (int n = 0; n < count; n++)
+        own->vectors[n] =
+            (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
+    add_share(team, thread, run, own, &weights->down, count);
+}
+
+#endif

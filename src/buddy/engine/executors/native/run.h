@@ -1,0 +1,175 @@
+/* What a step works with: the memory of all threads and of each, and the cache's places. */
+
+#ifndef BUDDY_RUN_H
+#define BUDDY_RUN_H
+
+#include <stdlib.h>
+
+#include "functions.h"
+#include "model.h"
+#include "threads.h"
+
+typedef struct {
+    const Model *model;
+    Cache *cache;
+    const Step *step;
+    /* Shared by all threads. */
+    float *query, *key, *value, *attended, *inner; /* by lane */
+    bf16 *attended_narrow, *inner_narrow;
+    bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
+    int by_tiles; /* all products */
+    char *own;       /* memory of each thread */
+    size_t own_bytes;
+} Run;
+
+static inline int row_of(const Step *step, int lane)
+{
+    return step->row[lane];
+}
+
+static inline int slot_of(const Step *step, int lane)
+{
+    return step->slot[lane];
+}
+
+/* A thread's own memory: the normalised vectors, attention's weights, a row of a matrix. */
+typedef struct {
+    float *normed;
+    bf16 *normed_narrow;
+    float *weights;
+    float *attention; /* scores and values as tiles read them */
+    void *scratch;
+    Vector *vectors;
+    float **outputs;
+    int32_t *active;
+    int32_t *holes; /* [rows of a fill]: row, slot, place */
+    float *filling; /* their residuals */
+    unsigned opened; /* queues of the team */
+} Own;
+
+#define HOLES_AT_ONCE 32
+#define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
+
+static void *take(char **at, size_t bytes)
+{
+    void *here = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return here;
+}
+
+#if HAS_TILES
+#define KEYS_AT_ONCE 32
+
+static size_t whole_keys(int slots)
+{
+    return ((size_t)slots + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+}
+
+static size_t attention_bytes(const Model *model, int capacity)
+{
+    size_t scores = whole_keys(capacity) * TILE * sizeof(float);
+    return scores + whole_keys(capacity) * model->head_size * sizeof(bf16);
+}
+#endif
+
+static size_t lay_out_own(const Model *model, const Step *step, int capacity, char *base, Own *own)
+{
+    char *at = base;
+    int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
+    int widest = model->inner > model->hidden ? model->inner : model->hidden;
+    int attended = model->heads * model->head_size;
+    widest = widest > attended ? widest : attended;
+    int normed = model->by_tiles ? HOLES_AT_ONCE : lanes; /* for tiles all threads make panels */
+    own->normed = take(&at, sizeof(float) * normed * model->hidden);
+    own->normed_narrow = take(&at, sizeof(bf16) * normed * model->hidden);
+    own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
+#if HAS_TILES
+    own->attention = take(&at, attention_bytes(model, capacity));
+#endif
+#if HAS_TILES
+    own->scratch = take(&at, tile_bytes(widest));
+#else
+    own->scratch = take(&at, sizeof(float) * widest);
+#endif
+    own->vectors = take(&at, sizeof(Vector) * lanes);
+    own->outputs = take(&at, sizeof(float *) * lanes);
+    own->active = take(&at, sizeof(int32_t) * lanes);
+    own->holes = take(&at, sizeof(int32_t) * 3 * HOLES_AT_ONCE);
+    own->filling = take(&at, sizeof(float) * HOLES_AT_ONCE * model->hidden);
+    return (size_t)(at - base);
+}
+
+static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
+{
+    for (int i = 0; i < count; i++)
+        out[i] = narrow(x[i]);
+}
+
+/* Not inlined, so that its sum has one order wherever it is called. */
+static __attribute__((noinline)) float rms_scale(const float *x, float epsilon, int count)
+{
+    return 1.0f / sqrtf(dot_float(x, x, count) / (float)count + epsilon);
+}
+
+/* `out` may be `x`. */
+static void rms_norm(const float *x, const float *weight, float epsilon, int count, float *out)
+{
+    float scale = rms_scale(x, epsilon, count);
+    for (int i = 0; i < count; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+/* Norm of a head, where the family has one, then its rotation by halves. */
+static void rotate(
+    const Model *model, float *restrict head, const float *norm, int position)
+{
+    int count = model->head_size, half = count / 2;
+    if (norm != NULL)
+        rms_norm(head, norm, model->epsilon, count, head);
+    const float *restrict cosines = model->cosines + (size_t)position * count;
+    const float *restrict sines = model->sines + (size_t)position * count;
+    for (int i = 0; i < half; i++) {
+        float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] - second * sines[i];
+        head[half + i] = second * cosines[half + i] + first * sines[half + i];
+    }
+}
+
+static void store(const Model *model, void *buffer, size_t at, const float *x, int count)
+{
+    if (model->is_bf16)
+        narrow_all(x, (bf16 *)buffer + at, count);
+    else
+        memcpy((float *)buffer + at, x, sizeof(float) * count);
+}
+
+static void load(const Model *model, const void *buffer, size_t at, float *restrict x, int count)
+{
+    if (!model->is_bf16) {
+        memcpy(x, (const float *)buffer + at, sizeof(float) * count);
+        return;
+    }
+    const bf16 *from = (const bf16 *)buffer + at;
+    for (int i = 0; i < count; i++)
+        x[i] = widen(from[i]);
+}
+
+static size_t cache_at(const Run *run, int row, int head, int slot)
+{
+    const Cache *cache = run->cache;
+    return (((size_t)row * run->model->kv_heads + head) * cache->capacity + slot)
+        * run->model->head_size;
+}
+
+/* Rotate and store one key head and one value head. */
+static void write_cache(
+    const Run *run, int block, int row, int slot, int head, float *key, const float *value)
+{
+    const Model *model = run->model;
+    rotate(model, key, model->blocks[block].key_norm, slot);
+    size_t at = cache_at(run, row, head, slot);
+    store(model, run->cache->keys[block], at, key, model->head_size);
+    store(model, run->cache->values[block], at, value, model->head_size);
+}
+
+#endif

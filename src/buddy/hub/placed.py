@@ -1,0 +1,66 @@
+"""Reads weights into large pages of memory, each weight at the beginning of a cache line.
+
+A file has its tensors side by side at any address, and a mapped file has small pages. A processor
+then loads most vectors in two halves, and looks up addresses more often than weights are worth.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from torch import Tensor
+
+from buddy.backbone.memory import zeroed_memory
+from buddy.errors import CheckpointError
+from buddy.hub.weights import DTYPES, is_leftover, weight_files
+
+LINE: Final = 64
+"""Bytes of a cache line."""
+
+
+def read_placed(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model's files, in one stretch of memory.
+
+    Args:
+        folder: Of the model.
+        tensors: As `open_weights` gives them: checked, and not read yet.
+
+    Raises:
+        CheckpointError: A file has been cut short since.
+    """
+    weights = {name: one for name, one in tensors.items() if not is_leftover(name)}
+    shapes = {name: tuple(one.get_shape()) for name, one in weights.items()}
+    dtypes = {name: DTYPES[one.get_dtype()] for name, one in weights.items()}
+    sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
+    memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values()))
+    made: dict[str, Tensor] = {}
+    at = 0
+    for path in weight_files(folder):
+        with path.open("rb", buffering=0) as file:
+            begins = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(begins))
+            for name in sorted(header.keys() & shapes.keys(), key=lambda one: _begin(header[one])):
+                place = memory[at : at + sizes[name]]
+                file.seek(8 + begins + _begin(header[name]))
+                _read_into(file, place)
+                made[name] = place.view(dtypes[name]).view(shapes[name])
+                at += -(-sizes[name] // LINE) * LINE
+    return made
+
+
+def _begin(entry: Any) -> int:
+    begin: int = entry["data_offsets"][0]
+    return begin
+
+
+def _read_into(file: Any, place: Tensor) -> None:
+    view, at = memoryview(cast(Any, place.numpy())), 0
+    while at < len(view):  # the system reads 2 GiB at once at most
+        count = file.readinto(view[at:])
+        if not count:
+            raise CheckpointError(
+                f"{file.name} ends in the middle of a weight: copy or fetch it again"
+            )
+        at += count
