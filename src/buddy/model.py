@@ -18,13 +18,14 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
+from buddy.engine.executors.protocol import GENERAL
 from buddy.engine.forks import check_threads
-from buddy.engine.probe import HEAD, piece
 from buddy.engine.run import (
     Feed,
     StepOutput,
     ask_budgets,
     check_reroute,
+    logits_of,
     run_once,
     run_step,
 )
@@ -446,8 +447,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         placed = placed[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
         if out.logits is not None:
             return placed
-        with piece(HEAD):
-            return self.backbone.logits(placed)
+        executor = None if out.engine == GENERAL else self.executor.fast_path()
+        return logits_of(self.backbone, out, executor, hidden=placed)
 
 
 def _by_row(out: StepOutput, rows: list[int], batch: int) -> DepthPlan:

@@ -248,6 +248,34 @@ def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
     assert (made - plain).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("quantisation", [None, "int8", "int4"])
+@torch.no_grad()
+def test_logits_of_some_residuals_are_those_of_the_general_path(quantisation):
+    buddy = BuddyForCausalLM(tiny_model(), engine="native")
+    if quantisation is not None:
+        quantise_backbone(buddy.backbone, quantisation)
+    executor = buddy.executor.fast_path()
+    for shape in ((32,), (3, 32), (2, 16, 32)):
+        hidden = torch.randn(shape)
+        assert_close(executor.logits(hidden), buddy.backbone.logits(hidden), **TOLERANCE)
+    assert executor.logits(torch.zeros(33, 32)) is None
+
+
+@torch.no_grad()
+def test_a_prompt_that_the_kernel_ran_gets_its_logits_there(monkeypatch):
+    wide, general = wide_twins(torch.bfloat16)
+    executor = wide.executor.fast_path()
+    if not executor.has_tiles:
+        pytest.skip("prompts are run by tiles alone, and this processor has none")
+    exact, _ = wide_twins(torch.float32)
+    ids = random_ids(1, 50)
+    expected = exact(ids, logits_to_keep=1, use_cache=True).logits
+    error = (general(ids, logits_to_keep=1, use_cache=True).logits - expected).norm()
+    monkeypatch.setattr(wide.backbone, "logits", None)
+    found = wide(ids, logits_to_keep=1, use_cache=True).logits
+    assert (found - expected).norm() < 1.2 * error
+
+
 def test_it_copies_no_weights():
     native, _ = twins()
     decoder = native.executor.fast_path()

@@ -101,12 +101,30 @@ class StepOutput:
         return self.plan.select(self.lanes.last)
 
 
-def logits_of(backbone: Backbone, out: StepOutput) -> Float[Tensor, "lanes vocab"]:
-    """Logits of every lane; made now where the pass made none."""
-    if out.logits is not None:
-        return out.logits
+def logits_of(
+    backbone: Backbone,
+    out: StepOutput,
+    executor: Executor | None = None,
+    *,
+    hidden: Float[Tensor, "*shape hidden"] | None = None,
+) -> Float[Tensor, "*shape vocab"]:
+    """Logits of every lane, or of some residuals of a pass; made now where the pass made none.
+
+    Args:
+        backbone: Has the output projection.
+        out: The pass.
+        executor: Who may have run it.
+        hidden: Of these alone; None = of every lane.
+    """
+    if hidden is None:
+        if out.logits is not None:
+            return out.logits
+        hidden = out.hidden
     with piece(HEAD):
-        return backbone.logits(out.hidden)
+        made = None
+        if executor is not None and out.engine == executor.name:
+            made = executor.logits(hidden)
+        return backbone.logits(hidden) if made is None else made
 
 
 def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:

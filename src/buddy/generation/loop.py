@@ -106,7 +106,7 @@ def decode_loop(
             executor=executor,
             columns=1,
         )
-        last = logits_of(model.backbone, made)
+        last = logits_of(model.backbone, made, executor)
         if is_whole:
             logits = last.float()
         else:  # a row that has ended is fed no more, and keeps its last logits

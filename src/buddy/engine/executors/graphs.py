@@ -80,6 +80,9 @@ class GraphDecoder:
         self._arenas: list[Arena] = []
         self._lock = Lock()
 
+    def logits(self, hidden: Float[Tensor, "*shape hidden"]) -> None:
+        """Left to the general path."""
+
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is a decode step: one new token of each sequence that takes part."""
         return lanes.is_one_each and all(lanes.starts)

@@ -59,3 +59,8 @@ class Executor(Protocol):
         router_sees: Tensor | None,
     ) -> Run:
         """A pass over new tokens."""
+
+    def logits(
+        self, hidden: Float[Tensor, "*shape hidden"]
+    ) -> Float[Tensor, "*shape vocab"] | None:
+        """Logits of residuals of its own passes; None = the general path makes them."""

@@ -103,24 +103,46 @@ class NativeDecoder:
         bound.refresh()
         return NativeRun(self, bound, lanes, token_ids, router_sees)
 
+    def logits(
+        self, hidden: Float[Tensor, "*shape hidden"]
+    ) -> Float[Tensor, "*shape vocab"] | None:
+        """Logits of some residuals of a pass; None where they are many."""
+        width = hidden.shape[-1]
+        if hidden.numel() > MOST_LANES * width:
+            return None
+        residual = hidden.reshape(-1, width).float().contiguous()
+        made = torch.empty(len(residual), cast(Any, self._backbone.head).out_features)
+        step = layout.Step(
+            residual=residual.data_ptr(),
+            logits=made.data_ptr(),
+            lanes=len(residual),
+            first=self._backbone.num_blocks,
+            stop=self._backbone.num_blocks,
+        )
+        self._call(layout.Cache(), step)
+        return made.view(*hidden.shape[:-1], -1)
+
     def run(self, bound: "_BoundCache", step: layout.Step) -> None:
         """Run what the step names."""
         probe, seconds = listener(), self.seconds
         if probe is not None:
             seconds = torch.zeros(3, dtype=torch.float64)
         step.seconds = None if seconds is None else seconds.data_ptr()
+        self._call(bound.cache, step)
+        if probe is not None and seconds is not None:
+            probe.add(dict(zip((BLOCKS, KV_FILL, HEAD), seconds.tolist(), strict=True)))
+
+    def _call(self, cache: layout.Cache, step: layout.Step) -> None:
         with self._lock:  # what steps work in is the engine's
             status = self._calls.buddy_step(
                 self._engine,
                 self._threads or torch.get_num_threads(),
                 ctypes.byref(self._weights.model),
-                ctypes.byref(bound.cache),
+                ctypes.byref(cache),
                 ctypes.byref(step),
             )
         if status != 0:
             raise MemoryError("the native engine could not get memory for a step")
-        if probe is not None and seconds is not None:
-            probe.add(dict(zip((BLOCKS, KV_FILL, HEAD), seconds.tolist(), strict=True)))
 
 
 _LEAVES: Final = {
