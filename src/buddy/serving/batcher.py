@@ -21,7 +21,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.depth.budget_source import ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.ahead import plan_prompt, plans_ahead
-from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import BuddyError
@@ -346,7 +346,7 @@ class Batcher:
         which = slice(None) if is_all else torch.from_numpy(lanes).to(out.hidden.device)
         if out.logits is not None:
             return out.logits[which]
-        return self._backbone.logits(out.hidden[which])
+        return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
 
     # What comes of it
 

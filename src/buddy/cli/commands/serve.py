@@ -1,6 +1,5 @@
 """`buddy serve`: an OpenAI-compatible server in which each request may name a budget."""
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -15,10 +14,10 @@ from buddy.settings import Range
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from buddy.engine.steer import BatchRoute
     from buddy.serving.client import EngineClient
 
 _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx")
-_PARTS: Final = ("admission", "batcher", "calibrate", "controller", "engine", "metrics")
 _MILLISECONDS: Final = Range(above=0, high=1e7)
 
 
@@ -167,26 +166,29 @@ def start_engine(
     slo_ttft_ms: float | None,
     slo_itl_ms: float | None,
     min_blocks: int,
-    batch_route: str,
+    batch_route: "BatchRoute",
 ) -> "EngineClient":
     """The engine behind the server: the one place that knows how it is made."""
-    made = {part: import_module(f"buddy.serving.{part}") for part in _PARTS}
-    control = made["controller"].Controller(
-        made["controller"].ControlConfig(
+    from buddy.serving.admission import AdmissionConfig
+    from buddy.serving.batcher import BatcherOptions
+    from buddy.serving.calibrate import cost_of
+    from buddy.serving.controller import ControlConfig, Controller
+    from buddy.serving.engine import Engine
+    from buddy.serving.metrics import ServingMetrics
+
+    control = Controller(
+        ControlConfig(
             num_blocks=model.num_blocks,
             min_blocks=min_blocks,
             max_rows=max_rows,
             itl_ms=slo_itl_ms,
         ),
-        made["calibrate"].cost_of(model, max_rows, batch_route=batch_route),
-        made["metrics"].ServingMetrics(name, model.num_blocks, max_rows),
-        made["admission"].AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
+        cost_of(model, max_rows, batch_route=batch_route),
+        ServingMetrics(name, model.num_blocks, max_rows),
+        AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
     )
-    options = made["batcher"].BatcherOptions(rows=max_rows, batch_route=batch_route)
-    engine: EngineClient = made["engine"].Engine(
-        model, tokenizer, name, control=control, options=options
-    )
-    return engine
+    options = BatcherOptions(rows=max_rows, batch_route=batch_route)
+    return Engine(model, tokenizer, name, control=control, options=options)
 
 
 def show_panel(
