@@ -59,7 +59,7 @@ class Engine:
         vocab = model.backbone.embedding.num_embeddings
         self._vocab = vocab
         self._grammars = GrammarMaker(tokenizer, vocab, ends)
-        self._grammars.prepare()
+        threading.Thread(target=self._grammars.prepare, name="buddy-grammar", daemon=True).start()
         self._facts = EngineFacts(
             model=name,
             num_blocks=model.num_blocks,

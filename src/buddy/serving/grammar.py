@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any
@@ -34,15 +35,17 @@ class GrammarMaker:
         self._lock = Lock()
 
     def prepare(self) -> None:
-        """Do now what takes a while, where the library is there."""
+        """Do now what takes a while, where it can be done; what cannot is said by `compile`."""
         if find_spec("llguidance") is not None:
-            self._guide()
+            with suppress(GrammarError):
+                self._guide()
 
     def check(self, grammar: Grammar) -> None:
         """Refuse a grammar that cannot be compiled.
 
         Raises:
-            GrammarError: It is no JSON, no schema, or one with parts that are not supported.
+            GrammarError: It is no JSON, no schema, or one with parts that are not supported; or
+                the tokenizer cannot be read.
         """
         self.compile(grammar)
 
@@ -83,7 +86,13 @@ class GrammarMaker:
             if self._made is None:
                 from llguidance.hf import from_tokenizer
 
-                self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
+                try:
+                    self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
+                except (ValueError, TypeError) as error:
+                    raise GrammarError(
+                        "response_format cannot be followed with this model's tokenizer: "
+                        f"{reason(error)}; leave it out"
+                    ) from error
             return self._made
 
 

@@ -1,0 +1,102 @@
+"""How many good answers does a server give under load: at full depth, at half, or as deep as it can?
+
+One `buddy serve` with promises for the time to the first token and the time between tokens, and
+open-loop Poisson loads on it, one after another in a random order: requests that name full depth,
+requests that name half of it, and requests that name nothing, which the server's controller may
+lower. A good answer keeps both promises. Writes a record for each of the three, which
+`buddy plot load` draws together.
+
+    python benchmarks/goodput.py --out results/serving
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from served import served
+
+from buddy.records import RunRecord
+from buddy.serving.load import PROMPTS, LoadConfig, run_load
+
+LABELS = {
+    "full": ("1.0", "all blocks, always"),
+    "half": ("0.5", "half of the blocks, always"),
+    "controller": ("none", "as many as the promise allows"),
+}
+"""Of each load: the budget that requests name, and the label of its line."""
+
+
+def read_arguments():
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m-buddy")
+    parser.add_argument("--rates", default="1,2,3,4,6,9", help="requests a second")
+    parser.add_argument("--duration", type=float, default=20.0, help="seconds of each load")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--max-rows", type=int, default=32)
+    parser.add_argument("--slo-ttft-ms", type=float, default=2000.0)
+    parser.add_argument("--slo-itl-ms", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    return parser.parse_args()
+
+
+def main():
+    """Measure, show, record."""
+    args = read_arguments()
+    rates = [float(rate) for rate in args.rates.split(",")]
+    console = Console(stderr=True)
+    promised = ("--slo-ttft-ms", args.slo_ttft_ms, "--slo-itl-ms", args.slo_itl_ms)
+
+    def load(url, name, rate, seed):
+        config = LoadConfig(
+            url=url,
+            rates=(rate,),
+            duration_s=args.duration,
+            budgets=((LABELS[name][0], 1.0),),
+            max_tokens=args.max_tokens,
+            slo_ttft_ms=args.slo_ttft_ms,
+            slo_itl_ms=args.slo_itl_ms,
+            seed=seed,
+        )
+        return run_load(config)
+
+    cases = [(name, rate) for name in LABELS for rate in rates]
+    random.Random(0).shuffle(cases)
+    found = {name: {"points": [], "requests": []} for name in LABELS}
+    with served(args.model, *promised, "--min-budget", 0.5, "--max-rows", args.max_rows) as (
+        url,
+        _,
+    ):
+        load(url, "controller", 1.0, 0)  # warms up
+        for seed, (name, rate) in enumerate(track(cases, console=console, transient=True)):
+            made = load(url, name, rate, seed)
+            (point,) = made["points"]
+            found[name]["points"].append(point)
+            found[name]["requests"] += made["requests"]
+            console.print(
+                f"{name:<10} {rate:5.1f}/s: {point['goodput_rps']:5.2f} good answers/s, "
+                f"{point['blocks_per_token'] or 0:4.1f} blocks a token"
+            )
+    config = {key: str(value) for key, value in vars(args).items()}
+    for name, (budget, label) in LABELS.items():
+        found[name]["points"].sort(key=lambda point: point["offered_rps"])
+        RunRecord(
+            kind="serving-load",
+            model=None,
+            config={
+                **config,
+                "label": label,
+                "budgets": [[budget, 1.0]],
+                "prompts": "built-in",
+                "distinct_prompts": len(PROMPTS),
+            },
+            results=found[name],
+        ).save(args.out / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

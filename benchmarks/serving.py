@@ -1,0 +1,278 @@
+"""What does a server on this machine keep of what it promises? One check at a time, each a record.
+
+    python benchmarks/serving.py speed --out results/serving/speed.json
+
+    speed      tokens/s of one client and of eight, over HTTP, against `generate` at batch 1 and 8
+    cost       error of the predicted time of a step, on steps that it was not fitted on
+    deadlines  answers that keep their time for a token, one at a time and three at once
+    overload   three times what full depth can serve: who is refused, what the others get
+    memory     resident memory over 10,000 short requests
+
+Rounds of `speed` take turns, and a ratio is taken within a round. Where a server is loaded, requests
+come at random times, whatever it does.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from pathlib import Path
+
+import httpx
+import torch
+from rich.progress import track
+from served import served
+
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.hub.presets import ROUTED_MODEL
+from buddy.records import RunRecord
+from buddy.serving.calibrate import Bench, cost_of, samples
+from buddy.serving.cost import Correction
+from buddy.serving.load import PROMPTS, LoadConfig, run_load
+
+
+def load_model(args):
+    """The model as the server loads it."""
+    return BuddyForCausalLM.from_pretrained(args.model, merge_adapter=True)
+
+
+def speed(args):
+    """Tokens a second, by clients."""
+    model, tokenizer = load_model(args), load_tokenizer(args.model)
+    seen = {clients: [] for clients in (1, 8)}
+    draw = random.Random(0)
+
+    def prompts(clients):
+        words = [f"{draw.randrange(10**6)}. {draw.choice(PROMPTS)}" for _ in range(clients)]
+        return [[{"role": "user", "content": text}] for text in words]
+
+    def by_generate(messages):
+        inputs = tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            padding=True,
+        )
+        model.generate(**inputs, max_new_tokens=args.new_tokens, do_sample=False, eos_token_id=None)
+
+    async def by_server(client, url, messages):
+        async def ask(one):
+            body = {"messages": one, "max_tokens": args.new_tokens, "ignore_eos": True}
+            answer = await client.post(
+                f"{url}/v1/chat/completions", json={**body, "temperature": 0, "budget": 1.0}
+            )
+            assert answer.json()["usage"]["completion_tokens"] == args.new_tokens
+
+        await asyncio.gather(*map(ask, messages))
+
+    async def measure(url):
+        async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+            for number in track(range(args.rounds + 1), transient=True):
+                for clients, found in seen.items():
+                    messages, other = prompts(clients), prompts(clients)
+                    begun = time.perf_counter()
+                    by_generate(messages)
+                    between = time.perf_counter()
+                    await by_server(client, url, other)
+                    ended = time.perf_counter()
+                    if number:
+                        found.append((between - begun, ended - between))
+
+    with served(args.model) as (url, _):
+        asyncio.run(measure(url))
+    results = {}
+    for clients, found in seen.items():
+        ratios = [ours / theirs for ours, theirs in found]
+        made = clients * args.new_tokens
+        results[str(clients)] = {
+            "generate_tokens_per_s": made / statistics.median(a for a, _ in found),
+            "server_tokens_per_s": made / statistics.median(b for _, b in found),
+            "server_over_generate": statistics.median(ratios),
+            "by_round": ratios,
+        }
+    return results
+
+
+def cost(args):
+    """Relative errors of predictions."""
+    model = load_model(args)
+    model.executor.refresh()
+    predicts = cost_of(model, args.rows)
+    bench, correction = Bench(model, args.rows, "shared"), Correction()
+    token_bytes = 2.0 * model.backbone.kv_width * model.dtype.itemsize * model.num_blocks
+    rounds = samples(model.num_blocks, args.rows, bench.longest, token_bytes, seed=1)
+    steps = [one for _, plan in zip(range(args.rounds), rounds, strict=False) for one in plan]
+    bench.run(steps[0], time.perf_counter)
+    errors = []
+    for sample in track(steps, transient=True):
+        taken = bench.run(sample, time.perf_counter)
+        alone = predicts.predict(sample.shape)
+        errors.append(abs(alone * correction.factor / taken - 1))
+        correction.update(taken, alone)
+    errors.sort()
+    return {
+        "steps": len(errors),
+        "median": statistics.median(errors),
+        "p95": errors[int(0.95 * len(errors))],
+    }
+
+
+def deadlines(args):
+    """Share of answers within their time for a token."""
+    with served(args.model) as (url, _):
+        least = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["buddy"]
+        results = {"least_ms_per_token": least["least_ms_per_token"]}
+        for times in (1.3, 1.6, 2.0, 3.0):
+            ms = round(times * least["least_ms_per_token"], 2)
+
+            async def ask(client, prompt, ms=ms):
+                body = {
+                    "messages": [{"role": "user", "content": prompt}],
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                    "temperature": 0,
+                    "max_tokens": args.new_tokens,
+                    "ignore_eos": True,
+                    "budget": {"ms_per_token": ms},
+                }
+                stamps, usage = [], {}
+                async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as said:
+                    async for line in said.aiter_lines():
+                        stamps.append(time.perf_counter()) if '"content"' in line else None
+                        if '"completion_tokens"' in line:
+                            usage = httpx.Response(200, text=line[5:]).json()["usage"]
+                spent = 1e3 * (stamps[-1] - stamps[0]) / (usage["completion_tokens"] - 1)
+                return spent, usage["buddy"]["blocks_per_token"]
+
+            async def run(together, ask=ask):
+                draw = random.Random(0)
+                async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+                    found = []
+                    for _ in range(args.rounds):
+                        asked = [ask(client, draw.choice(PROMPTS)) for _ in range(together)]
+                        found += await asyncio.gather(*asked)
+                    return found
+
+            for together in (1, 3):
+                found = asyncio.run(run(together))
+                results[f"{times} times the least, {together} at once"] = {
+                    "ms_per_token": ms,
+                    "answers": len(found),
+                    "kept": statistics.mean(spent <= ms for spent, _ in found),
+                    "blocks_per_token": statistics.mean(blocks for _, blocks in found),
+                    "spent_ms": [spent for spent, _ in found],
+                }
+    return results
+
+
+def overload(args):
+    """Far more than can be served, and then an answer at full depth again."""
+    promised = ("--slo-ttft-ms", 2000, "--slo-itl-ms", args.itl_ms, "--min-budget", 0.5)
+    with served(args.model, *promised) as (url, _):
+        results = {}
+        for name, rate in (("busy", args.rate), ("overload", 3 * args.rate)):
+            config = LoadConfig(
+                url=url,
+                rates=(rate,),
+                duration_s=args.duration,
+                max_tokens=64,
+                slo_ttft_ms=2000,
+                slo_itl_ms=args.itl_ms,
+                seed=1,
+            )
+            found = run_load(config)
+            results[name] = found["points"][0]
+            others = [one for one in found["requests"] if not one["finished"]]
+            results[name]["statuses_of_others"] = sorted({one["status"] for one in others})
+        ended = time.perf_counter()
+        while True:
+            body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 8}
+            found = httpx.post(
+                f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False
+            ).json()
+            if found["usage"]["buddy"]["blocks_per_token"] == found["usage"]["buddy"]["num_blocks"]:
+                break
+        results["full_depth_again_s"] = time.perf_counter() - ended
+    return results
+
+
+def memory(args):
+    """Resident bytes of the server's process, by requests served."""
+    with served(args.model) as (url, process):
+
+        def resident():
+            fields = Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1]
+            return int(fields.split()[0]) * 1024
+
+        async def run(requests, seed):
+            draw = random.Random(seed)
+            async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+
+                async def ask(number):
+                    text = f"{number}: {draw.choice(PROMPTS)}"
+                    answer = await client.post(
+                        f"{url}/v1/chat/completions",
+                        json={
+                            "messages": [{"role": "user", "content": text}],
+                            "max_tokens": draw.choice((1, 2, 4)),
+                            "budget": draw.choice((1.0, 0.75, 0.5)),
+                        },
+                    )
+                    return answer.status_code
+
+                lost = 0
+                for first in range(0, requests, 16):
+                    count = min(16, requests - first)
+                    statuses = await asyncio.gather(*(ask(first + at) for at in range(count)))
+                    lost += sum(status != 200 for status in statuses)
+                return lost
+
+        asyncio.run(run(args.requests // 10, 0))
+        warm, lost, curve = resident(), 0, []
+        for part in track(range(10), transient=True):
+            lost += asyncio.run(run(args.requests // 10, part + 1))
+            curve.append(resident())
+    return {"warm_bytes": warm, "bytes": curve, "grown": curve[-1] / warm - 1, "lost": lost}
+
+
+CHECKS = {
+    "speed": speed,
+    "cost": cost,
+    "deadlines": deadlines,
+    "overload": overload,
+    "memory": memory,
+}
+
+
+def main():
+    """Measure, show, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("check", choices=sorted(CHECKS))
+    parser.add_argument("--model", default=ROUTED_MODEL)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=32, help="of cost")
+    parser.add_argument("--requests", type=int, default=10_000, help="of memory")
+    parser.add_argument("--rate", type=float, default=4.0, help="that full depth can serve")
+    parser.add_argument("--itl-ms", type=float, default=60.0, help="promise, of overload")
+    parser.add_argument("--duration", type=float, default=20.0, help="of each load in overload")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    results = CHECKS[args.check](args)
+    for name, value in results.items():
+        if isinstance(value, dict):
+            value = {key: one for key, one in value.items() if not isinstance(one, list)}
+        print(f"{name}: {value}")
+    config = {key: str(value) for key, value in vars(args).items()}
+    RunRecord(kind=f"serving-{args.check}", model=None, config=config, results=results).save(
+        args.out
+    )
+
+
+if __name__ == "__main__":
+    main()
