@@ -1,4 +1,4 @@
-"""How many good answers does a server give under load: at full depth, at half, or as deep as it can?
+"""How many good answers does a server give under load: at full depth, at half, or as it can?
 
 One `buddy serve` with promises for the time to the first token and the time between tokens, and
 open-loop Poisson loads on it, one after another in a random order: requests that name full depth,

@@ -8,8 +8,8 @@
     overload   three times what full depth can serve: who is refused, what the others get
     memory     resident memory over 10,000 short requests
 
-Rounds of `speed` take turns, and a ratio is taken within a round. Where a server is loaded, requests
-come at random times, whatever it does.
+Rounds of `speed` take turns, and a ratio is taken within a round. Where a server is loaded,
+requests come at random times, whatever it does.
 """
 
 import argparse
