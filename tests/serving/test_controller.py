@@ -91,6 +91,17 @@ def test_without_a_target_nothing_is_lowered():
     assert all(one.blocks == L * len(one.gaps) for one in requests)
 
 
+def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
+    engine = Engine()
+    control = controller(engine)
+    tight = Deadline(ms_per_token=1.5 * control.least_ms_per_token, least=3, most=L)
+    plain = [Request(0.0, 20, 40, Unnamed(least=3, most=L)) for _ in range(2)]
+    chosen = [Request(0.0, 20, 40, Auto(least=3, most=L)) for _ in range(2)]
+    engine.run(control, [*plain, *chosen, Request(0.0, 20, 40, tight)])
+    assert all(one.blocks == L * len(one.gaps) for one in plain)
+    assert all(one.blocks < L * len(one.gaps) for one in chosen)
+
+
 @pytest.mark.parametrize("rows", [1, 12, 28])
 def test_at_a_constant_load_depth_moves_by_a_block_at_most(rows):
     engine = Engine(seed=rows)
@@ -234,6 +245,7 @@ def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_
         for number, depth in orders.depths.items():
             row = rows[number]
             assert row.is_elastic
+            assert itl_ms is not None or not isinstance(row.wish, Unnamed)
             assert min(max(row.wish.least, least), row.wanted) <= depth <= row.wanted
             assert row.steps >= HOLD_TOKENS or number not in decoded
         assert 0 <= orders.prompt_tokens <= 512

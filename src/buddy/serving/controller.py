@@ -15,7 +15,7 @@ from buddy.serving.admission import Admission, AdmissionConfig, Pace, Refused
 from buddy.serving.control import Ending, Gauges, Orders, QueueView, RowView, StepReport
 from buddy.serving.cost import Correction, CostModel, StepShape
 from buddy.serving.metrics import ServingMetrics
-from buddy.serving.request import Deadline, Fixed, GenerationRequest, Usage, Wish
+from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage, Wish
 from buddy.serving.trim import Trim
 from buddy.settings import Range, check_ranges
 
@@ -242,6 +242,8 @@ class Controller:
 
     def _bounds(self, row: RowView) -> tuple[int, int]:
         """Least and most blocks of a row that a load may give it."""
+        if isinstance(row.wish, Unnamed) and self._config.itl_ms is None:
+            return row.depth, row.depth  # nothing was asked of it, and nothing promised
         if isinstance(row.wish, Fixed) or not row.is_elastic:
             return row.depth, row.depth
         most = min(row.wish.most, max(row.wanted, row.wish.least))
