@@ -195,12 +195,23 @@ def home(tmp_path, monkeypatch):
 
 
 def test_it_is_measured_once_for_a_model_and_a_machine(home, monkeypatch):
-    model = tiny_buddy()
-    made = cost_of(model, 2, seconds=0.5)
+    model, now = tiny_buddy(), itertools.count()
+    made = cost_of(model, 2, seconds=40.0, clock=lambda: float(next(now)))
     (path,) = home.iterdir()
     monkeypatch.setattr(calibrate, "measure", lambda *_, **__: pytest.fail("measured again"))
-    assert cost_of(model, 2) == made
+    assert cost_of(model, 2, clock=lambda: float(next(now))) == made
     assert json.loads(path.read_text())["identity"]["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("times", [0.3, 3.0])
+def test_a_fit_of_an_hour_that_is_past_is_measured_anew(home, caplog, times):
+    model, now = tiny_buddy(), itertools.count()
+    made = cost_of(model, 2, seconds=40.0, clock=lambda: float(next(now)))
+    with caplog.at_level(logging.WARNING, "buddy"):
+        again = cost_of(model, 2, seconds=40.0, clock=lambda: times * next(now))
+    assert "times as long now" in caplog.text
+    shape = Sample(depths=(NUM_BLOCKS,)).shape
+    assert again.predict(shape) == pytest.approx(times * made.predict(shape), rel=0.05)
 
 
 def test_another_model_number_of_rows_or_threads_is_measured_apart(home):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -37,6 +38,9 @@ SECONDS: Final = 5.0
 _FORMAT: Final = 1
 """Raised when what is measured, or how it is fitted, changes."""
 _ROUNDS: Final = 4
+_FAR: Final = 2.0
+"""Times slower or faster at which a kept fit is of another machine."""
+_TRIES: Final = 5
 _MOST_CACHE_BYTES: Final = 256 * 2**20
 _LOG: Final = logging.getLogger("buddy")
 
@@ -77,6 +81,7 @@ class Bench:
         self, model: "BuddyForCausalLM", rows: int, batch_route: BatchRoute = "shared"
     ) -> None:
         self._model, self._route = model, batch_route
+        self.num_blocks = model.num_blocks
         self.longest = min(1024, model.backbone.context)
         self._session: Session = model.new_session(rows + 1, self.longest)
         model.executor.refresh()
@@ -230,14 +235,19 @@ def cost_of(
     *,
     batch_route: BatchRoute = "shared",
     seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
     """The cost model of a model on this machine, from the cache or measured now.
+
+    What was kept is measured anew where a step takes half or twice as long now: it may be of an
+    hour in which others used the machine.
 
     Args:
         model: That will be served.
         rows: At most.
         batch_route: Whose scores rank the blocks.
         seconds: That a measurement may take.
+        clock: In seconds.
     """
     identity = {
         "format": _FORMAT,
@@ -260,11 +270,13 @@ def cost_of(
     path = cache_home() / "costs" / f"{hashlib.sha256(written.encode()).hexdigest()}.json"
     if os.path.exists(path):
         try:
-            return _read(read_json(path, ResultError), json.loads(written))
+            kept_cost = _read(read_json(path, ResultError), json.loads(written))
+            _check(kept_cost, Bench(model, rows, batch_route), clock)
+            return kept_cost
         except ResultError as error:
             _LOG.warning("the cached cost of a step cannot be used (%s): measured anew", error)
     _LOG.info("measuring what a step costs, at most %g s, once for this machine and model", seconds)
-    cost = fit(*measure(model, rows, batch_route=batch_route, seconds=seconds))
+    cost = fit(*measure(model, rows, batch_route=batch_route, seconds=seconds, clock=clock))
     kept = {"identity": identity, "coefficients": cost.coefficients}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,6 +284,19 @@ def cost_of(
     except (OSError, BuddyError) as error:
         _LOG.warning("the cost that was measured is not kept: %s", error)
     return cost
+
+
+def _check(cost: CostModel, bench: Bench, clock: Callable[[], float]) -> None:
+    """Refuse a fit that is far from what one step takes now.
+
+    Raises:
+        ResultError: It is.
+    """
+    sample = Sample(depths=(bench.num_blocks,), context=min(32, bench.longest // 2))
+    bench.run(sample, clock)
+    now = median(bench.run(sample, clock) for _ in range(_TRIES)) / cost.predict(sample.shape)
+    if not 1 / _FAR <= now <= _FAR:
+        raise ResultError(f"a step takes {now:.2g} times as long now")
 
 
 def _read(kept: Any, identity: dict[str, Any]) -> CostModel:
