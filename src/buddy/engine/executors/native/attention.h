@@ -79,60 +79,70 @@ static void attend_alone(
 }
 
 #if HAS_BF16_DOT
-/* Scores of a query, in bfloat16 as the keys are. */
+/* Scores of queries, in bfloat16 as the keys are. A few keys meet all queries before the next ones. */
 static void score(
-    const bf16 *keys, const bf16 *query, int count, int slots, float *restrict scores)
+    const bf16 *keys, const bf16 *queries, int count, int slots, int together,
+    float *restrict scores, size_t stride)
 {
     for (int slot = 0; slot < slots; slot += SUMS) {
         int here = slots - slot < SUMS ? slots - slot : SUMS;
-        __m512 sums[SUMS];
-        for (int i = 0; i < SUMS; i++)
-            sums[i] = _mm512_setzero_ps();
-        for (int i = 0; i < here; i++) {
-            const bf16 *key = keys + (size_t)(slot + i) * count;
-            for (int at = 0; at < count; at += 32) {
-                _mm_prefetch((const char *)(key + at) + BYTES_AHEAD / 2, _MM_HINT_T0);
-                sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_loadu_si512(key + at),
-                                           (__m512bh)_mm512_loadu_si512(query + at));
+        for (int n = 0; n < together; n++) {
+            const bf16 *query = queries + n * count;
+            __m512 sums[SUMS];
+            for (int i = 0; i < SUMS; i++)
+                sums[i] = _mm512_setzero_ps();
+            for (int i = 0; i < here; i++) {
+                const bf16 *key = keys + (size_t)(slot + i) * count;
+                for (int at = 0; at < count; at += 32) {
+                    if (n == 0)
+                        _mm_prefetch((const char *)(key + at) + BYTES_AHEAD / 2, _MM_HINT_T0);
+                    sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_loadu_si512(key + at),
+                                               (__m512bh)_mm512_loadu_si512(query + at));
+                }
             }
+            float out[SUMS];
+            add_up(sums, out);
+            memcpy(scores + n * stride + slot, out, here * sizeof(float));
         }
-        float out[SUMS];
-        add_up(sums, out);
-        memcpy(scores + slot, out, here * sizeof(float));
     }
 }
 
-/* Weighed sums of the values for `together` heads: a value is read and widened once for all. */
+/* Weighed sums of the values for `together` heads, 32 columns or 64 at once: a value is read and
+ * widened once for all. */
 static inline __attribute__((always_inline)) void mix(
     const bf16 *values, int count, int slots, const float *weights, size_t stride, int together,
-    const float *scales, float *out)
+    int vectors, const float *scales, float *out)
 {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
-    for (int at = 0; at < count; at += 32) {
-        __m512 even[together], odd[together];
-        for (int n = 0; n < together; n++)
+    for (int at = 0; at < count; at += 32 * vectors) {
+        __m512 even[vectors * together], odd[vectors * together];
+        for (int n = 0; n < vectors * together; n++)
             even[n] = odd[n] = _mm512_setzero_ps();
         for (int slot = 0; slot < slots; slot++) {
             const bf16 *value = values + (size_t)slot * count + at;
-            _mm_prefetch((const char *)value + BYTES_AHEAD / 2, _MM_HINT_T0);
-            __m512i pair = _mm512_loadu_si512(value);
-            __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-            __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
-            for (int n = 0; n < together; n++) {
-                __m512 weight = _mm512_set1_ps(weights[n * stride + slot]);
-                even[n] = _mm512_fmadd_ps(weight, first, even[n]);
-                odd[n] = _mm512_fmadd_ps(weight, second, odd[n]);
+            for (int v = 0; v < vectors; v++) {
+                _mm_prefetch((const char *)(value + 32 * v) + BYTES_AHEAD / 2, _MM_HINT_T0);
+                __m512i pair = _mm512_loadu_si512(value + 32 * v);
+                __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+                __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
+                for (int n = 0; n < together; n++) {
+                    __m512 weight = _mm512_set1_ps(weights[n * stride + slot]);
+                    int to = n * vectors + v;
+                    even[to] = _mm512_fmadd_ps(weight, first, even[to]);
+                    odd[to] = _mm512_fmadd_ps(weight, second, odd[to]);
+                }
             }
         }
-        for (int n = 0; n < together; n++) {
-            float a[16], b[16];
-            _mm512_storeu_ps(a, even[n]);
-            _mm512_storeu_ps(b, odd[n]);
-            for (int i = 0; i < 16; i++) {
-                out[n * count + at + 2 * i] = a[i] * scales[n];
-                out[n * count + at + 2 * i + 1] = b[i] * scales[n];
+        for (int n = 0; n < together; n++)
+            for (int v = 0; v < vectors; v++) {
+                float a[16], b[16], *to = out + n * count + at + 32 * v;
+                _mm512_storeu_ps(a, even[n * vectors + v]);
+                _mm512_storeu_ps(b, odd[n * vectors + v]);
+                for (int i = 0; i < 16; i++) {
+                    to[2 * i] = a[i] * scales[n];
+                    to[2 * i + 1] = b[i] * scales[n];
+                }
             }
-        }
     }
 }
 
@@ -141,28 +151,25 @@ static void attend_together(
     const Model *model, const bf16 *keys, const bf16 *values, const Sight *sight,
     const float *queries, int together, float *weights, size_t stride, float *out)
 {
-    int count = model->head_size;
+    int count = model->head_size, is_wide = count % 64 == 0;
     float scales[MOST_TOGETHER];
-    bf16 query[count];
-    for (int n = 0; n < together; n++) {
-        narrow_all(queries + n * count, query, count);
-        score(keys, query, count, sight->slots, weights + n * stride);
+    bf16 narrowed[together * count];
+    narrow_all(queries, narrowed, together * count);
+    score(keys, narrowed, count, sight->slots, together, weights, stride);
+    for (int n = 0; n < together; n++)
         scales[n] = weigh(sight, model->scaling, weights + n * stride);
-    }
-    switch (together) {
-#define MIX(N)                                                                                     \
-    case N:                                                                                        \
-        mix(values, count, sight->slots, weights, stride, N, scales, out);                         \
+    switch (is_wide ? together : together + MOST_TOGETHER) {
+#define MIX(CASE, N, VECTORS)                                                                      \
+    case CASE:                                                                                     \
+        mix(values, count, sight->slots, weights, stride, N, VECTORS, scales, out);                \
         break;
-        MIX(1)
-        MIX(2)
-        MIX(3)
-        MIX(4)
-        MIX(5)
-        MIX(6)
-        MIX(7)
-        MIX(8)
+#define WIDE(N) MIX(N, N, (N) <= 6 ? 2 : 1) /* as many sums as there are registers for */
+#define SLIM(N) MIX(N + MOST_TOGETHER, N, 1)
+        WIDE(1) WIDE(2) WIDE(3) WIDE(4) WIDE(5) WIDE(6) WIDE(7) WIDE(8)
+        SLIM(1) SLIM(2) SLIM(3) SLIM(4) SLIM(5) SLIM(6) SLIM(7) SLIM(8)
 #undef MIX
+#undef WIDE
+#undef SLIM
     }
 }
 #endif
