@@ -4,7 +4,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -16,18 +19,19 @@ def served(model, *options):
         *options: Further ones of its command line.
     """
     command = [sys.executable, "-m", "buddy", "serve", model, "--port", "0", *map(str, options)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield _address(process), process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+    with tempfile.NamedTemporaryFile("w") as log:  # a pipe that nobody reads would stop it
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            yield _address(process, Path(log.name)), process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
-def _address(process):
-    found = None
-    for line in process.stderr:
-        found = re.fullmatch(r"address: (http://\S+)\n", line) or found
-        if line.startswith("keys:"):  # the last line of what it says at its start
-            return found[1]
-    sys.exit("the server ended before it answered: start it by hand to see why")
+def _address(process, log):
+    while process.poll() is None:
+        text = log.read_text()
+        if re.search(r"^keys: .*\n", text, re.MULTILINE):  # the last line of its start
+            return re.search(r"^address: (http://\S+)$", text, re.MULTILINE)[1]
+        time.sleep(0.2)
+    sys.exit(f"the server ended before it answered: {log.read_text().strip()}")

@@ -71,20 +71,22 @@ def speed(args):
         async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
             for number in track(range(args.rounds + 1), transient=True):
                 for clients, found in seen.items():
-                    messages, other = prompts(clients), prompts(clients)
+                    time.sleep(1)  # threads of the other process wait for work by spinning
                     begun = time.perf_counter()
-                    by_generate(messages)
-                    between = time.perf_counter()
-                    await by_server(client, url, other)
-                    ended = time.perf_counter()
+                    by_generate(prompts(clients))
+                    theirs = time.perf_counter() - begun
+                    time.sleep(1)
+                    begun = time.perf_counter()
+                    await by_server(client, url, prompts(clients))
+                    ours = time.perf_counter() - begun
                     if number:
-                        found.append((between - begun, ended - between))
+                        found.append((theirs, ours))
 
     with served(args.model) as (url, _):
         asyncio.run(measure(url))
     results = {}
     for clients, found in seen.items():
-        ratios = [ours / theirs for ours, theirs in found]
+        ratios = [theirs / ours for theirs, ours in found]
         made = clients * args.new_tokens
         results[str(clients)] = {
             "generate_tokens_per_s": made / statistics.median(a for a, _ in found),

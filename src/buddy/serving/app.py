@@ -240,7 +240,8 @@ async def _answer(
     loop = asyncio.get_running_loop()
 
     def begin() -> Answers:
-        return Answers(service.engine, make(body, wish, facts, service.reader), loop)
+        requests = make(body, wish, facts, service.reader)
+        return Answers(service.engine, requests, loop, is_streamed=bool(body.stream))
 
     # A long text, a model's template or a large schema would hold up everybody's streams.
     answers = await anyio.to_thread.run_sync(begin, limiter=service.beginning)

@@ -26,6 +26,8 @@ class Answers:
         engine: Makes them.
         requests: One for each answer.
         loop: Of whoever takes the events.
+        is_streamed: Whether they are wanted as they come. Else the loop is left alone until an
+            answer has ended: each waking takes a core from the step under way.
         most_waiting: Events of an answer that wait to be read. Where there are more, all answers
             are cancelled, and what waits is dropped: a client that never reads holds no more.
 
@@ -41,9 +43,11 @@ class Answers:
         engine: EngineClient,
         requests: Sequence[GenerationRequest],
         loop: asyncio.AbstractEventLoop,
+        *,
+        is_streamed: bool = True,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        self._engine, self._loop = engine, loop
+        self._engine, self._loop, self._is_streamed = engine, loop, is_streamed
         self._waiting: deque[tuple[int, Event]] = deque()
         self._most = most_waiting * len(requests)
         self._news = asyncio.Event()
@@ -84,14 +88,18 @@ class Answers:
                 return []
             self._news.clear()
             await self._news.wait()
-        taken = list(self._waiting)
-        self._waiting.clear()
+        taken = []
+        while self._waiting:  # to which the engine's thread may add
+            taken.append(self._waiting.popleft())
         return taken
 
     def _deliver(self, index: int) -> Deliver:
         """For the engine's thread."""
 
         def deliver(event: Event) -> None:
+            if isinstance(event, Delta) and not self._is_streamed:
+                self._waiting.append((index, event))
+                return
             try:
                 self._loop.call_soon_threadsafe(self._put, index, event)
             except RuntimeError:  # the loop has ended, and with it whoever would read this
@@ -102,7 +110,7 @@ class Answers:
     def _put(self, index: int, event: Event) -> None:
         if self._is_cancelled:
             return
-        if len(self._waiting) >= self._most:
+        if self._is_streamed and len(self._waiting) >= self._most:
             self.give_up(_TOO_SLOW)
             return
         self._waiting.append((index, event))
