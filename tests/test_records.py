@@ -27,8 +27,6 @@ OLD = {
     "results/decode-quality-choice-order.json": NO_COMMIT,
     "results/decode-quality.json": NO_COMMIT,
     "results/engine-context-4096.json": NO_COMMIT,
-    "results/engine-int4.json": NO_COMMIT,
-    "results/engine-int8.json": NO_COMMIT,
     "results/eval/rouge.json": NO_COMMIT,
     "results/eval/tasks-smollm2-135m.json": NO_COMMIT,
     "results/eval/tasks-static-joined.json": NO_COMMIT,
