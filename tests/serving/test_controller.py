@@ -14,6 +14,7 @@ from buddy.serving.control import Control, Gauges, QueueView, RowView, StepRepor
 from buddy.serving.controller import HOLD_TOKENS, ControlConfig, Controller
 from buddy.serving.metrics import ServingMetrics
 from buddy.serving.request import Auto, Deadline, Fixed, GenerationRequest, Unnamed
+from buddy.serving.trim import Trim
 from tests.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
 
 COST = true_cost()
@@ -122,6 +123,27 @@ def test_full_depth_is_back_within_five_seconds_of_an_overload():
     engine.run(control, heavy + light)
     assert min(depth for now, depth, _ in engine.depths if 1 < now < 2.5) < 0.6 * L
     assert all(depth == L for now, depth, _ in engine.depths if now > 7.5)
+
+
+@pytest.mark.parametrize("tokens", [5, 30])
+def test_a_few_tokens_that_all_come_early_are_enough_to_raise_the_cap(tokens):
+    trim = Trim(least=3, most=L)
+    trim.close(0.0, L)
+    trim.add([0.2] * 40, SLO_ITL_S)
+    trim.close(0.5, L)
+    assert trim.cap < 0.5 * L
+    for window in range(1, 11):
+        trim.add([0.015] * tokens, SLO_ITL_S)
+        trim.close(0.5 + 0.5 * window, trim.cap)
+    assert trim.cap == L
+
+
+def test_a_few_tokens_of_which_one_is_late_wait_for_more():
+    trim = Trim(least=3, most=L)
+    trim.close(0.0, L)
+    trim.add([0.015] * 4 + [0.2], SLO_ITL_S)
+    trim.close(0.5, L)
+    assert trim.cap == L
 
 
 def test_accepted_requests_keep_the_promise_at_three_times_the_load():

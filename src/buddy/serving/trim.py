@@ -12,6 +12,8 @@ EARLY: Final = 0.8
 """Below this for two windows the cap is raised."""
 ENOUGH: Final = 20
 """Times between tokens that are judged together."""
+FEW: Final = 4
+"""The same, where all of them come early."""
 _MOST_PUT_OFF: Final = 4
 """Windows after which fewer are judged all the same."""
 
@@ -61,7 +63,8 @@ class Trim:
             return False
         missed = 0 if self._closes_s == -math.inf else int((now_s - self._closes_s) / WINDOW_S)
         self._closes_s = now_s + WINDOW_S
-        if 0 < len(self._ratios) < ENOUGH and self._put_off < _MOST_PUT_OFF:
+        needed = FEW if percentile(self._ratios, 1.0) < EARLY else ENOUGH
+        if 0 < len(self._ratios) < needed and self._put_off < _MOST_PUT_OFF:
             self._put_off += 1
             return True
         late, half = percentile(self._ratios, 0.95), percentile(self._ratios, 0.5)
