@@ -142,14 +142,16 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
     targets = {name: cast(Tensor, model.get_submodule(name).weight) for name in wanted}
     largest = max(weight.numel() for weight in targets.values())
     # New memory for each layer would take longer than the sums.
-    sums, deltas = torch.empty(2, largest, device=next(iter(targets.values())).device)
+    like = next(iter(targets.values()))
+    wide = torch.promote_types(like.dtype, torch.float32)
+    sums, deltas = torch.empty(2, largest, dtype=wide, device=like.device)
     for name, weight in targets.items():
         down, up = (weights[f"{_PREFIX}{name}.lora_{side}.weight"] for side in "AB")
         shape = (config.r, weight.shape[1]), (weight.shape[0], config.r)
         if (down.shape, up.shape) != shape:
             _check_names(folder, [f"{_PREFIX}{name}.lora_A.weight"])
         delta, total = (space[: weight.numel()].view(weight.shape) for space in (deltas, sums))
-        torch.mm(up.to(weight.device).float(), down.to(weight.device).float(), out=delta)
+        torch.mm(up.to(like.device, wide), down.to(like.device, wide), out=delta)
         weight.copy_(total.copy_(weight).add_(delta.mul_(scaling)))
     return model, part_fingerprint({name: one.to(torch.bfloat16) for name, one in weights.items()})
 
