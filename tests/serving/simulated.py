@@ -203,7 +203,7 @@ class Engine:
         for one in [one for one in self.rows if one.made >= one.tokens]:
             one.done = True
             self.rows.remove(one)
-            control.ended(one.wish, "length", usage_of(one), self.now - one.at_s)
+            control.ended("length", usage_of(one), self.now - one.at_s)
         return orders.admits
 
 

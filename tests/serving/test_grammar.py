@@ -110,7 +110,7 @@ def test_a_bias_against_all_that_may_follow_fails_the_request_alone(maker, buddy
 )
 def test_a_schema_that_is_none_is_refused_in_one_line(maker, schema, said):
     with pytest.raises(GrammarError, match=said) as caught:
-        maker.check(Grammar(schema=schema))
+        maker.compile(Grammar(schema=schema))
     assert "\n" not in str(caught.value)
 
 
@@ -118,4 +118,4 @@ def test_a_tokenizer_that_cannot_be_read_is_said_when_a_grammar_is_asked_for():
     maker = GrammarMaker(object(), VOCAB, [END])
     maker.prepare()
     with pytest.raises(GrammarError, match="cannot be followed with this model's tokenizer"):
-        maker.check(Grammar())
+        maker.compile(Grammar())

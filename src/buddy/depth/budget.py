@@ -177,6 +177,14 @@ def _number_in(value: Any) -> Any:
     return number
 
 
+def no_predictor() -> BudgetError:
+    """What to raise where `auto` is asked of a model that cannot choose."""
+    return BudgetError(
+        "budget 'auto' needs a trained Budget Predictor and this model has none: "
+        'name a budget such as 0.75 or "18 blocks"'
+    )
+
+
 def _unreadable(value: object) -> BudgetError:
     return BudgetError(f"budget {_shown(value)} cannot be read: expected {_EXAMPLES}")
 

@@ -9,7 +9,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import AUTO, Budget, BudgetLike, parse_budget, parse_budgets
+from buddy.depth.budget import (
+    AUTO,
+    Budget,
+    BudgetLike,
+    no_predictor,
+    parse_budget,
+    parse_budgets,
+)
 from buddy.depth.budget_source import (
     BudgetSource,
     CalledBudget,
@@ -108,10 +115,7 @@ class BudgetReader:
         """
         wanted = read_budgets(budget, self.backbone.num_blocks, batch)
         if None in wanted and self.predictor is None:
-            raise BudgetError(
-                "budget 'auto' needs a trained Budget Predictor and this model has none: "
-                'name a budget such as 0.75 or "18 blocks"'
-            )
+            raise no_predictor()
         return wanted
 
     def read_sources(

@@ -168,15 +168,15 @@ class Prepared:
 
     def mask_from_pads(self, prompt: Tensor) -> Tensor:
         """As transformers infers it: pad ids are pads, unless they also end sequences."""
-        pads = _numbers(self.config.pad_token_id)
-        if not pads or set(pads) & set(_numbers(self.config.eos_token_id)):
+        pads = token_numbers(self.config.pad_token_id)
+        if not pads or set(pads) & set(token_numbers(self.config.eos_token_id)):
             return torch.ones_like(prompt, dtype=torch.bool)
         mask: Tensor = prompt != pads[0]
         return mask
 
 
-def _numbers(ids: Any) -> list[int]:
-    """Token ids as transformers takes them: none, one, several, or a tensor."""
+def token_numbers(ids: Any) -> list[int]:
+    """Token ids as transformers gives them: none, one, several, or a tensor."""
     made: list[int] = [] if ids is None else torch.as_tensor(ids).flatten().tolist()
     return made
 

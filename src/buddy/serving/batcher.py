@@ -409,7 +409,7 @@ class Batcher:
         return True
 
     def _note_end(self, one: Submitted, how: Ending, usage: Usage | None) -> None:
-        self._control.ended(one.request.wish, how, usage, time.perf_counter() - one.at_s)
+        self._control.ended(how, usage, time.perf_counter() - one.at_s)
 
     def _let_go(self, row: Row, how: Ending) -> None:
         """Give a row back; what it was fed may serve others."""

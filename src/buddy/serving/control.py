@@ -142,7 +142,7 @@ class Control(Protocol):
         """After each pass."""
         ...
 
-    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
+    def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
         """A request is over, so long after it was submitted; no usage where it never got a row."""
         ...
 
@@ -169,7 +169,7 @@ class Plainly:
     def report(self, step: StepReport) -> None:
         """Nothing is counted."""
 
-    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
+    def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
         """Nothing is counted."""
 
     def metrics(self, now: Gauges) -> bytes:

@@ -15,7 +15,7 @@ from buddy.serving.admission import Admission, AdmissionConfig, Pace, Refused
 from buddy.serving.control import Ending, Gauges, Orders, QueueView, RowView, StepReport
 from buddy.serving.cost import Correction, CostModel, StepShape
 from buddy.serving.metrics import ServingMetrics
-from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage, Wish
+from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage
 from buddy.serving.trim import Trim
 from buddy.settings import Range, check_ranges
 
@@ -205,7 +205,7 @@ class Controller:
         self._reported_s = now
         self._metrics.step(step, error)
 
-    def ended(self, wish: Wish, how: Ending, usage: Usage | None, seconds: float) -> None:
+    def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
         """A request is over."""
         if usage is not None and how in ("stop", "length"):
             off = usage.completion_tokens - self._answer_tokens

@@ -10,9 +10,11 @@ from typing import Any, Final, cast
 
 import torch
 
+from buddy.depth.budget import no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
+from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
 from buddy.serving.batcher import Batcher, BatcherOptions
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
@@ -212,10 +214,7 @@ class Engine:
     def _check_wish(self, wish: Wish) -> None:
         model = self._model
         if isinstance(wish, Auto) and model.predictor is None:
-            raise BudgetError(
-                "budget 'auto' needs a trained Budget Predictor and this model has none: "
-                'name a budget such as 0.75 or "18 blocks"'
-            )
+            raise no_predictor()
         if isinstance(wish, Fixed):
             budgets = {wish.prefill, wish.decode}
         else:
@@ -284,7 +283,4 @@ def num_pinned(model: BuddyForCausalLM) -> int:
 
 def end_tokens(model: BuddyForCausalLM) -> Sequence[int]:
     """Tokens that end an answer, of the model's generation config; there may be several or none."""
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        return ()
-    return tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
+    return token_numbers(model.generation_config.eos_token_id)

@@ -40,20 +40,12 @@ class GrammarMaker:
             with suppress(GrammarError):
                 self._guide()
 
-    def check(self, grammar: Grammar) -> None:
-        """Refuse a grammar that cannot be compiled.
-
-        Raises:
-            GrammarError: It is no JSON, no schema, or one with parts that are not supported; or
-                the tokenizer cannot be read.
-        """
-        self.compile(grammar)
-
     def compile(self, grammar: Grammar) -> "GrammarState":
         """A text that is to be begun.
 
         Raises:
-            GrammarError: As `check`.
+            GrammarError: It is no JSON, no schema, or one with parts that are not supported; or
+                the tokenizer cannot be read.
         """
         try:
             from llguidance import LLMatcher

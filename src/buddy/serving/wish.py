@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from buddy.depth.budget import AUTO, Budget, least_blocks, parse_budget
+from buddy.depth.budget import AUTO, Budget, least_blocks, no_predictor, parse_budget
 from buddy.errors import BudgetError, shown
 from buddy.serving.request import Auto, Deadline, Fixed, Unnamed, Wish
 
@@ -97,10 +97,7 @@ class BudgetRules:
         if read != AUTO:
             return Fixed(prefill=read.blocks, decode=read.blocks)
         if not self.has_predictor:
-            raise BudgetError(
-                "budget 'auto' needs a trained Budget Predictor and this model has none: "
-                'name a budget such as 0.75 or "18 blocks"'
-            )
+            raise no_predictor()
         return Auto(least=self.floor(), most=self.num_blocks)
 
     def _blocks(self, budget: Any, what: str) -> int:

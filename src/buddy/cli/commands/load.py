@@ -69,7 +69,7 @@ def load(
     label: Annotated[str | None, typer.Option(help="Of the line in a figure.")] = None,
     seed: Annotated[int, options.seed("Of times, prompts and budgets.")] = 0,
 ) -> None:
-    """Load a chat endpoint with requests at random times, and record what came of them.
+    """Load an endpoint with random requests; record its answers.
 
     The endpoint may be any that speaks OpenAI's protocol. Nothing that is refused is asked again.
     buddy plot load draws the record.

@@ -87,7 +87,7 @@ def serve(
     engine: options.Engine = "auto",
     quant: options.Quant = None,
 ) -> None:
-    """Serve a model to OpenAI's clients; each request may name a budget.
+    """Serve a model to OpenAI's clients, with a budget a request.
 
     SIGTERM and Ctrl-C let answers finish, and then end the server.
     """

@@ -158,18 +158,16 @@ static void attend_together(
     score(keys, narrowed, count, sight->slots, together, weights, stride);
     for (int n = 0; n < together; n++)
         scales[n] = weigh(sight, model->scaling, weights + n * stride);
-    switch (is_wide ? together : together + MOST_TOGETHER) {
-#define MIX(CASE, N, VECTORS)                                                                      \
-    case CASE:                                                                                     \
-        mix(values, count, sight->slots, weights, stride, N, VECTORS, scales, out);                \
+    switch (together) {
+#define MIX(N)                                                                                     \
+    case N: /* as many sums as there are registers for */                                          \
+        if (is_wide && N <= 6)                                                                     \
+            mix(values, count, sight->slots, weights, stride, N, 2, scales, out);                  \
+        else                                                                                       \
+            mix(values, count, sight->slots, weights, stride, N, 1, scales, out);                  \
         break;
-#define WIDE(N) MIX(N, N, (N) <= 6 ? 2 : 1) /* as many sums as there are registers for */
-#define SLIM(N) MIX(N + MOST_TOGETHER, N, 1)
-        WIDE(1) WIDE(2) WIDE(3) WIDE(4) WIDE(5) WIDE(6) WIDE(7) WIDE(8)
-        SLIM(1) SLIM(2) SLIM(3) SLIM(4) SLIM(5) SLIM(6) SLIM(7) SLIM(8)
+        MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6) MIX(7) MIX(8)
 #undef MIX
-#undef WIDE
-#undef SLIM
     }
 }
 #endif
