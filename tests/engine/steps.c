@@ -6,7 +6,7 @@
 
 #include "decode.c"
 
-enum { BLOCKS = 5, HIDDEN_SIZE = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, INNER = 96, VOCAB = 80 };
+enum { BLOCKS = 5, HIDDEN_SIZE = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, INNER = 128, VOCAB = 80 };
 enum { ROWS = 3, CAPACITY = 48, STEPS = 12, THREADS = 2 };
 
 static uint32_t state = 1;

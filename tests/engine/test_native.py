@@ -166,7 +166,8 @@ def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
 def wide_twins(dtype, window=None, **options):
     """As `twins`, with the sizes at which the kernel takes 32 columns and several heads at once."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "sliding_window": window}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "sliding_window": window}
+    sizes["max_position_embeddings"] = 320
     like = tiny_model("mistral")
     model = type(like)(MistralConfig(**{**like.config.to_dict(), **sizes})).eval()
     with torch.no_grad():
@@ -246,6 +247,22 @@ def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
     expected, _, _ = decode(general, *arguments, budget=1.0)
     assert_close(made, expected, **TOLERANCE)
     assert (made - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 290), (3, 7), (20, 9)])
+def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens):
+    native, general = wide_twins(torch.bfloat16, policy="static:1,3")
+    _, exact = wide_twins(torch.float32, policy="static:1,3")
+    for one in (exact, general, native):
+        for weight in one.model.parameters():
+            weight.data = weight.bfloat16().to(weight.dtype)
+        quantise_backbone(one.backbone, "int8")
+    ids, continuation = random_ids(rows, tokens), random_ids(rows, 6, seed=2)
+    made, rounded, found = (
+        decode(one, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
+        for one in (exact, general, native)
+    )
+    assert 0 < (found - made).norm() <= (rounded - made).norm()
 
 
 @pytest.mark.parametrize("quantisation", [None, "int8", "int4"])

@@ -170,6 +170,8 @@ static size_t lay_out(Run *run, char *base, int threads)
         run->normed_panels = take(&at, sizeof(bf16) * held * model->hidden);
         run->attended_panels = take(&at, sizeof(bf16) * held * attended);
         run->inner_panels = take(&at, sizeof(bf16) * held * model->inner);
+        size_t most = widest > (size_t)model->inner ? widest : (size_t)model->inner;
+        run->byte_panels = take(&at, sizeof(bf16) * held * most);
     } else {
         run->inner = take(&at, sizeof(float) * 2 * lanes * model->inner);
         run->inner_narrow = take(&at, sizeof(bf16) * lanes * model->inner);

@@ -37,7 +37,7 @@ _X86_V3: Final = "avx2 bmi1 bmi2 f16c fma abm movbe"
 _X86_V4: Final = f"{_X86_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 _WIDE: Final = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _DOTS: Final = (*_WIDE, "-mavx512bf16")
-_TILES: Final = (*_DOTS, "-mamx-tile", "-mamx-bf16")
+_TILES: Final = (*_DOTS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 
 def _x86(name: str, needs: str, *flags: str) -> InstructionSet:
@@ -45,7 +45,7 @@ def _x86(name: str, needs: str, *flags: str) -> InstructionSet:
 
 
 SETS: Final = (
-    _x86("amx", f"{_X86_V4} avx512_bf16 amx_tile amx_bf16", *_TILES),
+    _x86("amx", f"{_X86_V4} avx512_bf16 amx_tile amx_bf16 amx_int8", *_TILES),
     _x86("avx512_bf16", f"{_X86_V4} avx512_bf16", *_DOTS),
     _x86("avx512", _X86_V4, *_WIDE),
     _x86("avx2", _X86_V3, "-march=x86-64-v3"),

@@ -66,7 +66,7 @@ static Panels normed_panels(
     const float *norm, int count, int together)
 {
     const Model *model = run->model;
-    Panels made = {own->normed_narrow, count, count == 1 ? 1 : TILE};
+    Panels made = {own->normed_narrow, NULL, count, count == 1 ? 1 : TILE};
     int units = (count + TILE - 1) / TILE * (model->hidden / DEPTH), begin = 0, end = units;
     if (together && count > 1) {
         made.panels = run->normed_panels;
@@ -82,7 +82,7 @@ static Panels attended_panels(const Run *run, Team *team, int thread, const Own 
 {
     int width = run->model->heads * run->model->head_size, parts = width / DEPTH, begin, end;
     if (count == 1)
-        return (Panels){run->attended_narrow + (size_t)own->active[0] * width, 1, 1};
+        return (Panels){run->attended_narrow + (size_t)own->active[0] * width, NULL, 1, 1};
     share_of((count + TILE - 1) / TILE * parts, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
         int first = unit / parts * TILE, column = unit % parts * DEPTH;
@@ -94,7 +94,34 @@ static Panels attended_panels(const Run *run, Team *team, int thread, const Own 
     }
     WRITTEN();
     barrier(team);
-    return (Panels){run->attended_panels, count, TILE};
+    return (Panels){run->attended_panels, NULL, count, TILE};
+}
+
+/* Panels as a matrix is multiplied with: in bytes, if it is INT8 and they are of more vectors than one.
+ * Each thread makes its own, or all make them together. */
+static Panels panels_for(
+    const Matrix *matrix, Panels x, const Run *run, Team *team, int thread, const Own *own,
+    int together)
+{
+    if (matrix->format != INT8 || x.lanes == 1)
+        return x;
+    int parts = matrix->columns / 64, panels = (x.count + TILE - 1) / TILE;
+    int begin = 0, end = panels * parts;
+    int8_t *bytes = (int8_t *)(together ? run->byte_panels : own->byte_panels);
+    if (together)
+        share_of(end, 1, team, thread, &begin, &end);
+    for (int panel = 0; panel < panels; panel++) {
+        const bf16 *from = x.panels + (size_t)panel * TILE * matrix->columns;
+        __m512 unit = unit_of(from, matrix->columns);
+        _mm512_storeu_ps(own->units + panel * TILE, unit);
+        int first = begin - panel * parts, last = end - panel * parts;
+        split_panel(from, first < 0 ? 0 : first, last > parts ? parts : last, unit,
+                    bytes + (size_t)panel * TILE * matrix->columns * 2);
+    }
+    WRITTEN();
+    if (together)
+        barrier(team);
+    return (Panels){(const bf16 *)bytes, own->units, x.count, TILE};
 }
 
 /* What threads do of a product with a matrix, or with two that are gated. Vectors are taken in blocks
@@ -109,7 +136,8 @@ static void multiply_pieces(
     Queue queue = open_queue(team, &own->opened, pieces * blocks, 1);
     while (take_piece(&queue, &begin, &end)) {
         int first = begin / pieces * BLOCK, row = begin % pieces * rows, left = x->count - first;
-        Panels here = {x->panels + (size_t)first * matrix->columns, left < BLOCK ? left : BLOCK,
+        Panels here = {x->panels + (size_t)first * matrix->columns,
+                       x->scales == NULL ? NULL : x->scales + first, left < BLOCK ? left : BLOCK,
                        x->lanes};
         Sink there = *sink;
         if (there.inner != NULL)
@@ -148,6 +176,7 @@ static void project(
 #if HAS_TILES
     if (run->by_tiles) {
         Panels x = normed_panels(run, team, thread, own, rows, norm, count, together);
+        x = panels_for(matrices[0], x, run, team, thread, own, together);
         for (int i = 0; i < number; i++)
             place_product(team, own, matrices[i], &x, outputs[i], (size_t)matrices[i]->rows, 0);
         return;
@@ -185,6 +214,7 @@ static void add_attended(Run *run, Team *team, int thread, Own *own, const Matri
 #if HAS_TILES
     if (run->by_tiles) {
         Panels x = attended_panels(run, team, thread, own, count);
+        x = panels_for(output, x, run, team, thread, own, 1);
         place_product(team, own, output, &x, run->step->residual, run->model->hidden, 1);
         return;
     }
@@ -204,11 +234,13 @@ static void add_mlp(
     const Model *model = run->model;
 #if HAS_TILES
     if (run->by_tiles) {
+        Panels inner = {run->inner_panels, NULL, count, count == 1 ? 1 : TILE};
         Panels x = normed_panels(run, team, thread, own, rows, weights->mlp_norm, count, 1);
+        x = panels_for(&weights->gate, x, run, team, thread, own, 1);
         Sink sink = {.inner = run->inner_panels};
         multiply_pieces(team, own, &weights->gate, &weights->up, &x, &sink);
         barrier(team);
-        x.panels = run->inner_panels;
+        x = panels_for(&weights->down, inner, run, team, thread, own, 1);
         place_product(team, own, &weights->down, &x, run->step->residual, model->hidden, 1);
         return;
     }

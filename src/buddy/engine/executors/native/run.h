@@ -17,6 +17,7 @@ typedef struct {
     float *query, *key, *value, *attended, *inner; /* by lane */
     bf16 *attended_narrow, *inner_narrow;
     bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
+    bf16 *byte_panels; /* of any of these */
     int by_tiles; /* all products */
     char *own;       /* memory of each thread */
     size_t own_bytes;
@@ -36,6 +37,8 @@ static inline int slot_of(const Step *step, int lane)
 typedef struct {
     float *normed;
     bf16 *normed_narrow;
+    bf16 *byte_panels; /* of these */
+    float *units;      /* [lanes]: of panels in bytes */
     float *weights;
     float *attention; /* scores and values as tiles read them */
     void *scratch;
@@ -82,6 +85,8 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     int normed = model->by_tiles ? HOLES_AT_ONCE : lanes; /* for tiles all threads make panels */
     own->normed = take(&at, sizeof(float) * normed * model->hidden);
     own->normed_narrow = take(&at, sizeof(bf16) * normed * model->hidden);
+    own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed * model->hidden : 0);
+    own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
 #if HAS_TILES
     own->attention = take(&at, attention_bytes(model, capacity));

@@ -1,10 +1,14 @@
 /* Rows of weights times any number of vectors, by the tile registers of AMX.
  *
- * One instruction multiplies 16 rows of weights, 32 columns deep, with 16 vectors. Weights in bfloat16
- * are read where they lie, others are unpacked first. Vectors come in panels of 16: of two columns
+ * One instruction multiplies 16 rows of weights, 64 bytes deep, with 16 vectors. Weights in bfloat16
+ * and INT8 are read where they lie, INT4 is unpacked first. Vectors come in panels of 16: of two columns
  * each, those of all vectors side by side. Sums come out of the tiles with 16 vectors side by side too,
  * so what is computed of each sum alone goes into the next panel without turning it round. A sum has
  * one order whatever else is multiplied, so a sequence's numbers do not depend on those beside it.
+ *
+ * Bytes are multiplied with bytes: for INT8 a vector becomes integers of 16 bits, in two halves that
+ * are multiplied one beside the other and added up as whole numbers. The largest of a vector is 32,639,
+ * so an element moves by at most 2^-16 of the largest, which bfloat16 itself may have moved by 2^-9.
  */
 
 #ifndef BUDDY_TILES_H
@@ -13,7 +17,7 @@
 #include "functions.h"
 #include "matrix.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -103,39 +107,65 @@ static void set_tiles(int lanes)
 
 /* Vectors as tiles read them. One vector alone is a panel as it lies. */
 typedef struct {
-    const bf16 *panels; /* [panels][columns][lanes], two columns of a lane side by side */
-    int count, lanes;   /* vectors; of a panel: 16, or 1 if there is one vector */
+    const bf16 *panels;  /* [panels][columns][lanes], two columns of a lane side by side; or bytes:
+                            [panels][columns / 64][2][16][lanes][4], high ones before low ones */
+    const float *scales; /* of bytes: [vectors]; NULL = bfloat16 */
+    int count, lanes;    /* vectors; of a panel: 16, or 1 if there is one vector */
 } Panels;
 
-/* 16 vectors, of 32 integers of 8 bits each, in bfloat16, which holds them exactly. */
-static inline void unpack_bytes(__m512i bytes, bf16 *out)
+/* What a unit of the integers of each vector of a panel in bfloat16 is worth. What is no number in a
+ * vector is none in its scale. */
+static __m512 unit_of(const bf16 *panel, int columns)
 {
-    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_castsi512_si128(bytes)));
-    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 1)));
-    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    const __m512i sign = _mm512_set1_epi16(0x7fff);
+    __m512i largest = _mm512_setzero_si512();
+    for (int column = 0; column < columns; column += 2) {
+        __m512i pairs = _mm512_loadu_si512(panel + (size_t)column * TILE);
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(pairs, sign));
+    }
+    __m512i odd = _mm512_slli_epi32(_mm512_srli_epi32(largest, 16), 16);
+    largest = _mm512_max_epu32(odd, _mm512_slli_epi32(largest, 16));
+    return _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(32639.0f));
 }
 
-/* 16 rows of weights, and how many bytes lie between them: where they are or, unpacked, in `space`. Of
- * INT8 the scale is left out. Rows behind the last are zero. */
-static const bf16 *tile_rows(const Matrix *matrix, int row, bf16 *space)
+/* From `begin` to `end`, counted in 64 columns, of a panel in bfloat16, in bytes. */
+static void split_panel(const bf16 *panel, int begin, int end, __m512 unit, int8_t *out)
+{
+    const __m512i byte = _mm512_set1_epi32(255), round = _mm512_set1_epi32(128);
+    __mmask16 is_some = _mm512_cmp_ps_mask(unit, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    __m512 inverse = _mm512_maskz_div_ps(is_some, _mm512_set1_ps(1.0f), unit);
+    for (int part = begin; part < end; part++) {
+        int8_t *to = out + (size_t)part * 2 * TILE * 64;
+        for (int i = 0; i < TILE; i++) { /* four columns */
+            __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+            for (int k = 0; k < 4; k++) {
+                __m512i pairs = _mm512_loadu_si512(panel + ((size_t)part * 64 + i * 4 + k / 2 * 2) * TILE);
+                __m512i wide = k % 2 ? _mm512_slli_epi32(_mm512_srli_epi32(pairs, 16), 16)
+                                     : _mm512_slli_epi32(pairs, 16);
+                __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(wide), inverse));
+                __m512i upper = _mm512_srli_epi32(_mm512_add_epi32(whole, round), 8);
+                high = _mm512_or_si512(high, _mm512_slli_epi32(_mm512_and_si512(upper, byte), 8 * k));
+                low = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_and_si512(whole, byte), 8 * k));
+            }
+            _mm512_storeu_si512(to + i * 64, high);
+            _mm512_storeu_si512(to + (TILE + i) * 64, low);
+        }
+    }
+}
+
+/* 16 rows of weights, where they are or in `space`, unpacked. Rows behind the last are zero. */
+static const char *tile_rows(const Matrix *matrix, int row, bf16 *space)
 {
     int columns = matrix->columns, left = matrix->rows - row;
-    size_t at = (size_t)row * columns;
-    if (left >= TILE && matrix->format == BFLOAT16)
-        return (const bf16 *)matrix->weights + at;
+    size_t at = (size_t)row * columns, each = matrix->format == INT8 ? 1 : sizeof(bf16);
+    if (left >= TILE && matrix->format != INT4)
+        return (const char *)matrix->weights + at * each;
     if (left < TILE)
-        memset(space, 0, TILE * (size_t)columns * sizeof(bf16));
+        memset(space, 0, TILE * columns * each);
     int rows = left < TILE ? left : TILE;
     size_t count = (size_t)rows * columns;
-    if (matrix->format == BFLOAT16) {
-        memcpy(space, (const bf16 *)matrix->weights + at, count * sizeof(bf16));
-    } else if (matrix->format == INT8) {
-        const int8_t *weights = (const int8_t *)matrix->weights + at;
-        for (size_t i = 0; i < count; i += 32) {
-            _mm_prefetch((const char *)weights + i + BYTES_AHEAD, _MM_HINT_T0);
-            __m256i bytes = _mm256_loadu_si256((const __m256i *)(weights + i));
-            unpack_bytes(_mm512_castsi256_si512(bytes), space + i);
-        }
+    if (matrix->format != INT4) {
+        memcpy(space, (const char *)matrix->weights + at * each, count * each);
     } else {
         const uint8_t *weights = (const uint8_t *)matrix->weights + at / 2;
         const float *scales = matrix->scales + at / GROUP;
@@ -152,55 +182,77 @@ static const bf16 *tile_rows(const Matrix *matrix, int row, bf16 *space)
         }
     }
     WRITTEN();
-    return space;
+    return (const char *)space;
 }
+
+/* Where tiles lie of two panels, or of one with its halves. */
+typedef struct {
+    const char *one, *other; /* NULL = there is no other */
+    size_t step;             /* bytes from a tile to the next */
+    int lanes;
+} Tiles;
 
 /* Sums of 16 rows, or of 16 rows of either of two matrices, times one panel or two. What is read next
  * lies at `ahead`, or nowhere. */
 static inline __attribute__((always_inline)) void tiles_times(
-    const bf16 *first, const bf16 *second, int columns, const bf16 *panel, int lanes,
-    int two_panels, const char *const ahead[2], float *sums)
+    const char *first, const char *second, int bytes, Tiles x, int is_two, int are_bytes,
+    const char *const ahead[2], float *sums)
 {
-    size_t stride = (size_t)columns * sizeof(bf16), width = (size_t)lanes * sizeof(float);
-    const bf16 *beside = panel + (size_t)columns * lanes;
+    size_t width = (size_t)x.lanes * sizeof(float);
+#define ADD(sum, weights, vectors)                                                                 \
+    if (are_bytes)                                                                                 \
+        _tile_dpbssd(sum, weights, vectors);                                                       \
+    else                                                                                           \
+        _tile_dpbf16ps(sum, weights, vectors)
     _tile_zero(0);
-    if (two_panels)
+    if (is_two)
         _tile_zero(1);
     if (second != NULL)
         _tile_zero(2);
-    if (second != NULL && two_panels)
+    if (second != NULL && is_two)
         _tile_zero(3);
-    for (int column = 0; column < columns; column += DEPTH) {
+    for (int at = 0, tile = 0; at < bytes; at += 64, tile++) {
         for (int half = 0; half < 2; half++)
             if (ahead[half] != NULL)
                 for (int i = 0; i < TILE; i++)
-                    _mm_prefetch(ahead[half] + ((size_t)column / DEPTH * TILE + i) * 64,
-                                 _MM_HINT_T0);
-        _tile_loadd(6, panel + (size_t)column * lanes, width);
-        _tile_loadd(4, first + column, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        if (two_panels) {
-            _tile_loadd(7, beside + (size_t)column * lanes, width);
-            _tile_dpbf16ps(1, 4, 7);
+                    _mm_prefetch(ahead[half] + ((size_t)tile * TILE + i) * 64, _MM_HINT_T0);
+        _tile_loadd(6, x.one + tile * x.step, width);
+        _tile_loadd(4, first + at, bytes);
+        ADD(0, 4, 6);
+        if (is_two) {
+            _tile_loadd(7, x.other + tile * x.step, width);
+            ADD(1, 4, 7);
         }
         if (second != NULL) {
-            _tile_loadd(5, second + column, stride);
-            _tile_dpbf16ps(2, 5, 6);
-            if (two_panels)
-                _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(5, second + at, bytes);
+            ADD(2, 5, 6);
+            if (is_two)
+                ADD(3, 5, 7);
         }
     }
+#undef ADD
     _tile_stored(0, sums, width);
-    if (two_panels)
+    if (is_two)
         _tile_stored(1, sums + TILE * TILE, width);
     if (second != NULL)
         _tile_stored(2, sums + 2 * TILE * TILE, width);
-    if (second != NULL && two_panels)
+    if (second != NULL && is_two)
         _tile_stored(3, sums + 3 * TILE * TILE, width);
 }
 
-/* Sums of 16 rows of INT8 times one vector: unpacking them for tiles would take longer than memory
- * takes to give them. Rows behind the last are zero. */
+/* The sums of 16 rows by 16 vectors in halves, in one. */
+static void join_halves(const float *units, int held, float *sums)
+{
+    __m512 unit = _mm512_maskz_loadu_ps((__mmask16)((1u << held) - 1), units);
+    for (int i = 0; i < TILE; i++) {
+        __m512 high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + i * TILE));
+        __m512 low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + (TILE + i) * TILE));
+        __m512 both = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0f), low);
+        _mm512_storeu_ps(sums + i * TILE, _mm512_mul_ps(both, unit));
+    }
+}
+
+/* Sums of 16 rows of INT8 times one vector, which is in no panel. Rows behind the last are zero. */
 static void bytes_times(const Matrix *matrix, int row, const float *x, float *sums)
 {
     int columns = matrix->columns;
@@ -297,9 +349,10 @@ static inline void gate_sums(
 
 static inline const char *next_rows(const Matrix *matrix, int row, int end)
 {
-    if (matrix->format != BFLOAT16 || row + TILE > end || row + TILE > matrix->rows)
+    if (matrix->format == INT4 || row + TILE > end || row + TILE > matrix->rows)
         return NULL;
-    return (const char *)((const bf16 *)matrix->weights + (size_t)row * matrix->columns);
+    size_t each = matrix->format == INT8 ? 1 : sizeof(bf16);
+    return (const char *)matrix->weights + (size_t)row * matrix->columns * each;
 }
 
 /* Rows from `begin` to `end` of a matrix, or of two of the same shape that are gated. */
@@ -310,7 +363,7 @@ static void multiply_by_tiles(
     int columns = matrix->columns, lanes = x->lanes, step = up == NULL ? 2 * TILE : TILE;
     float *sums = memory;
     bf16 *space = (bf16 *)(sums + 4 * TILE * TILE);
-    if (x->count == 1 && matrix->format == INT8) {
+    if (lanes == 1 && matrix->format == INT8) {
         float *wide = (float *)space, *others = sums + TILE;
         for (int i = 0; i < columns; i++)
             wide[i] = widen(x->panels[i]);
@@ -325,31 +378,44 @@ static void multiply_by_tiles(
         }
         return;
     }
+    int are_bytes = x->scales != NULL, bytes = columns * (are_bytes ? 1 : (int)sizeof(bf16));
     set_tiles(lanes);
     for (int row = begin; row < end; row += step) {
         const Matrix *other = up == NULL ? matrix : up;
         int other_row = up == NULL ? row + TILE : row;
-        const bf16 *first = tile_rows(matrix, row, space), *second = NULL;
+        const char *first = tile_rows(matrix, row, space), *second = NULL;
         if (other_row < end)
             second = tile_rows(other, other_row, space + (size_t)TILE * columns);
         const char *next[2] = {next_rows(matrix, row + step, end),
                                next_rows(other, other_row + step, end)};
         static const char *const nothing[2];
-        for (int n = 0; n < x->count; n += 2 * TILE) {
-            const bf16 *panel = x->panels + (size_t)n * columns;
-            int two_panels = n + TILE < x->count;
+        for (int n = 0; n < x->count; n += are_bytes ? TILE : 2 * TILE) {
+            const char *panel = (const char *)(x->panels + (size_t)n * columns);
             const char *const *ahead = n == 0 ? next : nothing;
-            if (second != NULL && two_panels)
-                tiles_times(first, second, columns, panel, TILE, 1, ahead, sums);
+            int two_panels = !are_bytes && n + TILE < x->count;
+            size_t tile = TILE * (size_t)lanes * sizeof(float);
+            Tiles tiles = are_bytes ? (Tiles){panel, panel + tile, 2 * tile, lanes}
+                                    : (Tiles){panel, panel + bytes / 64 * tile, tile, lanes};
+            if (are_bytes && second != NULL)
+                tiles_times(first, second, bytes, tiles, 1, 1, ahead, sums);
+            else if (are_bytes)
+                tiles_times(first, NULL, bytes, tiles, 1, 1, ahead, sums);
+            else if (second != NULL && two_panels)
+                tiles_times(first, second, bytes, tiles, 1, 0, ahead, sums);
             else if (second != NULL)
-                tiles_times(first, second, columns, panel, lanes, 0, ahead, sums);
+                tiles_times(first, second, bytes, tiles, 0, 0, ahead, sums);
             else if (two_panels)
-                tiles_times(first, NULL, columns, panel, TILE, 1, ahead, sums);
+                tiles_times(first, NULL, bytes, tiles, 1, 0, ahead, sums);
             else
-                tiles_times(first, NULL, columns, panel, lanes, 0, ahead, sums);
+                tiles_times(first, NULL, bytes, tiles, 0, 0, ahead, sums);
             for (int j = 0; j <= two_panels; j++) {
                 int at = n + j * TILE, held = x->count - at < TILE ? x->count - at : TILE;
                 float *here = sums + j * TILE * TILE, *there = here + 2 * TILE * TILE;
+                if (are_bytes) {
+                    join_halves(x->scales + at, held, here);
+                    if (second != NULL)
+                        join_halves(x->scales + at, held, there);
+                }
                 if (up != NULL) {
                     gate_sums(sink, matrix, up, row, lanes, at, here, there);
                     continue;

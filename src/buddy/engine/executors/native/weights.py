@@ -53,8 +53,14 @@ def _linears(backbone: Backbone) -> list[nn.Module]:
 
 
 def _fits_tiles(matrix: layout.Matrix) -> bool:
-    """Whether tiles, which are 32 columns deep, can read these weights."""
-    return bool(matrix.format != layout.FLOAT32 and matrix.columns % 32 == 0)
+    """Whether tiles, which are 64 bytes deep, can read these weights; int4 is widened for them."""
+    deep = 64 if matrix.format == layout.INT8 else 32
+    return bool(matrix.format != layout.FLOAT32 and matrix.columns % deep == 0)
+
+
+def _is_of_one_format(block: layout.Block) -> bool:
+    """Whether matrices that are multiplied with the same vectors read them in the same format."""
+    return len({getattr(block, name).format for name in (*_ATTENTION, *_MLP)}) == 1
 
 
 class BoundWeights:
@@ -174,6 +180,9 @@ class BoundWeights:
             kv_heads=config.num_key_value_heads,
             head_size=backbone.head_dim,
             inner=config.intermediate_size,
-            by_tiles=self._has_tiles and is_bf16 and all(map(_fits_tiles, products)),
+            by_tiles=self._has_tiles
+            and is_bf16
+            and all(map(_fits_tiles, products))
+            and all(map(_is_of_one_format, blocks)),
             is_bf16=is_bf16,
         )
