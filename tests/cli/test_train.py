@@ -18,6 +18,7 @@ from buddy.checkpoint.card import read_card
 from buddy.cli.main import app
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from buddy.records import RunRecord
+from tests.cli import forked
 from tests.tiny import tiny_model
 from tests.training.examples import random_examples
 from tests.words import say, word_tokenizer
@@ -291,19 +292,8 @@ def test_a_damaged_state_is_refused(folder, whole, tmp_path):
 )
 def test_a_full_disk_is_one_line_and_leaves_no_half_a_state(folder, tmp_path, room, changes, says):
     # A run that is to write a state, on a file system that takes no more bytes.
-    script = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); "
-        "from buddy.cli.main import main; sys.argv = ['buddy', *sys.argv[1:]]; main()"
-    )
     out = tmp_path / "full"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments(folder, out, *changes)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(arguments(folder, out, *changes), os.environ, most_bytes=room)
     assert done.returncode == 2, done.stderr[-2000:]
     assert re.search(says, done.stderr)
     assert "Traceback" not in done.stderr
