@@ -7,6 +7,7 @@
     deadlines  answers that keep their time for a token, one at a time and three at once
     overload   three times what full depth can serve: who is refused, what the others get
     memory     resident memory over 10,000 short requests
+    parity     greedy answers to OpenAI's client, eight at once, against `generate`
 
 Rounds of `speed` take turns, and a ratio is taken within a round. Where a server is loaded,
 requests come at random times, whatever it does.
@@ -17,10 +18,12 @@ import asyncio
 import random
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import torch
+from openai import OpenAI
 from rich.progress import track
 from served import served
 
@@ -239,12 +242,58 @@ def memory(args):
     return {"warm_bytes": warm, "bytes": curve, "grown": curve[-1] / warm - 1, "lost": lost}
 
 
+def parity(args):
+    """Answers that are those of `generate`, and the prompts of those that are not."""
+    model, tokenizer = load_model(args), load_tokenizer(args.model)
+    draw = random.Random(0)
+    budgets = (1.0, 0.85, 0.75, 0.5)
+    asked = [
+        (f"{number}. {draw.choice(PROMPTS)}", draw.choice(budgets))
+        for number in range(args.requests)
+    ]
+
+    def by_generate(text, budget):
+        inputs = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        made = model.generate(
+            **inputs, max_new_tokens=args.new_tokens, do_sample=False, budget=budget
+        )
+        return tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    with served(args.model) as (url, _), ThreadPoolExecutor(8) as pool:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        name = client.models.list().data[0].id
+
+        def by_client(one):
+            answer = client.chat.completions.create(
+                model=name,
+                messages=[{"role": "user", "content": one[0]}],
+                max_tokens=args.new_tokens,
+                temperature=0,
+                extra_body={"budget": one[1]},
+            )
+            return answer.choices[0].message.content
+
+        found = list(pool.map(by_client, asked))
+    others = [
+        {"prompt": one[0], "budget": one[1], "server": answer, "generate": expected}
+        for one, answer in zip(asked, found, strict=True)
+        if answer != (expected := by_generate(*one))
+    ]
+    return {"requests": len(asked), "same": len(asked) - len(others), "others": others}
+
+
 CHECKS = {
     "speed": speed,
     "cost": cost,
     "deadlines": deadlines,
     "overload": overload,
     "memory": memory,
+    "parity": parity,
 }
 
 
@@ -258,7 +307,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rows", type=int, default=32, help="of cost")
-    parser.add_argument("--requests", type=int, default=10_000, help="of memory")
+    parser.add_argument("--requests", type=int, default=10_000, help="of memory and parity")
     parser.add_argument("--rate", type=float, default=4.0, help="that full depth can serve")
     parser.add_argument("--itl-ms", type=float, default=60.0, help="promise, of overload")
     parser.add_argument("--duration", type=float, default=20.0, help="of each load in overload")
