@@ -7,7 +7,9 @@ for all tokens less those for the first, over the tokens between.
 
     python benchmarks/beside_others.py --vllm VENV/bin/python --out results/beside-others.json
 
-vLLM has its own environment, and its CPU build. Without --vllm, transformers alone is beside ours.
+vLLM has its own environment, and its CPU build; llama.cpp has one too, with llama-cpp-python
+compiled on this machine, and reads the same weights from a GGUF file in bfloat16 (--llama, --gguf).
+What is not named is left out.
 """
 
 import argparse
@@ -99,7 +101,56 @@ def vllm(args):
     return run, {"engine": f"vLLM {__version__}"}
 
 
-ENGINES = {**dict.fromkeys(BUDGETS, buddy), "transformers": transformers, "vllm": vllm}
+def llama(args):
+    """Generates with llama.cpp, in its own environment: one sequence of its batch a row."""
+    import ctypes
+
+    import llama_cpp as lib
+    import numpy as np
+
+    lib.llama_backend_init()
+    model = lib.llama_model_load_from_file(args.gguf.encode(), lib.llama_model_default_params())
+    size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    options = lib.llama_context_default_params()
+    options.n_ctx, options.n_seq_max, options.kv_unified = 32 * 512, 32, True
+    options.n_batch = options.n_ubatch = 8192
+    options.n_threads = options.n_threads_batch = args.threads
+    context = lib.llama_init_from_model(model, options)
+    batch = lib.llama_batch_init(8192, 0, 1)
+
+    def feed(tokens, wanted):
+        """Feed (token, position, row) and give the best next token after each that is wanted."""
+        batch.n_tokens = len(tokens)
+        for place, (token, position, row) in enumerate(tokens):
+            batch.token[place], batch.pos[place] = token, position
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
+            batch.logits[place] = place in wanted
+        if lib.llama_decode(context, batch) != 0:
+            sys.exit("llama.cpp cannot hold the batch")
+        return [
+            int(np.ctypeslib.as_array(lib.llama_get_logits_ith(context, place), (size,)).argmax())
+            for place in sorted(wanted)
+        ]
+
+    def run(ids, tokens):
+        lib.llama_memory_clear(lib.llama_get_memory(context), ctypes.c_bool(False))
+        length = len(ids[0])
+        fed = [(token, at, row) for row, one in enumerate(ids) for at, token in enumerate(one)]
+        new = feed(fed, {length * (row + 1) - 1 for row in range(len(ids))})
+        for step in range(tokens - 1):
+            fed = [(token, length + step, row) for row, token in enumerate(new)]
+            new = feed(fed, set(range(len(ids))))
+
+    return run, {"engine": f"llama.cpp of llama-cpp-python {lib.__version__}"}
+
+
+ENGINES = {
+    **dict.fromkeys(BUDGETS, buddy),
+    "transformers": transformers,
+    "vllm": vllm,
+    "llama.cpp": llama,
+}
+"""By name, what makes a worker's run; those with an environment of their own may be left out."""
 
 
 def work(args):
@@ -124,14 +175,15 @@ class Engine:
     """A process that is stopped while it is not asked."""
 
     def __init__(self, name, args, model):
-        python = args.vllm if name == "vllm" else sys.executable
+        own = environments(args)
+        python = own.get(name) or sys.executable
         threads = str(args.threads)
         cores = ",".join(map(str, range(args.threads)))
         self._process = subprocess.Popen(
             [python, __file__, *forwarded(args), "--work", name, "--model", model],
             env={
                 **os.environ,
-                "PYTHONPATH": "" if name == "vllm" else str(HERE / "src"),
+                "PYTHONPATH": "" if name in own else str(HERE / "src"),
                 "OMP_NUM_THREADS": threads,
                 "VLLM_CPU_OMP_THREADS_BIND": cores,
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -169,9 +221,15 @@ class Engine:
         os.killpg(self._process.pid, which)
 
 
+def environments(args):
+    """The Python of each engine that has its own, or None."""
+    return {"vllm": args.vllm, "llama.cpp": args.llama}
+
+
 def forwarded(args):
     """What a worker needs of the command line."""
-    return ["--threads", str(args.threads), "--vocab", str(args.vocab), "--out", str(args.out)]
+    wanted = ["--threads", str(args.threads), "--vocab", str(args.vocab), "--out", str(args.out)]
+    return wanted + (["--gguf", args.gguf] if args.gguf else [])
 
 
 def read_arguments():
@@ -181,6 +239,8 @@ def read_arguments():
     )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
+    parser.add_argument("--llama", help="the Python of an environment that has llama-cpp-python")
+    parser.add_argument("--gguf", help="the model's weights in bfloat16, for llama.cpp")
     parser.add_argument("--cases", default=",".join(CASES), help="batch x context, as in 1x256")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
@@ -201,7 +261,10 @@ def main():
     from buddy.records import RunRecord
 
     folder = local_folder(args.model)
-    names = [name for name in ENGINES if name != "vllm" or args.vllm]
+    own = environments(args)
+    if (args.llama is None) != (args.gguf is None):
+        sys.exit("llama.cpp needs both: expected --llama PYTHON and --gguf FILE")
+    names = [name for name in ENGINES if own.get(name, "ours")]
     engines = {name: Engine(name, args, folder) for name in names}
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
     draw, seen = random.Random(0), {case: [] for case in cases}
@@ -237,7 +300,8 @@ def main():
             )
     model = facts["buddy"].pop("model")
     facts["buddy, 15 blocks"].pop("model")
-    config = {key: str(value) for key, value in vars(args).items() if key not in ("vllm", "work")}
+    paths = ("vllm", "llama", "gguf", "work")
+    config = {key: str(value) for key, value in vars(args).items() if key not in paths}
     RunRecord(
         kind="beside-others",
         model=model,

@@ -209,4 +209,6 @@ def delete_blocks(model, blocks):
 
 every_family = pytest.mark.parametrize("family", FAMILY_NAMES)
 all_families = pytest.mark.parametrize("family", ALL_FAMILY_NAMES)
+some_families = pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+"""Plain, with windows and four norms, and with experts: where all would say the same again."""
 every_kv_policy = pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])
