@@ -340,29 +340,33 @@ def point(args, name, slo_itl_ms, policy, rate, is_nested):
     }
 
 
-SHOWN = {
-    "good answers of 100, with one promise for all": lambda one: f"{100 * one['good_share']:.0f}",
-    "good answers of 100, with promises in proportion to budgets": lambda one: (
-        f"{100 * one['good_share_by_budget']:.0f}"
-    ),
-    "p95 of the mean ms between tokens": lambda one: f"{one['itl_ms_p95']:.1f}",
-    "mean ms between tokens at a budget of 50 %": lambda one: f"{one['itl_ms_mean_shallow']:.1f}",
+COLUMNS = {
+    **{(policy, True): f"{policy}" for policy in POLICIES},
+    **{(policy, False): f"{policy}, plans of their own" for policy in ("random", "classes")},
 }
-"""Of each table, what it shows of a point."""
+"""Of the tables: policy and whether all plans come of one order."""
 
 
-def show(name, rates, points):
-    """The tables of a model."""
-    for is_nested, plans in ((True, "one order"), (False, "plans of their own")):
-        cells = {
-            (one["policy"], one["rate"]): one for one in points if one["is_nested"] == is_nested
-        }
-        for what, cell in SHOWN.items():
-            table(
-                f"{name}, {plans}: {what}",
-                ["requests/s a replica", *POLICIES],
-                [[rate, *(cell(cells[each, rate]) for each in POLICIES)] for rate in rates],
-            )
+def show(name, case):
+    """The two tables of a model."""
+    cells = {(one["policy"], one["is_nested"], one["rate"]): one for one in case["points"]}
+
+    def rows(cell):
+        return [[rate, *(cell(cells[*key, rate]) for key in COLUMNS)] for rate in case["rates"]]
+
+    head = ["requests/s a replica", *COLUMNS.values()]
+    table(
+        f"{name}: good answers of 100, with one promise / with promises in proportion to budgets",
+        head,
+        rows(
+            lambda one: f"{100 * one['good_share']:.0f} / {100 * one['good_share_by_budget']:.0f}"
+        ),
+    )
+    table(
+        f"{name}: ms between tokens, 95th percentile of answers / mean at a budget of 50 %",
+        head,
+        rows(lambda one: f"{one['itl_ms_p95']:.1f} / {one['itl_ms_mean_shallow']:.1f}"),
+    )
 
 
 def checked(folder):
@@ -396,6 +400,11 @@ def checked(folder):
                     "measured_itl_ms": measured["itl_ms_p50"],
                 }
             )
+    return found
+
+
+def show_checked(found):
+    """Simulated beside measured."""
     table(
         "One server of SmolLM2-135M on two cores: median ms between tokens",
         ["blocks", "requests/s", "simulated", "measured"],
@@ -410,13 +419,13 @@ def checked(folder):
             for one in found
         ],
     )
-    return found
 
 
 def main():
     """Simulate, show, record."""
     args = read_arguments()
     results = {"checked": checked(ROOT / "results" / "serving")}
+    show_checked(results["checked"])
     for name, case in CASES.items():
         points = [
             point(args, name, case["slo_itl_ms"], policy, rate, is_nested)
@@ -425,7 +434,7 @@ def main():
             for rate in case["rates"]
         ]
         results[name] = {**case, "points": points}
-        show(name, case["rates"], points)
+        show(name, results[name])
     if args.out is not None:
         config = {key: str(value) for key, value in vars(args).items()}
         config |= {"shares": {str(key): one for key, one in SHARES.items()}, "chunk": CHUNK}

@@ -173,6 +173,11 @@ def table(title, head, rows):
     print(f"\n**{title}**\n", lines[0], f"|{'|'.join(marks)}|", *lines[1:], sep="\n")
 
 
+def percent(share):
+    """A share, as the page writes it."""
+    return f"{100 * share:.0f} %"
+
+
 def ms(seconds):
     """Milliseconds, three figures."""
     value = 1e3 * seconds
@@ -208,8 +213,8 @@ def sizes():
             "GPUs",
             "weights, GB",
             "left for KV, GB",
-            *(f"KB a token at {share:.0%}" for share in DEPTHS),
-            *(f"tokens held at {share:.0%}" for share in DEPTHS),
+            *(f"KB a token at {percent(share)}" for share in DEPTHS),
+            *(f"tokens held at {percent(share)}" for share in DEPTHS),
         ],
         [
             [
@@ -246,7 +251,7 @@ def decode_steps():
             f"A decode step of {name} on {ranks} H100, ms",
             [
                 "batch",
-                *(f"{share:.0%} of the blocks" for share in DEPTHS),
+                *(f"{percent(share)} of the blocks" for share in DEPTHS),
                 "full over half",
                 "of a full step: blocks",
                 "KV",
@@ -260,7 +265,7 @@ def decode_steps():
                     *(ms(one["total"]) for one in cells.values()),
                     f"{cells['1.0']['total'] / cells['0.5']['total']:.2f}",
                     *(
-                        f"{cells['1.0'][part] / cells['1.0']['total']:.0%}"
+                        percent(cells["1.0"][part] / cells["1.0"]["total"])
                         for part in ("linear", "attention", "head", "reduce", "fixed")
                     ),
                 ]
@@ -292,7 +297,7 @@ def prefills():
             }
     table(
         "A prompt alone, ms",
-        ["", "tokens", *(f"{share:.0%}" for share in DEPTHS), "full over half"],
+        ["", "tokens", *(percent(share) for share in DEPTHS), "full over half"],
         [
             [
                 name,
@@ -345,7 +350,7 @@ def grouping():
                 name,
                 batch,
                 *(ms(seconds) for seconds in cells.values()),
-                f"{1 - cells['grouped'] / cells['mixed_nested']:.0%}",
+                percent(1 - cells["grouped"] / cells["mixed_nested"]),
             ]
             for name, by_batch in found.items()
             for batch, cells in by_batch.items()
@@ -410,17 +415,17 @@ def fleet(rate=10_000):
     for name, ranks in GROUPS.items():
         for itl_s in ITLS_S:
             cells = {
-                f"{share:.0%}": gpus_for(MODELS[name], ranks, (share,), itl_s, rate)
+                percent(share): gpus_for(MODELS[name], ranks, (share,), itl_s, rate)
                 for share in DEPTHS
             }
             cells["mixed"] = gpus_for(MODELS[name], ranks, CLASSES, itl_s, rate)
-            parted = sum(cells[f"{share:.0%}"]["gpus"] for share in CLASSES) / len(CLASSES)
+            parted = sum(cells[percent(share)]["gpus"] for share in CLASSES) / len(CLASSES)
             found[f"{name}, {1e3 * itl_s:.0f} ms"] = cells | {"grouped": {"gpus": parted}}
     table(
         f"GPUs for {rate:,} requests a second, {PROMPT} tokens in and {ANSWER} out",
         [
             "",
-            *(f"all at {share:.0%}" for share in DEPTHS),
+            *(f"all at {percent(share)}" for share in DEPTHS),
             "50, 75 and 100 % mixed",
             "a group for each class",
             "answers at once, at 100 %",
@@ -432,10 +437,10 @@ def fleet(rate=10_000):
             [
                 what,
                 *(f"{math.ceil(one['gpus']):,}" for one in cells.values()),
-                cells["100%"]["rows"],
-                cells["50%"]["rows"],
-                ms(cells["100%"]["prompt_s"]),
-                ms(cells["100%"]["answer_s"]),
+                cells["100 %"]["rows"],
+                cells["50 %"]["rows"],
+                ms(cells["100 %"]["prompt_s"]),
+                ms(cells["100 %"]["answer_s"]),
             ]
             for what, cells in found.items()
         ],
