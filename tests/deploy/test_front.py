@@ -132,7 +132,9 @@ def test_a_stream_passes_through_piece_by_piece_and_who_leaves_is_cancelled():
         whole = ask(client, 0.5, max_tokens=20)
         assert whole.json()["usage"]["completion_tokens"] == 20
         with client.stream("POST", "/v1/completions", json=body | {"max_tokens": 200}) as answer:
-            next(answer.iter_lines())
+            assert by(answer) == "shallow"
+            lines = answer.iter_lines()  # when it is gone, so is the connection
+            assert next(lines).startswith("data: ")
             assert front._places[0].in_flight == 1
         until(lambda: shallow.engine.in_flight == 0 and len(shallow.engine.cancelled) == 1)
         until(lambda: front._places[0].in_flight == 0)
