@@ -546,14 +546,9 @@ def checked(engine, beside):
     return {"machine": constants, "rows": rows}
 
 
-def main():
-    """Compute, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, help="record to write; without it tables alone")
-    args = parser.parse_args()
-    results = {
+def compute():
+    """Every table, shown, and its figures."""
+    return {
         "sizes": sizes(),
         "decode": decode_steps(),
         "prefill": prefills(),
@@ -563,6 +558,16 @@ def main():
             ROOT / "results" / "engine.json", ROOT / "results" / "beside-others.json"
         ),
     }
+
+
+def main():
+    """Compute, show, record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="record to write; without it tables alone")
+    args = parser.parse_args()
+    results = compute()
     if args.out is not None:
         config = {"gpu": asdict(H100), "models": {n: asdict(m) for n, m in MODELS.items()}}
         config |= {"context": CONTEXT, "prompt": PROMPT, "answer": ANSWER, "itls_s": ITLS_S}

@@ -1,6 +1,7 @@
 """The arithmetic of scaling out, worked by hand, and what a simulation of replicas must keep."""
 
 import copy
+import json
 import random
 import statistics
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from buddy.depth.cost import ModelShape
+from buddy.records import read_record
 from buddy.serving.cost import StepShape
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+PAGE = ROOT / "docs" / "scaling.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +29,34 @@ def scripts():
         yield scaling, balancing
         for name in ("balancing", "scaling"):
             del sys.modules[name]
+
+
+def tables(said):
+    """The tables that were printed, each with its title."""
+    return [f"**{one.strip()}" for one in said.split("\n**")[1:]]
+
+
+def test_the_page_and_the_record_have_what_the_script_computes(scripts, capsys):
+    scaling, _ = scripts
+    found = scaling.compute()
+    record = read_record(ROOT / "results" / "scaling" / "arithmetic.json")
+    assert json.loads(json.dumps(found)) == record["results"]
+    page, made = PAGE.read_text(), tables(capsys.readouterr().out)
+    assert len(made) == 7
+    for one in made:
+        assert one in page
+
+
+def test_the_page_has_what_the_record_of_the_simulation_says(scripts, capsys):
+    _, balancing = scripts
+    record = read_record(ROOT / "results" / "scaling" / "balancing.json")
+    for name in balancing.CASES:
+        balancing.show(name, record["results"][name])
+    balancing.show_checked(record["results"]["checked"])
+    page, made = PAGE.read_text(), tables(capsys.readouterr().out)
+    assert len(made) == 5
+    for one in made:
+        assert one in page
 
 
 TINY = ModelShape(
