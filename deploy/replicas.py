@@ -226,8 +226,10 @@ class Server:
         self._stop()  # Ray Serve deletes an actor's object before it ends the actor
 
     async def _start(self) -> None:
-        filled = {"host": self._config.server_host, "port": str(self._replica.port)}
-        command = [part.format_map(filled) for part in self._replica.command]
+        host, port = self._config.server_host, str(self._replica.port)
+        command = [
+            part.replace("{host}", host).replace("{port}", port) for part in self._replica.command
+        ]
         if program := shutil.which("setpriv"):  # on Linux it ends with this actor, killed or not
             command = [program, "--pdeathsig", "TERM", "--", *command]
         # From the actor's own thread, which lives as long as the actor: the signal is the thread's.
@@ -302,7 +304,7 @@ class Front:
     async def __init__(self, config: Config, servers: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._config, self._servers = config, servers
         self._places = [Place(name, blocks) for name, blocks in config.classes.items()]
-        self._session = _session()
+        self._session, self._restarting = _session(), asyncio.Lock()
         self._watches = [asyncio.create_task(self._watch(place)) for place in self._places]
 
     async def __call__(self, request: Any) -> Any:
@@ -344,21 +346,25 @@ class Front:
         Raises:
             RuntimeError: No other server is ready to answer meanwhile, or one does not come back.
         """
-        for place in self._places:
-            if not any(one.is_ready for one in self._places if one is not place):
-                raise RuntimeError(
-                    f"server {place.name} is not restarted: no other one would answer meanwhile"
-                )
-            place.is_out = True
-            try:
-                end = time.monotonic() + self._config.drain_s
-                while place.in_flight and time.monotonic() < end:
-                    await asyncio.sleep(0.05)
-                await self._servers[place.name].restart.remote()
-                place.is_ready = await self._look(place)
-            finally:
-                place.is_out = False
+        async with self._restarting:
+            for place in self._places:
+                await self._restart(place)
         return [place.name for place in self._places]
+
+    async def _restart(self, place: Place) -> None:
+        if not any(one.is_ready for one in self._places if one is not place):
+            raise RuntimeError(
+                f"server {place.name} is not restarted: no other one would answer meanwhile"
+            )
+        place.is_out = True
+        try:
+            end = time.monotonic() + self._config.drain_s
+            while place.in_flight and time.monotonic() < end:
+                await asyncio.sleep(0.05)
+            await self._servers[place.name].restart.remote()
+            place.is_ready = await self._look(place)
+        finally:
+            place.is_out = False
 
     async def _ask(self, place: Place, request: Any, content: bytes) -> Any:
         """The beginning of a server's answer, or None where it served nothing."""
@@ -475,7 +481,8 @@ def up(path: Path) -> None:
     config = Config.read(path)
     ray.init()  # a cluster that RAY_ADDRESS names, or one of this machine
     serve.start(http_options={"host": config.host, "port": config.port, "request_timeout_s": None})
-    serve.run(build(config), name=APP)
+    # The servers log requests themselves.
+    serve.run(build(config), name=APP, logging_config={"enable_access_log": False})
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set handlers of its own
         signal.signal(number, lambda *_: ended.set())
