@@ -407,8 +407,9 @@ class Front:
         if place.url is not None and await _answers(self._session, place.url + self._config.ready):
             return True
         with suppress(Exception):  # its actor is gone or is being made: there is no address
-            place.url = await asyncio.wait_for(self._servers[place.name].url.remote(), _ASK_S)
-            return await _answers(self._session, place.url + self._config.ready)
+            url = str(await asyncio.wait_for(self._servers[place.name].url.remote(), _ASK_S))
+            place.url = url
+            return await _answers(self._session, url + self._config.ready)
         return False
 
 
