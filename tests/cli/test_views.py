@@ -1,6 +1,7 @@
 """What the terminal shows: numbers stay whole at any width, files hold no ANSI, lines stay few."""
 
 import io
+import logging
 import re
 import sys
 
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from buddy.cli import eval_run
 from buddy.cli.commands import eval_answers, eval_rouge
-from buddy.cli.main import main
+from buddy.cli.main import _logged_to_stderr, main
 from buddy.cli.views import display
 from buddy.cli.views.bars import Bars
 from buddy.cli.views.speed_table import show_speed
@@ -194,3 +195,16 @@ def test_help_reads_well_at_80_columns(monkeypatch, capsys, command):
     listed = out.partition("Commands:")[2]
     assert "..." not in listed
     assert not re.search(r"[\u2500-\u257f\x1b]", out)
+
+
+def test_what_was_not_foreseen_is_logged_with_where_it_happened(capsys):
+    log = logging.getLogger("buddy")
+    with _logged_to_stderr():
+        log.warning("one line")
+        try:
+            (-1).to_bytes()
+        except OverflowError:
+            log.exception("the engine has failed")
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == ["one line", "the engine has failed", "Traceback (most recent call last):"]
+    assert said[-1].startswith("OverflowError: ")

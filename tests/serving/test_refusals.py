@@ -78,6 +78,7 @@ FIELDS = [
     ("chat", {"presence_penalty": 3}, "presence_penalty"),
     ("chat", {"frequency_penalty": "a"}, "frequency_penalty"),
     ("chat", {"repetition_penalty": 0}, "repetition_penalty"),
+    ("chat", {"repetition_penalty": 5e-324}, "repetition_penalty"),
     ("chat", {"logit_bias": {"w": 1}}, "logit_bias"),
     ("chat", {"logit_bias": {"97": 1}}, "logit_bias"),
     ("chat", {"logit_bias": {"-1": 1}}, "logit_bias"),

@@ -177,6 +177,18 @@ def test_logits_that_are_no_numbers_are_told_of_alone(value, temperature):
     assert "not finite" in found[1].error
 
 
+def test_numbers_too_small_for_float32_hurt_nobody():
+    logits = logits_of(3)
+    for one in (Sampling(temperature=5e-324), Sampling(temperature=1.0, top_p=5e-324)):
+        pickers = [Picker(one, [1, 2], V), Picker(Sampling(temperature=0.0), [1], V)]
+        assert [got.token for got in pick(logits[:2], pickers)] == logits[:2].argmax(-1).tolist()
+    beside = Picker(Sampling(temperature=0.0), [1], V)
+    broken = Picker(Sampling(temperature=0.0, repetition_penalty=5e-324), [1, 2], V)
+    found = pick(logits, [beside, broken, beside])
+    assert found[1].error is not None
+    assert [found[0].token, found[2].token] == logits[[0, 2]].argmax(-1).tolist()
+
+
 def test_any_temperature_is_safe():
     for temperature in (1e-40, 1e-8, 1e8):
         one = Picker(Sampling(temperature=temperature, seed=1, top_p=0.9), [0], V)

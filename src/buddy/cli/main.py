@@ -62,7 +62,7 @@ class _ToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr is not None:  # it may be closed
-            sys.stderr.write(f"{record.getMessage()}\n")
+            sys.stderr.write(f"{self.format(record)}\n")  # with what went wrong, where it is told
 
 
 def main() -> None:

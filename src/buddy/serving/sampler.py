@@ -4,6 +4,7 @@ The order is that of transformers' processors: penalties and bias, the grammar, 
 top_p, min_p. What a row draws depends on its own logits and generator alone.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from buddy.serving.request import Sampling, TokenLogprobs
 
 _CANDIDATES: Final = 1024
 """Tokens that nearly every nucleus is within; where one is not, all are sorted."""
+_LOG: Final = logging.getLogger("buddy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Picker:
 def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list[Picked]:
     """Choose the next token of each row; the pickers are not told of it.
 
-    A row whose logits are NaN, or that can choose nothing, has an error; others go on.
+    A row whose logits are NaN, or that can choose nothing, has an error; others go on. So they do
+    whatever goes wrong with a row's own penalties, bias or grammar.
 
     Args:
         logits: Of each row; float32 or narrower.
@@ -138,10 +141,15 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
                 told[row] = logits[row].log_softmax(-1)
             if one.grammar is not None:
                 logits[row].masked_fill_(one.grammar.forbidden(), -math.inf)
-                if not math.isfinite(float(logits[row].max())):
-                    raise ModelError("no token may follow: the grammar and logit_bias exclude all")
+            if one.changes and not math.isfinite(float(logits[row].max())):
+                raise ModelError(
+                    "no token may follow: the penalties, the grammar and logit_bias leave none"
+                )
         except BuddyError as error:
             errors[row] = str(error)
+        except Exception:  # what one row asks for must hurt nobody else
+            _LOG.exception("no token can be chosen for a row")
+            errors[row] = "no token can be chosen with these sampling parameters"
     good = [row for row in range(len(pickers)) if row not in errors]
     tokens: dict[int, int] = dict(enumerate(logits.argmax(-1).tolist()))
     drawing = [row for row in good if not pickers[row].is_greedy]
@@ -238,6 +246,7 @@ def _cooled(
 ) -> Float[Tensor, "rows vocab"]:
     """Logits over the temperature, the best of each row at 0, so that any temperature is safe."""
     heat = torch.tensor([one.temperature for one in samplings])[:, None]
+    heat.clamp_(min=torch.finfo(heat.dtype).tiny)
     return (logits - logits.amax(-1, keepdim=True)) / heat
 
 

@@ -98,7 +98,7 @@ class Asked(_Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     """From token ids, written as strings."""
     seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
