@@ -38,9 +38,10 @@ def test_200_disconnects_streaming_and_not_free_every_request():
             body = {"prompt": "w9", "max_tokens": 250, "stream": number % 2 == 0, "n": 1}
             one.sendall(post(body))
             made.append(one)
-            if draw.random() < 0.5:
+            if draw.random() < 0.5:  # one that leaves before it was heard would be none
+                until(lambda sent=number + 1: len(running.engine.seen) == sent)
                 _leave(made.pop(draw.randrange(len(made))), draw)
-        until(lambda: len(running.engine.seen) >= 190)
+        until(lambda: len(running.engine.seen) == 200)
         for one in made:
             _leave(one, draw)
         until(lambda: running.engine.in_flight == 0 and not running.service.under_way)
