@@ -104,7 +104,7 @@ def test_a_prior_that_nobody_measured_is_measured_for_the_export(planner, tmp_pa
         assert (
             read.plan(0.5, ids[0].tolist()).blocks == (model(ids, budget=0.5).plan.executed_sets[0])
         )
-    assert "prior" in load_file(tmp_path / "out" / "routing.safetensors")
+    assert "prior" in load_file(tmp_path / "out" / "buddy" / "routing.safetensors")
 
 
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2.5"])
@@ -144,13 +144,13 @@ def test_the_revision_stands_for_every_file(tmp_path):
     assert other.revision != first.revision
     said = json.loads((tmp_path / "a" / EXPORT_MANIFEST).read_text())
     assert said["revision"] == other.revision
-    held = {path.name for path in (tmp_path / "a").iterdir()}
-    assert set(said["files"]) == held - {EXPORT_MANIFEST}
-    assert {path.suffix for path in (tmp_path / "a").iterdir()} <= {
-        ".json",
-        ".safetensors",
-        ".jinja",
+    held = {
+        path.relative_to(tmp_path / "a").as_posix()
+        for path in (tmp_path / "a").rglob("*")
+        if path.is_file()
     }
+    assert set(said["files"]) == held - {EXPORT_MANIFEST}
+    assert {Path(name).suffix for name in held} <= {".json", ".safetensors", ".jinja"}
 
 
 def test_what_is_there_stays_where_an_export_fails(tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_a_damaged_export_is_refused_when_it_is_read(damage, planner, tmp_path):
     folder = exported(tiny_buddy(policy="static:4,2,1,3"), tmp_path / "out")
     said = json.loads((folder / EXPORT_MANIFEST).read_text())
     if damage == "tables":
-        path = folder / "routing.safetensors"
+        path = folder / "buddy" / "routing.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
         says = "has changed since the export"
     elif damage == "order":
@@ -223,7 +223,7 @@ def test_the_command_writes_what_the_library_does(tmp_path):
     assert done.exit_code == 0
     assert done.stdout == f"{tmp_path / 'out'}\n"
     assert "6 blocks · trained router · budget auto" in done.stderr
-    tables = load_file(tmp_path / "out" / "routing.safetensors")
+    tables = load_file(tmp_path / "out" / "buddy" / "routing.safetensors")
     assert tables["router.table"].shape == (VOCAB, 32)
     shutil.rmtree(tmp_path / "out")
     done = CliRunner().invoke(app, [*arguments, "--policy", "random:1"])

@@ -40,8 +40,10 @@ def write_export(folder, *, family="llama", policy="static", predictor=False, we
     if weights:
         save_weights(_weights(family, seed), folder / "model.safetensors", {"format": "pt"})
     tensors = _tables(seed, predictor=predictor, routed=policy == "routed")
-    save_file(tensors, folder / "routing.safetensors")
-    content = (folder / "routing.safetensors").read_bytes()
+    routing = folder / "buddy" / "routing.safetensors"
+    routing.parent.mkdir(exist_ok=True)
+    save_file(tensors, routing)
+    content = routing.read_bytes()
     listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     said = {
         "format": 1,
@@ -51,7 +53,7 @@ def write_export(folder, *, family="llama", policy="static", predictor=False, we
         "order": list(ORDER) if policy == "static" else None,
         "router": {"decay": 1.0} if policy == "routed" else None,
         "predictor": {"decay": 1.0, "least_blocks": 3} if predictor else None,
-        "files": {"routing.safetensors": listed},
+        "files": {"buddy/routing.safetensors": listed},
         "revision": f"{family}-{policy}-{seed}",
     }
     (folder / "buddy-export.json").write_text(json.dumps(said))

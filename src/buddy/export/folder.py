@@ -1,10 +1,13 @@
 """A folder that vLLM serves with the plugin of `packages/buddy-vllm`. Safetensors and JSON only.
 
-config.json           transformers' own, with the plugin's class among its architectures
-model*.safetensors    the weights, an adapter merged into them
-tokenizer files, generation_config.json, README.md (the model card, if any)
-routing.safetensors   token tables, heads and prior; see `export.routing`
-buddy-export.json     how blocks are chosen, each file's size and SHA-256, and a revision
+    config.json           transformers' own, with the plugin's class among its architectures
+    model*.safetensors    the weights, an adapter merged into them
+    tokenizer files, generation_config.json, README.md (the model card, if any)
+    buddy-export.json     how blocks are chosen, each file's size and SHA-256, and a revision
+    buddy/routing.safetensors   token tables, heads and prior; see `export.routing`
+
+vLLM takes every safetensors of the folder itself for weights, so the tables lie in one of their
+own.
 """
 
 import hashlib
@@ -28,7 +31,7 @@ from buddy.model import BuddyForCausalLM
 
 EXPORT_MANIFEST: Final = "buddy-export.json"
 FORMAT: Final = 1
-ROUTING: Final = "routing.safetensors"
+ROUTING: Final = "buddy/routing.safetensors"
 ARCHITECTURES: Final = {"llama": "BuddyLlamaForCausalLM", "qwen2": "BuddyQwen2ForCausalLM"}
 """The plugin's class for each family that it serves."""
 
@@ -162,6 +165,7 @@ def _write(
     routing = export_routing(model)
     # A file of no tensors is no safetensors that every reader takes.
     tensors = routing.tensors or {"prior": model.backbone.embedding.weight.new_zeros(0).float()}
+    (folder / ROUTING).parent.mkdir()
     save_file(tensors, folder / ROUTING)
     contents = {
         "format": FORMAT,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from buddy_vllm.errors import ExportError
 
 MANIFEST: Final = "buddy-export.json"
-ROUTING: Final = "routing.safetensors"
+ROUTING: Final = "buddy/routing.safetensors"
 FORMAT: Final = 1
 
 
