@@ -18,7 +18,7 @@ _SIZES = {
     "num_hidden_layers": NUM_BLOCKS,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 16384,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
@@ -100,3 +100,15 @@ def _weights(family, seed):
             if family == "qwen2" and one[-6:] in ("q_proj", "k_proj", "v_proj"):
                 made[f"{name}.{one}.bias"] = vector(rows)
     return made
+
+
+def write_tokenizer(folder):
+    """Words w0 ... w511, each one token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w2"))
+    made.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0").save_pretrained(folder)

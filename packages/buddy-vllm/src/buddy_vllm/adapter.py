@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from buddy_vllm.batch import Attention, Batch
+from buddy_vllm.batch import Batch, Group
 from buddy_vllm.errors import UnsupportedError
 
 MINOR: Final = "0.32"
@@ -57,7 +57,8 @@ def invalid(message: str, parameter: str) -> Exception:
     """What to raise in the front end, so that a request is answered by HTTP 400."""
     from vllm.exceptions import VLLMValidationError
 
-    return VLLMValidationError(message, parameter=parameter)
+    made: Exception = VLLMValidationError(message, parameter=parameter)
+    return made
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -220,7 +221,7 @@ def record_metadata() -> None:
     _replace(AttentionGroup, "build_metadata", with_memory)
 
 
-class GroupedAttention(Attention):
+class GroupedAttention:
     """Metadata for some requests, made by the backend's own builder.
 
     Args:
@@ -231,17 +232,16 @@ class GroupedAttention(Attention):
         flat = [group for row in groups for group in row]
         self._group_of = {layer: group for group in flat for layer in group.layer_names}
 
-    def key(self, layer: str) -> int:
-        """Layers of one attention group share metadata."""
-        return id(self._group_of[layer])
-
-    def narrow(
-        self, layer: str, requests: NDArray[np.int64], tokens: torch.Tensor
-    ) -> tuple[Any, torch.Tensor]:
-        """Metadata and cache slots of a layer for some requests alone."""
-        group = self._group_of[layer]
-        chosen = narrow_common(group._buddy_common, requests, tokens)
-        return group.build_metadata.__wrapped__(group, chosen), chosen.slot_mapping
+    def only(self, layer: Any, group: Group) -> AbstractContextManager[None]:
+        """While it is open, a layer attends for these requests alone."""
+        name = layer.self_attn.attn.layer_name
+        made_by = self._group_of[name]
+        # Layers of one attention group share metadata.
+        if id(made_by) not in group.kept:
+            common = narrow_common(made_by._buddy_common, group.requests, group.tokens)
+            metadata = made_by.build_metadata.__wrapped__(made_by, common)
+            group.kept[id(made_by)] = metadata, common.slot_mapping
+        return _attending(name, *group.kept[id(made_by)])
 
 
 def narrow_common(common: Any, requests: NDArray[np.int64], tokens: torch.Tensor) -> Any:
@@ -284,7 +284,7 @@ def narrow_common(common: Any, requests: NDArray[np.int64], tokens: torch.Tensor
 
 
 @contextmanager
-def attending(layer: str, metadata: Any, slots: torch.Tensor) -> Iterator[None]:
+def _attending(layer: str, metadata: Any, slots: torch.Tensor) -> Iterator[None]:
     """Have a layer attend with other metadata and slots while the block is left open."""
     from vllm.forward_context import get_forward_context
 

@@ -4,7 +4,8 @@ Tokens of all requests lie flat, those of one side by side.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -36,34 +37,22 @@ class Group:
     Attributes:
         requests: Their places in the batch, ascending.
         tokens: Places of their tokens, on the model's device.
+        kept: What `Attention` has made for them.
     """
 
-    __slots__ = ("_narrowed", "requests", "tokens")
+    __slots__ = ("kept", "requests", "tokens")
 
     def __init__(self, requests: NDArray[np.int64], tokens: torch.Tensor) -> None:
         self.requests, self.tokens = requests, tokens
-        self._narrowed: dict[int, tuple[Any, torch.Tensor]] = {}
-
-    def narrowed(self, layer: str, source: "Attention") -> tuple[Any, torch.Tensor]:
-        """Metadata and slots of these requests for a layer; layers of one builder share them."""
-        key = source.key(layer)
-        if key not in self._narrowed:
-            self._narrowed[key] = source.narrow(layer, self.requests, self.tokens)
-        return self._narrowed[key]
+        self.kept: dict[int, Any] = {}
 
 
-class Attention:
+class Attention(Protocol):
     """Where a pass has its attention metadata from; a runner makes one for each batch."""
 
-    def key(self, layer: str) -> int:
-        """The same for layers that can share metadata."""
-        raise NotImplementedError
-
-    def narrow(
-        self, layer: str, requests: NDArray[np.int64], tokens: torch.Tensor
-    ) -> tuple[Any, torch.Tensor]:
-        """Metadata and cache slots of a layer for some requests alone."""
-        raise NotImplementedError
+    def only(self, layer: Any, group: Group) -> AbstractContextManager[None]:
+        """While it is open, a layer attends for these requests alone."""
+        ...
 
 
 class Batch:

@@ -41,8 +41,9 @@ def read_budget(value: object, num_blocks: int, least: int = LEAST_BLOCKS) -> in
             raise _unreadable(value)
         exact = Fraction(share[1]) / (100 if share[2] else 1)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise _unreadable(value)
+        # A float is the decimal that was written.
         exact = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
     else:
         raise _unreadable(value)

@@ -123,7 +123,9 @@ def _check(made: Export) -> None:
         table, offset = made.tensors[f"{part}.table"], made.tensors[f"{part}.offset"]
         up = made.tensors.get(f"{part}.up")
         width = table.shape[1]
-        wanted = [(offset.shape, (made.num_blocks - 2,))]
+        wanted: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+            (offset.shape, (made.num_blocks - 2,))
+        ]
         if up is not None:
             wanted += [(up.shape, (made.num_blocks - 2, width))]
             wanted += [(made.tensors[f"{part}.bias"].shape, (width,))]

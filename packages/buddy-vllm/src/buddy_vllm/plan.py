@@ -69,8 +69,9 @@ class Head:
             share = self.decay ** np.arange(len(ids) - 1, -1, -1, dtype=np.float64)
             total, weight = share @ self.table[ids].astype(np.float64), float(share.sum())
         x: NDArray[np.float32] = (total / max(weight, 1e-12)).astype(np.float32)
-        if self.up is None:
-            return x + self.offset
+        if self.up is None or self.bias is None:
+            pooled: NDArray[np.float32] = x + self.offset
+            return pooled
         if self.last is not None:
             x = x + self.last[ids[-1]]
         x = x + self.bias

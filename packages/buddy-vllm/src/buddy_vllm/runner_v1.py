@@ -40,6 +40,7 @@ def note(runner: Any, batch: Batch) -> None:
     The sums are of this rank's own blocks. What is computed again after a preemption counts again.
     """
     tally: dict[str, int] = runner.__dict__.setdefault("buddy_tally", {})
+    runner.buddy_total = getattr(runner, "buddy_total", 0) + int(batch.executed.sum())
     ids, _, _ = adapter.v1_requests(runner)
     for one, executed in zip(ids, batch.executed.tolist(), strict=True):
         tally[one] = tally.get(one, 0) + executed
