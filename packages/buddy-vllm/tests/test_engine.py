@@ -8,6 +8,7 @@ import os
 import random
 
 import pytest
+
 from engines import run_engine
 from exported import NUM_BLOCKS, ORDER, VOCAB, write_export
 

@@ -77,8 +77,8 @@ class Batch:
         self.executed = np.zeros(len(runs), np.int64)
         """Blocks times tokens that ran, by request; counted where they run."""
         self._starts = np.cumsum(self.counts) - self.counts
-        self._everywhere = runs.all(0)
-        self._somewhere = runs.any(0)
+        self._everywhere: list[bool] = np.all(runs, axis=0).tolist()
+        self._somewhere: list[bool] = np.any(runs, axis=0).tolist()
         self._groups: dict[bytes, Group] = {}
 
     @classmethod

@@ -24,7 +24,11 @@ class BuddyEndpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Put the wrapped handlers in the place of vLLM's."""
         for route in list(app.routes):
-            if isinstance(route, APIRoute) and route.path in PATHS and "POST" in route.methods:
+            if (
+                isinstance(route, APIRoute)
+                and route.path in PATHS
+                and "POST" in (route.methods or ())
+            ):
                 app.add_api_route(
                     route.path,
                     accounted(route.endpoint),
