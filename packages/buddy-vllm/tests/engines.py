@@ -52,7 +52,7 @@ def run_engine(model, work, batches, *, plain=None, ranks=1, **options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return json.loads(said.read_text())

@@ -58,7 +58,7 @@ def server(model, tmp_path_factory):
             command(model, *arguments), env=settings(), stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        until = time.monotonic() + 400
+        until = time.monotonic() + 900
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{at}/health", timeout=5)
@@ -116,6 +116,15 @@ def test_a_budget_that_cannot_be_read_or_spent_is_400(server):
     status, said = post(at, with_budget('"7 blocks"'))
     assert "expected 3 to 6 blocks" in said
     assert post(at, body())[0] == 200
+
+
+def test_a_beam_search_has_no_budget(server):
+    at, _, _ = server
+    beam = {"use_beam_search": True, "n": 2}
+    status, said = post(at, body(**beam, vllm_xargs={"budget": 0.5}))
+    assert status == 400
+    assert "a beam search has no budget" in said
+    assert post(at, body(**beam))[0] == 200
 
 
 def test_a_budget_that_can_is_served_and_the_usage_says_what_ran(server):
@@ -234,7 +243,7 @@ def test_what_is_not_served_is_refused_at_start(model, arguments, changes, says)
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode != 0
     said = done.stdout + done.stderr

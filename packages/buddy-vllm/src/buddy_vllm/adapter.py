@@ -146,6 +146,28 @@ def wrap_front_end(
     _replace(InputProcessor, "process_inputs", with_admission)
 
 
+def wrap_beam_search(check: Callable[[Any], None]) -> None:
+    """Have each HTTP request for a beam search pass `check`, which may raise `invalid`.
+
+    A beam's steps are requests that vLLM makes itself, and what came with the first is not in them.
+
+    Args:
+        check: Given the request's `vllm_xargs`.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    def with_check(original: Any) -> Any:
+        def to_beam_search_params(self: Any, *args: Any, **options: Any) -> Any:
+            check(self.vllm_xargs)
+            return original(self, *args, **options)
+
+        return to_beam_search_params
+
+    for kind in (ChatCompletionRequest, CompletionRequest):
+        _replace(kind, "to_beam_search_params", with_check)
+
+
 def with_plan(request: Any, extra: dict[str, Any], salt: str) -> Any:
     """The request with something more in its `extra_args`, and another salt of its cache.
 
@@ -321,7 +343,19 @@ def wrap_v1_runner(batch_of: Callable[[Any], Batch | None], ran: Callable[..., N
 
         return _model_forward
 
+    def with_buffers(original: Any) -> Any:
+        def sync_and_gather_intermediate_tensors(self: Any, *args: Any, **options: Any) -> Any:
+            # A dummy run makes them, and on a CPU it is left out where the cache has a given size.
+            if self.intermediate_tensors is None:
+                self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                    batch_size=self.max_num_tokens, dtype=self.dtype, device=self.device
+                )
+            return original(self, *args, **options)
+
+        return sync_and_gather_intermediate_tensors
+
     _replace(GPUModelRunner, "_model_forward", with_batch)
+    _replace(GPUModelRunner, "sync_and_gather_intermediate_tensors", with_buffers)
 
 
 def v1_requests(runner: Any) -> tuple[list[str], list[Any], NDArray[np.int64]]:

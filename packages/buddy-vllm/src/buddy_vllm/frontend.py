@@ -27,6 +27,7 @@ def begin(vllm_config: Any) -> Planner | None:
     """
     if not adapter.is_ours(vllm_config):
         return None
+    adapter.wrap_beam_search(refuse_budget)
     return Planner.of_folder(adapter.model_folder(vllm_config))
 
 
@@ -59,6 +60,16 @@ def admit(planner: Planner, request: Any, is_partial: bool) -> Any:
     return adapter.with_plan(request, said, salt)
 
 
+def refuse_budget(extra: Any) -> None:
+    """Refuse a budget for what is not planned: a beam search runs at full depth.
+
+    Raises:
+        VLLMValidationError: There is a budget among the request's `vllm_xargs`.
+    """
+    if BUDGET in (extra or {}):
+        raise adapter.invalid("a beam search has no budget: leave one of the two out", BUDGET)
+
+
 def open_account(request: Any, kept: Any) -> Account | None:
     """The account of an answer that begins; None for a model that is not ours.
 
@@ -83,5 +94,8 @@ def close_account(account: Account, fed: int, output: Any) -> None:
     account.open -= 1
     account.tokens += fed
     totals.add(account, fed)
+    adapter.logger().debug(
+        "an answer ran %d of %d blocks over %d tokens", account.blocks, account.num_blocks, fed
+    )
     if output is not None:
         output.buddy = account.report()

@@ -1,5 +1,6 @@
 """`buddy export`: a folder that vLLM serves under a budget for each request."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,19 @@ from buddy.cli import options
 def export(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier export is replaced.")],
-    policy: options.Policy = None,
+    policy: Annotated[
+        str | None,
+        options.checked(
+            options.check_policy_spec,
+            help="routed (a plan for each prompt), static, or static:12,11,20. The model's own.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a model for vLLM with the plugin buddy-vllm: weights, token tables, one manifest.
+    """Write a model for vLLM, which serves it by budgets.
 
-    With `routed` each prompt has its own plan; with `static` plans are nested, so that a batch of
-    mixed budgets costs what its deepest request does.
+    vLLM needs the plugin buddy-vllm, in an environment of its own. With `routed` each prompt has
+    its own plan; with `static` plans are nested, so that a batch of mixed budgets costs what its
+    deepest request does.
     """
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import fetch_progress, stderr
@@ -41,5 +49,6 @@ def export(
         style="dim",
         markup=False,
     )
-    console.print(f"revision {made.revision[:16]} · vllm serve {out} --enforce-eager", style="dim")
+    serve = shlex.join(["vllm", "serve", str(out), "--enforce-eager"])
+    console.print(f"revision {made.revision[:16]} · {serve}", style="dim", markup=False)
     sys.stdout.write(f"{out}\n")
