@@ -144,7 +144,7 @@ def test_a_budget_that_can_is_served_and_the_usage_says_what_ran(server):
 
 def test_several_prompts_answers_and_a_stream_say_what_ran(server):
     at, _, _ = server
-    both = body(["w5 w9", "w77 w3 w8"], vllm_xargs={"budget": "4 blocks"}, n=2)
+    both = body(["w5 w9", "w77 w3 w8"], vllm_xargs={"budget": "4 blocks"}, n=2, temperature=1)
     ran = json.loads(post(at, both)[1])["usage"]["buddy"]
     assert ran["blocks"] == 4
     assert ran["blocks_executed"] >= 4 * 4 * 4
@@ -183,12 +183,12 @@ def test_metrics_count_blocks(server):
 
 
 async def hostile(at, kind, row):
-    """One request of some kind; its status, or None where the client left first."""
-    long = " ".join(f"w{(row * 7 + i) % 500}" for i in range(8000))
+    """One request of some kind: its status, None where the client left first, and its answer."""
+    long = [2 + (row * 7 + i) % 500 for i in range(8000)]
     given = {
         "wrong": with_budget(WRONG[row % len(WRONG)]),
         "long": json.dumps(body(long, vllm_xargs={"budget": "3 blocks"})),
-        "too long": json.dumps(body(f"{long} {long}", vllm_xargs={"budget": 0.5})),
+        "too long": json.dumps(body(long + long, vllm_xargs={"budget": 0.5})),
         "left": json.dumps(body(stream=True, max_tokens=2000, vllm_xargs={"budget": "auto"})),
         "fine": json.dumps(body(f"w{row + 3} w9", vllm_xargs={"budget": 0.7})),
     }[kind].encode()
@@ -202,27 +202,27 @@ async def hostile(at, kind, row):
     if kind == "left":
         await asyncio.sleep(0.02 * (row % 20))
         writer.transport.abort()
-        return None
+        return None, ""
     answer = await reader.read()
     writer.close()
-    return int(answer.split(b" ", 2)[1])
+    return int(answer.split(b" ", 2)[1]), answer.decode()[-500:]
 
 
 def test_a_hundred_hostile_requests_leave_the_engine_alive(server):
-    at, log, process = server
+    at, _, process = server
     kinds = ["wrong"] * 45 + ["left"] * 20 + ["fine"] * 20 + ["too long"] * 9 + ["long"] * 6
     expected = {"wrong": 400, "left": None, "fine": 200, "too long": 400, "long": 200}
 
     async def all_at_once():
         order = [(kinds[(37 * row) % 100], row) for row in range(100)]
         done = await asyncio.gather(*(hostile(at, kind, row) for kind, row in order))
-        return [(kind, status) for (kind, _), status in zip(order, done, strict=True)]
+        return [(kind, *said) for (kind, _), said in zip(order, done, strict=True)]
 
     done = asyncio.run(all_at_once())
     assert len(done) == 100
-    assert {kind for kind, _ in done} == set(expected)
-    for kind, status in done:
-        assert status == expected[kind], (kind, status, log.read_text()[-3000:])
+    assert {kind for kind, _, _ in done} == set(expected)
+    for kind, status, said in done:
+        assert status == expected[kind], (kind, status, said)
     assert process.poll() is None
     assert post(at, body())[0] == 200
 
@@ -231,7 +231,12 @@ def test_a_hundred_hostile_requests_leave_the_engine_alive(server):
     ("arguments", "changes", "says"),
     [
         (["--no-enforce-eager"], {}, "set --enforce-eager"),
-        ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "unset VLLM_USE_RUST_FRONTEND"),
+        # Whatever stands for vLLM's own binary is not come to.
+        (
+            [],
+            {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": sys.executable},
+            "unset VLLM_USE_RUST_FRONTEND",
+        ),
         (["--enable-lora"], {}, "leave --enable-lora out"),
     ],
     ids=["compiled", "rust", "lora"],
