@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import stat
 import uuid
 from pathlib import Path
@@ -169,3 +170,26 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         staging.unlink(missing_ok=True)
+
+
+def swap_folder(staging: Path, folder: Path) -> None:
+    """Put a finished folder in place; what was there before stays until the new one is there.
+
+    Args:
+        staging: Finished, in the same parent folder.
+        folder: Where it goes.
+
+    Raises:
+        OSError: It cannot be renamed; what was there before is intact.
+    """
+    if not folder.exists():
+        os.replace(staging, folder)
+        return
+    old = staging.with_name(f"{staging.name}.old")
+    os.replace(folder, old)
+    try:
+        os.replace(staging, folder)
+    except OSError:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

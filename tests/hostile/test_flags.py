@@ -225,6 +225,9 @@ OTHERS = [
         "--depths 28 --answers {tmp}/no.jsonl",
         "no.jsonl cannot be read",
     ),
+    (["export", "smollm2-135m-buddy"], "--out {tmp}/x --policy random:1", "cannot be exported"),
+    (["export", "smollm2-135m-buddy"], "--out {text}", "holds what is no export of Buddy"),
+    (["export", "nonsense"], "--out {tmp}/x", "no model named 'nonsense'"),
     (["observe", "ranks", "smollm2-135m", "--out", "{out}", *TEXT], "--tokens 9000", "of 8192"),
     (
         ["observe", "ranks", "smollm2-135m", "--out", "{out}", *TEXT],

@@ -10,7 +10,6 @@ Every file's size and SHA-256 stand in buddy.json and are checked before anythin
 that could be read and is not listed there is refused.
 """
 
-import os
 import shutil
 import uuid
 from pathlib import Path
@@ -39,6 +38,7 @@ from buddy.engine.executors.choice import EngineName
 from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
+from buddy.files import swap_folder
 from buddy.hub.foreign import reason
 from buddy.hub.inside import user_path
 from buddy.hub.inspecting import model_without_weights
@@ -225,7 +225,7 @@ def save(
             )
         staging.mkdir(parents=True)
         _write(model, staging, include_backbone=include, tokenizer=tokenizer)
-        _swap(staging, folder)
+        swap_folder(staging, folder)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be written: {error}; what was there before is intact"
@@ -294,21 +294,6 @@ def _save_backbone(hf_model: Any, folder: Path) -> None:
         if ".lora_" not in name
     }
     base.save_pretrained(folder, state_dict=plain)
-
-
-def _swap(staging: Path, folder: Path) -> None:
-    """Put the finished folder in place; an older checkpoint stays until the new one is there."""
-    if not folder.exists():
-        os.replace(staging, folder)
-        return
-    old = staging.with_name(f"{staging.name}.old")
-    os.replace(folder, old)
-    try:
-        os.replace(staging, folder)
-    except OSError:
-        os.replace(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:

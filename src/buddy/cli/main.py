@@ -15,6 +15,7 @@ from buddy.cli.commands.bench import bench
 from buddy.cli.commands.chat import chat
 from buddy.cli.commands.data import data
 from buddy.cli.commands.evaluate import evaluate
+from buddy.cli.commands.export import export
 from buddy.cli.commands.generate import generate
 from buddy.cli.commands.importance import importance
 from buddy.cli.commands.info import info
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(serve)
+app.command()(export)
 app.add_typer(models, name="models")
 app.command()(info)
 app.command()(data)

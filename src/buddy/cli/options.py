@@ -103,7 +103,12 @@ def _check_quant(name: str) -> None:
     check_quantisation(name)
 
 
-def _check_policy(spec: str) -> None:
+def check_policy_spec(spec: str) -> None:
+    """Refuse what is a policy of no model.
+
+    Raises:
+        PolicyError: No such policy.
+    """
     from buddy.depth.policy import check_policy
 
     check_policy(spec)
@@ -112,7 +117,7 @@ def _check_policy(spec: str) -> None:
 def check_labelled_policy(text: str) -> None:
     """Refuse `SPEC` or `LABEL=SPEC` where the spec is no policy of any model."""
     _, equals, spec = text.partition("=")
-    _check_policy(spec if equals else text)
+    check_policy_spec(spec if equals else text)
 
 
 Model = Annotated[
@@ -172,7 +177,7 @@ Quant = Annotated[
 Policy = Annotated[
     str | None,
     checked(
-        _check_policy,
+        check_policy_spec,
         help="Who chooses the blocks: routed, static, static:12,11,20, random:SEED or full.",
     ),
 ]

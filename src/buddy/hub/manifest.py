@@ -48,7 +48,13 @@ class ListedFile:
 
 def write_files(folder: Path, contents: dict[str, Any]) -> None:
     """Write buddy.json over all files that the folder holds."""
-    files = {
+    manifest = {"format": FORMAT, **contents, "files": describe_files(folder)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of all files that the folder holds, by name."""
+    return {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
             "sha256": _digest(path),
@@ -56,8 +62,6 @@ def write_files(folder: Path, contents: dict[str, Any]) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": FORMAT, **contents, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def is_checkpoint(folder: Path) -> bool:

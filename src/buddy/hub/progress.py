@@ -6,9 +6,9 @@ Progress = Callable[[str, int, int | None], None]
 """Called as `on_progress(stage, done, total)`.
 
 Stages come in the order wait (another process holds the model), download, verify, extract, convert,
-measure; each may be absent, and a failed download may start again from zero. `done` and `total` are
-bytes, except in convert, where they are tensors, and in measure, where they are blocks run; `total`
-is None while it is not known.
+measure, export; each may be absent, and a failed download may start again from zero. `done` and
+`total` are bytes, except in convert, where they are tensors, and in measure, where they are blocks
+run; `total` is None while it is not known.
 """
 
 

@@ -24,6 +24,7 @@ _STAGES = {
     "extract": "Unpacking weights",
     "convert": "Converting to safetensors",
     "measure": "Measuring an order of the blocks",
+    "export": "Writing weights",
 }
 
 _UNLIMITED: Final = 100_000

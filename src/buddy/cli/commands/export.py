@@ -1,0 +1,54 @@
+"""`buddy export`: a folder that vLLM serves under a budget for each request."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buddy.cli import options
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier export is replaced.")],
+    policy: Annotated[
+        str | None,
+        options.checked(
+            options.check_policy_spec,
+            help="routed (a plan for each prompt), static, or static:12,11,20. The model's own.",
+        ),
+    ] = None,
+) -> None:
+    """Write a model for vLLM, which serves it by budgets.
+
+    vLLM needs the plugin buddy-vllm, in an environment of its own. With `routed` each prompt has
+    its own plan; with `static` plans are nested, so that a batch of mixed budgets costs what its
+    deepest request does.
+    """
+    from buddy.cli.loading import load_checked
+    from buddy.cli.views.display import fetch_progress, stderr
+    from buddy.export.folder import check_exportable, check_free, export_model
+    from buddy.hub.inside import user_path
+    from buddy.hub.loading import load_tokenizer
+
+    folder = user_path(out)
+    check_free(folder)
+    console = stderr()
+    loaded = load_checked(
+        model, check_exportable, console, policy=policy, merge_adapter=True, device="cpu"
+    )
+    with fetch_progress(console) as on_progress:
+        made = export_model(
+            loaded, folder, tokenizer=load_tokenizer(model), source=model, on_progress=on_progress
+        )
+    auto = "budget auto" if made.has_predictor else "no budget auto"
+    console.print(
+        f"{made.num_blocks} blocks · {made.policy} · {auto} · {made.num_bytes / 1e6:,.0f} MB",
+        style="dim",
+        markup=False,
+    )
+    serve = shlex.join(["vllm", "serve", str(out), "--enforce-eager"])
+    console.print(f"revision {made.revision[:16]} · {serve}", style="dim", markup=False)
+    sys.stdout.write(f"{out}\n")
