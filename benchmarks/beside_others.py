@@ -17,12 +17,12 @@ import itertools
 import json
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from turns import Engine, threads_of
 
 HERE = Path(__file__).resolve().parents[1]
 CASES = ("1x256", "8x256", "32x256")
@@ -171,54 +171,13 @@ def work(args):
         print(json.dumps(found), file=answers, flush=True)
 
 
-class Engine:
-    """A process that is stopped while it is not asked."""
-
-    def __init__(self, name, args, model):
-        own = environments(args)
-        python = own.get(name) or sys.executable
-        threads = str(args.threads)
-        cores = ",".join(map(str, range(args.threads)))
-        self._process = subprocess.Popen(
-            [python, __file__, *forwarded(args), "--work", name, "--model", model],
-            env={
-                **os.environ,
-                "PYTHONPATH": "" if name in own else str(HERE / "src"),
-                "OMP_NUM_THREADS": threads,
-                "VLLM_CPU_OMP_THREADS_BIND": cores,
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "HF_HUB_OFFLINE": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.facts = self._read()
-        self._signal(signal.SIGSTOP)
-
-    def ask(self, case):
-        """Seconds of a case."""
-        self._signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        found = self._read()
-        self._signal(signal.SIGSTOP)
-        return found
-
-    def end(self):
-        """Let the process go."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _read(self):
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit("an engine ended before it answered: its message is above")
-        return json.loads(line)
-
-    def _signal(self, which):
-        os.killpg(self._process.pid, which)
+def started(name, args, model):
+    """The process of an engine."""
+    own = environments(args)
+    python = own.get(name) or sys.executable
+    sources = {"PYTHONPATH": "" if name in own else str(HERE / "src")}
+    command = [python, __file__, *forwarded(args), "--work", name, "--model", model]
+    return Engine(command, {**sources, **threads_of(args.threads)})
 
 
 def environments(args):
@@ -265,7 +224,7 @@ def main():
     if (args.llama is None) != (args.gguf is None):
         sys.exit("llama.cpp needs both: expected --llama PYTHON and --gguf FILE")
     names = [name for name in ENGINES if own.get(name, "ours")]
-    engines = {name: Engine(name, args, folder) for name in names}
+    engines = {name: started(name, args, folder) for name in names}
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
     draw, seen = random.Random(0), {case: [] for case in cases}
     for number in range(args.rounds + 1):

@@ -7,6 +7,7 @@
     deadlines  answers that keep their time for a token, one at a time and three at once
     overload   three times what full depth can serve: who is refused, what the others get
     memory     resident memory over 10,000 short requests
+    ready      seconds of a warm start until `/ready`, and of importing torch and transformers alone
     parity     greedy answers to OpenAI's client, eight at once, against `generate`
 
 Rounds of `speed` take turns, and a ratio is taken within a round. Where a server is loaded,
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import random
 import statistics
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,7 @@ import torch
 from openai import OpenAI
 from rich.progress import track
 from served import served
+from startup import COMMANDS
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.hub.presets import ROUTED_MODEL
@@ -40,6 +43,13 @@ def load_model(args):
     return BuddyForCausalLM.from_pretrained(args.model, merge_adapter=True)
 
 
+def tokenized(tokenizer, messages):
+    """What `generate` takes for some conversations, side by side."""
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
+    )
+
+
 def speed(args):
     """Tokens a second, by clients."""
     model, tokenizer = load_model(args), load_tokenizer(args.model)
@@ -51,13 +61,7 @@ def speed(args):
         return [[{"role": "user", "content": text}] for text in words]
 
     def by_generate(messages):
-        inputs = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-            padding=True,
-        )
+        inputs = tokenized(tokenizer, messages)
         model.generate(**inputs, max_new_tokens=args.new_tokens, do_sample=False, eos_token_id=None)
 
     async def by_server(client, url, messages):
@@ -242,6 +246,26 @@ def memory(args):
     return {"warm_bytes": warm, "bytes": curve, "grown": curve[-1] / warm - 1, "lost": lost}
 
 
+def ready(args):
+    """Seconds of a start until requests are taken, and of the imports alone, taking turns."""
+    found = []
+    for number in track(range(args.rounds + 1), transient=True):
+        begun = time.perf_counter()
+        with served(args.model) as (url, _):
+            while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+                time.sleep(0.05)
+            start_s = time.perf_counter() - begun
+        begun = time.perf_counter()
+        subprocess.run(COMMANDS["import"], check=True, capture_output=True)
+        if number:  # the first round fills caches of files, and of the cost of a step
+            found.append((start_s, time.perf_counter() - begun))
+    return {
+        "ready_s": statistics.median(start for start, _ in found),
+        "import_s": statistics.median(alone for _, alone in found),
+        "by_round": found,
+    }
+
+
 def parity(args):
     """Answers that are those of `generate`, and the prompts of those that are not."""
     model, tokenizer = load_model(args), load_tokenizer(args.model)
@@ -253,12 +277,7 @@ def parity(args):
     ]
 
     def by_generate(text, budget):
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
+        inputs = tokenized(tokenizer, [[{"role": "user", "content": text}]])
         made = model.generate(
             **inputs, max_new_tokens=args.new_tokens, do_sample=False, budget=budget
         )
@@ -293,6 +312,7 @@ CHECKS = {
     "deadlines": deadlines,
     "overload": overload,
     "memory": memory,
+    "ready": ready,
     "parity": parity,
 }
 

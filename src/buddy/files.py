@@ -6,6 +6,8 @@ import os
 import shutil
 import stat
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,16 +174,31 @@ def write_bytes(path: Path, content: bytes) -> None:
         staging.unlink(missing_ok=True)
 
 
-def swap_folder(staging: Path, folder: Path) -> None:
-    """Put a finished folder in place; what was there before stays until the new one is there.
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which takes its place when the block ends without an error.
+
+    What was there before stays until the new one is there. Weights get the mode of other files:
+    safetensors writes for the owner alone.
 
     Args:
-        staging: Finished, in the same parent folder.
-        folder: Where it goes.
+        folder: Where it goes; its parents are made.
 
     Raises:
-        OSError: It cannot be renamed; what was there before is intact.
+        OSError: It cannot be made or renamed; what was there before is intact.
     """
+    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        for path in staging.rglob("*.safetensors"):
+            path.chmod(staging.stat().st_mode & 0o666)
+        _swap(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _swap(staging: Path, folder: Path) -> None:
     if not folder.exists():
         os.replace(staging, folder)
         return

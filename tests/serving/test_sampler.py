@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from buddy.serving import sampler
+from buddy.serving.grammar import GrammarState
 from buddy.serving.request import Sampling
 from buddy.serving.sampler import Picker, nucleus, pick, spread
 
@@ -175,6 +176,18 @@ def test_logits_that_are_no_numbers_are_told_of_alone(value, temperature):
     found = pick(logits, pickers)
     assert [one.error is None for one in found] == [True, False, True]
     assert "not finite" in found[1].error
+
+
+def test_what_fails_for_one_row_is_that_rows_error():
+    class Broken:
+        def unsafe_compute_mask_ptr(self, *_):
+            raise RuntimeError
+
+    plain, grammar = Sampling(temperature=0.0), GrammarState(Broken(), V)
+    logits, beside = logits_of(3), Picker(plain, [1], V)
+    found = pick(logits, [beside, Picker(plain, [1], V, grammar=grammar), beside])
+    assert found[1].error == "no token can be chosen with these sampling parameters"
+    assert [found[0].token, found[2].token] == logits[[0, 2]].argmax(-1).tolist()
 
 
 def test_numbers_too_small_for_float32_hurt_nobody():

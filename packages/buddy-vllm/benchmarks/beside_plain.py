@@ -16,9 +16,7 @@ import argparse
 import json
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -105,53 +103,6 @@ def work(args):
         print(json.dumps(found), file=answers, flush=True)
 
 
-class Engine:
-    """A process that is stopped while it is not asked."""
-
-    def __init__(self, name, args, folder):
-        threads = [*map(str, range(args.threads))]
-        self._process = subprocess.Popen(
-            [args.vllm, __file__, "--work", name, "--model", folder, "--out", str(args.out)],
-            env={
-                **{name: one for name, one in os.environ.items() if name != "PYTHONPATH"},
-                "OMP_NUM_THREADS": str(args.threads),
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(threads),
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_LOGGING_LEVEL": "WARNING",
-                "HF_HUB_OFFLINE": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.facts = self._read()
-        self._signal(signal.SIGSTOP)
-
-    def ask(self, case):
-        """Seconds of a case."""
-        self._signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        found = self._read()
-        self._signal(signal.SIGSTOP)
-        return found
-
-    def end(self):
-        """Let the process go."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _read(self):
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit("an engine ended before it answered: its message is above")
-        return json.loads(line)
-
-    def _signal(self, which):
-        os.killpg(self._process.pid, which)
-
-
 def read_arguments():
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -171,8 +122,13 @@ def read_arguments():
 
 def measure(args, folder):
     """Seconds of each case in each round after the first, and the engines' facts."""
+    sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+    from turns import Engine, threads_of
+
     names = ["plain", *(["compiled"] if args.compiled else []), "plugin"]
-    engines = {name: Engine(name, args, folder) for name in names}
+    settings = {"PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "WARNING", **threads_of(args.threads)}
+    command = [args.vllm, __file__, "--model", folder, "--out", str(args.out)]
+    engines = {name: Engine([*command, "--work", name], settings) for name in names}
     asked, seen, draw = cases(names), [], random.Random(0)
     for number in range(args.rounds + 1):
         made = {}

@@ -10,8 +10,6 @@ Every file's size and SHA-256 stand in buddy.json and are checked before anythin
 that could be read and is not listed there is refused.
 """
 
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -38,7 +36,7 @@ from buddy.engine.executors.choice import EngineName
 from buddy.engine.forks import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
-from buddy.files import swap_folder
+from buddy.files import new_folder
 from buddy.hub.foreign import reason
 from buddy.hub.inside import user_path
 from buddy.hub.inspecting import model_without_weights
@@ -217,21 +215,17 @@ def save(
             "the base model's weights were not loaded from a place that still has them (they are "
             "new, merged or trained): leave include_backbone out, or set it to True"
         )
-    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
             raise CheckpointError(
                 f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
             )
-        staging.mkdir(parents=True)
-        _write(model, staging, include_backbone=include, tokenizer=tokenizer)
-        swap_folder(staging, folder)
+        with new_folder(folder) as staging:
+            _write(model, staging, include_backbone=include, tokenizer=tokenizer)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be written: {error}; what was there before is intact"
         ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write(
@@ -269,9 +263,6 @@ def _write(
         "kv_policy": model.kv_policy,
     }
     write_files(folder, contents)
-    # safetensors writes for the owner alone; the rest follows the user's umask.
-    for path in folder.rglob("*.safetensors"):
-        path.chmod((folder / MANIFEST).stat().st_mode)
 
 
 def _policy_spec(model: BuddyForCausalLM) -> str | None:

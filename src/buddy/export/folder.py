@@ -12,8 +12,6 @@ own.
 
 import hashlib
 import json
-import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +20,7 @@ from buddy.checkpoint.card import CARD, write_card
 from buddy.checkpoint.manifest import identity
 from buddy.errors import CheckpointError, FamilyError
 from buddy.export.routing import check_exported, export_routing
-from buddy.files import swap_folder
+from buddy.files import new_folder
 from buddy.hub.config import CONFIG
 from buddy.hub.manifest import describe_files
 from buddy.hub.progress import Progress, silent
@@ -105,17 +103,13 @@ def export_model(
     prepare = getattr(model.policy, "prepare", None)
     if prepare is not None:
         prepare(on_progress)
-    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
-        staging.mkdir(parents=True)
-        revision = _write(model, staging, tokenizer, source, on_progress)
-        swap_folder(staging, folder)
+        with new_folder(folder) as staging:
+            revision = _write(model, staging, tokenizer, source, on_progress)
     except OSError as error:
         raise CheckpointError(
             f"the export {folder} cannot be written: {error}; what was there before is intact"
         ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return Exported(
         folder=folder,
         revision=revision,
@@ -178,9 +172,6 @@ def _write(
         "files": describe_files(folder),
     }
     revision = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-    manifest = folder / EXPORT_MANIFEST
-    manifest.write_text(json.dumps({**contents, "revision": revision}, indent=2) + "\n")
-    # safetensors writes for the owner alone; the rest follows the user's umask.
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(manifest.stat().st_mode)
+    whole = json.dumps({**contents, "revision": revision}, indent=2)
+    (folder / EXPORT_MANIFEST).write_text(whole + "\n")
     return revision

@@ -3,7 +3,7 @@
 Tokens of all requests lie flat, those of one side by side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -80,17 +80,6 @@ class Batch:
         self._everywhere: list[bool] = np.all(runs, axis=0).tolist()
         self._somewhere: list[bool] = np.any(runs, axis=0).tolist()
         self._groups: dict[bytes, Group] = {}
-
-    @classmethod
-    def of_rows(
-        cls,
-        rows: Sequence[NDArray[np.bool_]],
-        counts: NDArray[np.integer[Any]],
-        device: torch.device,
-        attention: Attention,
-    ) -> "Batch":
-        """Of each request's own row [blocks]."""
-        return cls(np.stack(rows), counts, device, attention)
 
     def is_idle(self, block: int) -> bool:
         """Whether no request runs a block."""

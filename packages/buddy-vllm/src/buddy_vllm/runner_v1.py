@@ -22,7 +22,7 @@ def batch_of(runner: Any) -> Batch | None:
     _, held, counts = adapter.v1_requests(runner)
     rows = [_row(one, num_blocks) for one in held]
     attention = adapter.GroupedAttention(runner.attn_groups)
-    return Batch.of_rows(rows, counts, runner.device, attention)
+    return Batch(np.stack(rows), counts, runner.device, attention)
 
 
 def _row(held: Any, num_blocks: int) -> NDArray[np.bool_]:

@@ -70,7 +70,7 @@ def routed_state(base: Any) -> Any:
             ]
             attention = adapter.GroupedAttention(self._groups)
             counts = input_batch.num_scheduled_tokens
-            return {**made, "buddy": Batch.of_rows(rows, counts, self.device, attention)}
+            return {**made, "buddy": Batch(np.stack(rows), counts, self.device, attention)}
 
         @property
         def _num_blocks(self) -> int:

@@ -137,7 +137,7 @@ static void multiply_pieces(
     while (take_piece(&queue, &begin, &end)) {
         int first = begin / pieces * BLOCK, row = begin % pieces * rows, left = x->count - first;
         Panels here = {x->panels + (size_t)first * matrix->columns,
-                       x->scales == NULL ? NULL : x->scales + first, left < BLOCK ? left : BLOCK,
+                       x->units == NULL ? NULL : x->units + first, left < BLOCK ? left : BLOCK,
                        x->lanes};
         Sink there = *sink;
         if (there.inner != NULL)

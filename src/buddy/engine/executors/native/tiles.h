@@ -109,7 +109,7 @@ static void set_tiles(int lanes)
 typedef struct {
     const bf16 *panels;  /* [panels][columns][lanes], two columns of a lane side by side; or bytes:
                             [panels][columns / 64][2][16][lanes][4], high ones before low ones */
-    const float *scales; /* of bytes: [vectors]; NULL = bfloat16 */
+    const float *units;  /* of bytes: [vectors]; NULL = bfloat16 */
     int count, lanes;    /* vectors; of a panel: 16, or 1 if there is one vector */
 } Panels;
 
@@ -378,7 +378,7 @@ static void multiply_by_tiles(
         }
         return;
     }
-    int are_bytes = x->scales != NULL, bytes = columns * (are_bytes ? 1 : (int)sizeof(bf16));
+    int are_bytes = x->units != NULL, bytes = columns * (are_bytes ? 1 : (int)sizeof(bf16));
     set_tiles(lanes);
     for (int row = begin; row < end; row += step) {
         const Matrix *other = up == NULL ? matrix : up;
@@ -412,9 +412,9 @@ static void multiply_by_tiles(
                 int at = n + j * TILE, held = x->count - at < TILE ? x->count - at : TILE;
                 float *here = sums + j * TILE * TILE, *there = here + 2 * TILE * TILE;
                 if (are_bytes) {
-                    join_halves(x->scales + at, held, here);
+                    join_halves(x->units + at, held, here);
                     if (second != NULL)
-                        join_halves(x->scales + at, held, there);
+                        join_halves(x->units + at, held, there);
                 }
                 if (up != NULL) {
                     gate_sums(sink, matrix, up, row, lanes, at, here, there);
