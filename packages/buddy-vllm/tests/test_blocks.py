@@ -122,6 +122,15 @@ def test_requests_that_agree_are_not_gathered():
     assert batch.group(4).requests.tolist() == [0]
     assert batch.group(4).tokens.tolist() == [0, 1]
     assert batch.group(4) is batch.group(4)
+    assert not batch.is_whole
+
+
+def test_requests_that_all_run_everything_are_vllms_own_matter():
+    counts = np.array([2, 3])
+    batch = Batch(np.ones((2, BLOCKS), np.bool_), counts, torch.device("cpu"), Attention(counts))
+    assert batch.is_whole
+    batch.count(slice(1, 4))
+    assert batch.executed.tolist() == [6, 9]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,11 @@ class Batch:
         self._somewhere: list[bool] = np.any(runs, axis=0).tolist()
         self._groups: dict[bytes, Group] = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every request runs every block."""
+        return all(self._everywhere)
+
     def is_idle(self, block: int) -> bool:
         """Whether no request runs a block."""
         return not self._somewhere[block]
@@ -101,6 +106,6 @@ class Batch:
             self._groups[key] = Group(requests, tokens)
         return self._groups[key]
 
-    def count(self, block: int) -> None:
-        """Note that a block has run."""
-        self.executed += self.counts * self.runs[:, block]
+    def count(self, blocks: slice) -> None:
+        """Note that these blocks have run, each for the requests whose plan has it."""
+        self.executed += self.counts * self.runs[:, blocks].sum(1)

@@ -43,7 +43,7 @@ def run_blocks(
         else:
             with batch.attention.only(layer, group):
                 rows.run(layer)
-        batch.count(block)
+        batch.count(slice(block, block + 1))
     return rows.whole()
 
 

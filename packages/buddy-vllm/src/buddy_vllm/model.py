@@ -36,10 +36,13 @@ class Routed:
             inputs_embeds: [tokens, hidden], in place of ids.
             buddy: Who runs what; None = full depth, as in a dummy run.
         """
-        is_first, is_last = adapter.pipeline_stage()
         stack = self.model
-        if buddy is None:
-            return stack(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if buddy is None or buddy.is_whole:  # vLLM's own way through the blocks
+            made = stack(input_ids, positions, intermediate_tensors, inputs_embeds)
+            if buddy is not None:
+                buddy.count(slice(stack.start_layer, stack.end_layer))
+            return made
+        is_first, is_last = adapter.pipeline_stage()
         residual: torch.Tensor | None = None
         if is_first:
             hidden = stack.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
