@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -233,7 +234,7 @@ class Server:
         if program := shutil.which("setpriv"):  # on Linux it ends with this actor, killed or not
             command = [program, "--pdeathsig", "TERM", "--", *command]
         # From the actor's own thread, which lives as long as the actor: the signal is the thread's.
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         end = time.monotonic() + self._config.start_s
         while not await self._is_ready():
             if self._process.poll() is not None or time.monotonic() > end:
@@ -246,20 +247,23 @@ class Server:
 
     async def _is_ready(self) -> bool:
         if self._process.poll() is not None:
+            self._stop()
             return False
         async with _session() as session:
             return await _answers(session, await self.url() + self._config.ready)
 
     def _stop(self) -> None:
+        """End the server, and what it has started: that may outlive it, and hold a GPU."""
         process = getattr(self, "_process", None)
-        if process is None or process.poll() is not None:
+        if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(self._config.drain_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(self._config.drain_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @dataclass(slots=True)
@@ -310,8 +314,8 @@ class Front:
     async def __call__(self, request: Any) -> Any:
         """Answer an HTTP request with what a server answers to it.
 
-        A server that cannot be reached, that ends before it has answered, or that says 503 has
-        served nothing: the next one is asked. Any other answer is passed on as it is.
+        A server that cannot be reached, that ends before it has answered, that says 503, or 500
+        while it ends, has served nothing: the next one is asked. Any other answer is passed on.
         """
         from starlette.responses import JSONResponse, StreamingResponse
 
@@ -383,10 +387,16 @@ class Front:
         except aiohttp.ClientConnectionError:
             place.is_ready = False  # until the next look
             return None
-        if answer.status == 503:
+        if answer.status == 503 or (answer.status == 500 and not await self._stays(place)):
             answer.close()
             return None
         return answer
+
+    async def _stays(self, place: Place) -> bool:
+        """Whether a server that has failed is there still: one that is being ended may say 500."""
+        await asyncio.sleep(_WATCH_S)
+        place.is_ready = await _answers(self._session, f"{place.url}{self._config.ready}")
+        return place.is_ready
 
     async def _relay(self, place: Place, answer: Any) -> AsyncIterator[bytes]:
         """Each piece as it comes; a client that leaves ends the server's answer too."""

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import httpx
@@ -163,6 +164,53 @@ def test_a_server_that_drains_or_is_gone_is_not_missed_and_answers_again_when_it
         assert nobody.status_code == 503
         assert "retry-after" in nobody.headers
         assert nobody.json()["error"]["type"] == "server_error"
+
+
+@contextmanager
+def failing():
+    """A server that answers each request by 500; `ready` is what it says of itself."""
+    said = SimpleNamespace(ready=200)
+
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(said.ready, b"")
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(500, b"cannot schedule new futures after shutdown")
+
+        def answer(self, status, content):
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            """Nothing is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Failing)
+    threading.Thread(target=server.serve_forever).start()
+    said.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield said
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_error_passes_through_but_for_one_of_a_server_that_is_ending():
+    with (
+        failing() as shallow,
+        served() as deep,
+        fronted(shallow=Handle(shallow.url), deep=Handle(deep.url)) as (client, front),
+    ):
+        refused = ask(client, 0.5)
+        assert (refused.status_code, by(refused)) == (500, "shallow")
+        assert refused.text == "cannot schedule new futures after shutdown"
+        shallow.ready, front._places[0].is_ready = 503, True  # as if between two looks
+        assert by(ask(client, 0.5)) == "deep"
+        assert not front._places[0].is_ready
+        assert front._places[0].in_flight == 0
 
 
 def test_a_rolling_restart_waits_for_answers_and_loses_no_request():
