@@ -112,7 +112,7 @@ def llama(args):
     model = lib.llama_model_load_from_file(args.gguf.encode(), lib.llama_model_default_params())
     size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     options = lib.llama_context_default_params()
-    options.n_ctx, options.n_seq_max, options.kv_unified = 32 * 512, 32, True
+    options.n_ctx, options.n_seq_max, options.kv_unified = 32 * 512, 32, False
     options.n_batch = options.n_ubatch = 8192
     options.n_threads = options.n_threads_batch = args.threads
     context = lib.llama_init_from_model(model, options)

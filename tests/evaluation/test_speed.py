@@ -1,6 +1,7 @@
 """Speed: what is recorded is what the clock said, and the time taken apart adds up."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from buddy.evaluation.speed.speed import (
     time_once,
 )
 from buddy.evaluation.speed.speed_cells import PHASES, Sample, Series, ideal_speedup, to_results
+from buddy.generation.trace import DepthTrace
+from tests.policies.made import gated
 from tests.tiny import NUM_BLOCKS, random_ids, random_router, tiny_model
 
 BATCH, CONTEXT, NEW = 2, 9, 5
@@ -217,6 +220,27 @@ def test_a_pass_that_runs_another_depth_is_no_measurement(model, prompts):
     subject.options["budget"] = "4 blocks"
     with pytest.raises(AssertionError):
         time_once(subject, prompts[0], NEW, HostClock())
+
+
+def test_a_method_that_decides_while_it_runs_is_measured_at_its_mean_depth(prompts):
+    model = gated("d-llm")
+    conditions = plan_conditions(model, ("d-llm",))
+    config = SpeedConfig(new_tokens=NEW, rounds=2)
+    results = measure_speed(model, conditions, prompts, config)
+    cells = {(one["policy"], one["phase"]): one for one in results["cells"]}
+    assert {name for name, _ in cells} == {None, "full", "d-llm"}
+    for phase in PHASES:
+        free, dense = cells["d-llm", phase], cells["full", phase]
+        assert "mean_blocks" not in dense
+        assert dense["speedup_own_dense"] == dense["ideal_speedup"] == 1.0
+        assert 2 <= free["mean_blocks"] < NUM_BLOCKS
+        assert free["blocks"] == round(free["mean_blocks"])
+        assert free["ideal_speedup"] > 1.0
+    traces = [DepthTrace(), DepthTrace()]
+    for ids, trace in zip(prompts[1:], traces, strict=True):  # the first one warms up
+        model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None, trace=trace)
+    ran = statistics.fmean(trace.decode_blocks_per_token for trace in traces)
+    assert cells["d-llm", "decode"]["mean_blocks"] == pytest.approx(ran)
 
 
 def test_transformers_runs_the_same_weights_for_as_many_tokens():

@@ -10,26 +10,12 @@ from buddy.engine.naive import naive_hidden
 from buddy.errors import BudgetError, CheckpointError, PolicyError
 from buddy.policies.gated import Gate, Pass
 from buddy.settings import build
-from buddy.training.gated.recipe import GateSettings
-from buddy.training.gated.run import make_part
+from tests.policies.made import gated
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 
 METHODS = ("first", "d-llm", "mixture-of-depths", "flexidepth", "dash")
 # atol: the cache and the gather change the order of sums.
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
-
-
-def gated(method, *, seed=3, scale=0.5, **settings):
-    """A model whose gates really differ from token to token and from block to block."""
-    base = BuddyForCausalLM(tiny_model(), policy="full")
-    part = make_part(method, GateSettings(penalty=1.0, width=8, **settings), base, seed)
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in part.named_parameters():
-            if name == "bias":
-                parameter.zero_()
-            parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
-    return BuddyForCausalLM(base.model, learned=part, policy=part.policy, kv_policy=part.leaves)
 
 
 def forced(method, keep):

@@ -8,7 +8,9 @@ from buddy.data.examples import Example
 from buddy.errors import ResultError
 from buddy.reproduce.methods import Method
 from buddy.reproduce.tables.speed import cut
+from tests.policies.made import gated
 from tests.reproduce.made import make
+from tests.words import word_tokenizer
 
 
 def test_prompts_are_cut_to_the_median_length():
@@ -55,6 +57,23 @@ def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path
     _, again, said = make("speed", model, data, tmp_path / "out", methods=own)
     assert said == []
     assert again["results"] == record["results"]
+
+
+def test_a_method_without_a_budget_stands_at_its_mean_depth(model, data, tmp_path, short):
+    gated("d-llm").save_pretrained(
+        tmp_path / "d-llm", include_backbone=True, tokenizer=word_tokenizer()
+    )
+    own = (Method(label="D-LLM", model=str(tmp_path / "d-llm")),)
+    collected, record, _ = make("speed", model, data, tmp_path / "out", methods=own)
+    cells = [one for one in record["results"]["cells"] if one["method"] == "D-LLM"]
+    assert len(cells) == 4
+    assert all(2 <= one["mean_blocks"] < 6 for one in cells)
+    (row,) = [row for row in collected.sheets[0].rows if row[0] == "D-LLM"]
+    depths = {one["phase"]: one["mean_blocks"] for one in cells if one["prompts"] == "alpaca"}
+    assert row[1] == f"{depths['prefill']:.1f} / {depths['decode']:.1f}"
+    panel = record["results"]["panels"][0]
+    (line,) = [one for one in panel["lines"] if one["label"] == "D-LLM"]
+    assert line["x"] == [pytest.approx(100 * (6 - depths["prefill"]) / 6)]
 
 
 def test_the_breakdown_is_in_ms_and_sums_up(model, data, tmp_path, commands_here):

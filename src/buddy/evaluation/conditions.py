@@ -132,10 +132,14 @@ class Condition:
             fields["prefill_blocks"] = self.prefill_blocks
         return {**fields, "budget": AUTO} if self.is_auto else fields
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no budget has fixed how many blocks run: the predictor says, or each token."""
+        return self.is_auto or is_online(self.policy)
+
     def spent(self, mean: float) -> dict[str, Any]:
         """The mean depth in the place of `blocks`, where no budget has fixed it; else nothing."""
-        is_free = self.is_auto or is_online(self.policy)
-        return self.ran(mean if is_free else None)
+        return self.ran(mean if self.is_free else None)
 
     def ran(self, mean: float | None) -> dict[str, Any]:
         """A mean depth that was counted, in the place of `blocks`; nothing where none was."""

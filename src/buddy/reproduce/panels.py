@@ -34,6 +34,6 @@ def panel(
 REMOVED = "Blocks removed (%)"
 
 
-def removed(blocks: int, num_blocks: int) -> float:
+def removed(blocks: int | float, num_blocks: int) -> float:
     """The share of blocks that do not run, in percent."""
     return 100.0 * (num_blocks - blocks) / num_blocks

@@ -26,7 +26,7 @@ from buddy.errors import PromptError
 from buddy.evaluation.conditions import Condition, plan_conditions
 from buddy.evaluation.speed.breakdown import profiled
 from buddy.evaluation.speed.clock import Clock, clock_of
-from buddy.evaluation.speed.speed_cells import Sample, Series, to_results
+from buddy.evaluation.speed.speed_cells import Phase, Sample, Series, to_results
 from buddy.generation.trace import DepthTrace
 from buddy.model import BuddyForCausalLM
 from buddy.settings import SEED, Range, check_ranges
@@ -163,7 +163,7 @@ def subjects_of(
 ) -> list[Subject]:
     """Transformers' own generate, full depth, and every condition, all on the same weights."""
     conditions = list(conditions)
-    if all(condition.blocks < model.num_blocks for condition in conditions):
+    if not any(Series(condition).is_dense for condition in conditions):
         conditions = [*plan_conditions(model, ("full",)), *conditions]
     subjects = [Subject(model.model, {}, Series(None))] if config.transformers else []
     for condition in conditions:
@@ -190,19 +190,26 @@ def time_once(
     condition = subject.series.condition
     if condition is None:
         ends = _ends_by_hook(subject, ids, new_tokens, clock)
-        num_plans, engine = 1, None
+        mean_blocks: dict[Phase, float] | None
+        num_plans, engine, mean_blocks = 1, None, None
     else:
         trace = DepthTrace(clock=clock.mark)
         subject.generate(ids, new_tokens, trace=trace)
         ends = [step.ended_s for step in trace.steps]
         num_plans, engine = trace.distinct_plans, trace.decode_engine
         first, *others = trace.steps
-        assert set(first.executed) == {condition.prefill_blocks or condition.blocks}
-        assert all(set(step.executed) == {condition.blocks} for step in others)
+        mean_blocks = {
+            "prefill": first.spent / first.fed,
+            "decode": trace.decode_blocks_per_token,
+        }
+        if not condition.is_free:
+            assert set(first.executed) == {condition.prefill_blocks or condition.blocks}
+            assert all(set(step.executed) == {condition.blocks} for step in others)
     # A record says how many blocks and tokens it timed, so they are counted.
     assert len(ends) == new_tokens
     steps_s = [clock.seconds(start, stop) for start, stop in itertools.pairwise(ends)]
-    return Sample({"prefill": prefill_s, "decode": statistics.median(steps_s)}, num_plans, engine)
+    latency_s: dict[Phase, float] = {"prefill": prefill_s, "decode": statistics.median(steps_s)}
+    return Sample(latency_s, num_plans, engine, mean_blocks)
 
 
 def _ends_by_hook(

@@ -21,11 +21,13 @@ class Sample:
         latency_s: Of the prefill, and the median of the decode steps.
         distinct_plans: Over all rows and steps of the generation.
         engine: Who ran its decode steps; None for transformers' own.
+        mean_blocks: Blocks that a token ran; None for transformers' own.
     """
 
     latency_s: dict[Phase, float]
     distinct_plans: int
     engine: str | None = None
+    mean_blocks: dict[Phase, float] | None = None
 
 
 @dataclass(slots=True)
@@ -44,6 +46,20 @@ class Series:
         default_factory=lambda: {phase: [] for phase in PHASES}
     )
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is Buddy at full depth."""
+        one = self.condition
+        return one is not None and not one.is_free and one.blocks == one.policy.num_blocks
+
+    def depth(self, phase: Phase, num_blocks: int) -> dict[str, Any]:
+        """Blocks of a token; where no budget has fixed them, the mean over all rounds."""
+        if self.condition is None:
+            return {"blocks": num_blocks}
+        means = [one.mean_blocks[phase] for one in self.samples if one.mean_blocks]
+        free = self.condition.spent(statistics.fmean(means)) if means else {}
+        return {"blocks": self.condition.blocks, **free}
+
     def latencies_s(self, phase: Phase) -> list[float]:
         """Of each round."""
         return [sample.latency_s[phase] for sample in self.samples]
@@ -58,7 +74,9 @@ class Series:
         return {piece: part / total for piece, part in seconds.items()}
 
 
-def ideal_speedup(blocks: int, num_blocks: int, *, per_block_s: float, outside_s: float) -> float:
+def ideal_speedup(
+    blocks: int | float, num_blocks: int, *, per_block_s: float, outside_s: float
+) -> float:
     """How much faster `blocks` blocks are than all, if a skipped block costs nothing.
 
     Args:
@@ -81,19 +99,19 @@ def to_results(
         batch: Rows.
         context: Tokens of a prompt.
     """
-    dense = next(one for one in series if one.condition and one.condition.blocks == num_blocks)
+    dense = next(one for one in series if one.is_dense)
     baseline = next((one for one in series if one.condition is None), None)
     cells = []
     for one in series:
-        blocks = one.condition.blocks if one.condition else num_blocks
         for phase in PHASES:
+            depth = one.depth(phase, num_blocks)
             latencies = one.latencies_s(phase)
             latency_s = statistics.median(latencies)
             cells.append(
                 {
                     **_name(one),
                     "phase": phase,
-                    "blocks": blocks,
+                    **depth,
                     "num_blocks": num_blocks,
                     "batch": batch,
                     "context": context,
@@ -103,7 +121,9 @@ def to_results(
                     "latency_ms_max": 1e3 * max(latencies),
                     "speedup_own_dense": _speedup(one, dense, phase),
                     "speedup_transformers": baseline and _speedup(one, baseline, phase),
-                    "ideal_speedup": _ideal(dense, phase, blocks, num_blocks),
+                    "ideal_speedup": _ideal(
+                        dense, phase, float(depth.get("mean_blocks", depth["blocks"])), num_blocks
+                    ),
                     "shares": one.shares(phase),
                 }
             )
@@ -122,7 +142,7 @@ def _speedup(series: Series, other: Series, phase: Phase) -> float:
     return statistics.median(theirs / own for own, theirs in pairs)
 
 
-def _ideal(dense: Series, phase: Phase, blocks: int, num_blocks: int) -> float:
+def _ideal(dense: Series, phase: Phase, blocks: float, num_blocks: int) -> float:
     shares = dense.shares(phase)
     assert shares is not None
     latency_s = statistics.median(dense.latencies_s(phase))

@@ -48,7 +48,11 @@ def collect(run: Run) -> Collected:
             }
             name = f"speed-{prompts}" if place == 0 else f"speed-{prompts}-{place}"
             results = part.measure(name, settings, _timing(part, own, prompts, rows, rounds))
-            cells += [{**cell, "prompts": prompts} for cell in results["cells"]]
+            cells += [
+                {**cell, "prompts": prompts}
+                for cell in results["cells"]
+                if place == 0 or cell["method"] not in (DENSE, TRANSFORMERS)
+            ]
         if len(groups) == 1:
             facts = part.model().facts()
     theirs = read_paper("speed")
@@ -96,8 +100,8 @@ def time_methods(
 ) -> dict[str, Any]:
     """The cells of a speed measurement, each with its method's label.
 
-    A method that decides while it runs keeps no budget, and is timed at full depth in a
-    measurement of its own.
+    A method that decides while it runs keeps no budget, and is timed in a measurement of its own;
+    its cells have the mean depth.
     """
     from buddy.depth.policy import build_policy, is_online
     from buddy.evaluation.conditions import plan_conditions
@@ -153,10 +157,15 @@ def cut(examples: Sequence[Example], rounds: int) -> "Tensor":
 def _sheet(cells: Sequence[dict[str, Any]], theirs: Sequence[Row], prompts: str) -> Sheet:
     own = [cell for cell in cells if cell["prompts"] == prompts]
     body = []
-    for key in dict.fromkeys((cell["method"], cell["blocks"]) for cell in own):
-        found = {c["phase"]: c for c in own if (c["method"], c["blocks"]) == key}
-        paper = _reported(theirs, prompts, *key, num_blocks=own[0]["num_blocks"])
-        row = [key[0], str(key[1])]
+    for key in dict.fromkeys(map(_row_of, own)):
+        found = {c["phase"]: c for c in own if _row_of(c) == key}
+        name, blocks = key
+        if blocks is None:  # it keeps no budget: prompts have a mean depth, and new tokens another
+            paper: dict[str, str] = {}
+            row = [name, " / ".join(f"{found[phase]['mean_blocks']:.1f}" for phase in PHASES)]
+        else:
+            paper = _reported(theirs, prompts, name, blocks, num_blocks=own[0]["num_blocks"])
+            row = [name, str(blocks)]
         for phase in PHASES:
             row += [
                 f"{found[phase]['tokens_per_s']:,.0f}",
@@ -177,6 +186,10 @@ def _sheet(cells: Sequence[dict[str, Any]], theirs: Sequence[Row], prompts: str)
     context = own[0]["context"]
     title = f"{_SETS[prompts]} prompts of {context} tokens, tokens/s"
     return Sheet(title=title, columns=columns, rows=tuple(body))
+
+
+def _row_of(cell: dict[str, Any]) -> tuple[str, int | None]:
+    return cell["method"], None if "mean_blocks" in cell else cell["blocks"]
 
 
 def _reported(
@@ -207,7 +220,10 @@ def _panels(cells: Sequence[dict[str, Any]], theirs: Sequence[Row]) -> list[dict
                 lines.append(
                     line(
                         name,
-                        [removed(c["blocks"], c["num_blocks"]) for c in line_of],
+                        [
+                            removed(float(c.get("mean_blocks", c["blocks"])), c["num_blocks"])
+                            for c in line_of
+                        ],
                         [c["speedup_own_dense"] for c in line_of],
                     )
                 )
