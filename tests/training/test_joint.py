@@ -64,6 +64,13 @@ def test_a_learning_rate_of_zero_leaves_the_router_as_it_starts():
     moved = {name for name, p in made.parameters.items() if not torch.equal(p, before[name])}
     assert moved
     assert not any(name.startswith("router.") for name in moved)
+    learns = trainer(optim={"router_learning_rate": 1e-30})
+    learns.step(0)
+    adapters = {name: p for name, p in made.parameters.items() if "lora_" in name}
+    for name, parameter in adapters.items():
+        assert torch.equal(parameter, learns.parameters[name])  # gates change nothing else
+    shared = trainer(process=(0, 2), optim={"router_learning_rate": 0.0})
+    assert shared.step(0).router_grad_norm is None
     with pytest.raises(RecipeError, match="router_learning_rate must be at least 0 and at most 1"):
         recipe(optim={"router_learning_rate": -1e-3})
 

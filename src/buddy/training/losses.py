@@ -26,12 +26,10 @@ class _AnswerLosses(torch.autograd.Function):
                 leaf = part.detach().requires_grad_(needs_slope)
                 logits = backbone.logits(leaf)
             with torch.no_grad():
-                wide = logits.float()
-                log_sum = wide.logsumexp(1)
-                chosen = wide.gather(1, target[:, None])[:, 0]
-                losses.append(log_sum - chosen)
+                log_probs = torch.log_softmax(logits, 1, dtype=torch.float32)
+                losses.append(-log_probs.gather(1, target[:, None])[:, 0])
                 if needs_slope:
-                    slope = wide.sub_(log_sum[:, None]).exp_()
+                    slope = log_probs.exp_()
                     slope[torch.arange(len(target), device=target.device), target] -= 1
             if needs_slope:
                 slopes += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))

@@ -94,7 +94,7 @@ class StraightThroughRun(BlockRun):
 
     def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
         """Run one block for some lanes, and let its gate see what it did."""
-        if self.gates is None:
+        if self.gates is None or not self.gates.requires_grad:
             super().one_block(block, run, skip)
             return
         before = self.hidden

@@ -39,7 +39,7 @@ class StepReport:
         loss: Mean loss of the answers, in nats.
         by_budget: Mean loss and number of rows of each budget in blocks.
         plans: Executed blocks of each row.
-        router_grad_norm: Before clipping; None without a router.
+        router_grad_norm: Before clipping; None where no router learns.
         num_tokens: Tokens of prompts and answers.
         seconds: Wall-clock time.
     """
@@ -122,7 +122,9 @@ class JointTrainer:
             if group
         ]
         self.optimizer = torch.optim.AdamW(self._groups, weight_decay=optim.weight_decay)
-        self._has_router = bool(router)
+        self._router_learns = bool(router) and router_rate > 0
+        for parameter in router.values():
+            parameter.requires_grad_(self._router_learns)  # else blocks need no gates
 
     def router_rate(self) -> float:
         """Peak learning rate of what is no adapter."""
@@ -167,7 +169,7 @@ class JointTrainer:
             loss=sum(loss * weight for loss, _, _, weight in rows),
             by_budget=by_budget,
             plans=[plan for _, _, plan, _ in rows],
-            router_grad_norm=norms[-1] if self._has_router else None,
+            router_grad_norm=norms[-1] if self._router_learns else None,
             num_tokens=sum(example.num_tokens for example in examples),
             seconds=time.perf_counter() - started_s,
         )
