@@ -165,6 +165,25 @@ def test_killed_at_any_moment_and_resumed_it_ends_the_same(folder, whole, tmp_pa
     assert steps == sorted(set(steps))
 
 
+def test_under_a_constant_rate_a_run_is_made_longer_until_its_rate_falls(folder, tmp_path):
+    constant = ("optim.schedule='constant'", "log.evaluate_every=0")
+    falling = (*constant, "optim.steps=8", "optim.decay_steps=3")
+    run(folder, tmp_path / "longer", *constant, "optim.steps=4")
+    run(folder, tmp_path / "longer", *falling, resume=True)
+    run(folder, tmp_path / "whole", *falling)
+    expected, found = trained(tmp_path / "whole"), trained(tmp_path / "longer")
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    for changed, why in (
+        ("optim.steps=9", "8 steps, 3 of them at a falling rate, and cannot become a run of 9"),
+        ("optim.seed=1", "another run, with other optim.seed"),
+    ):
+        command = arguments(folder, tmp_path / "longer", *falling, changed, resume=True)
+        refused = CliRunner().invoke(app, command)
+        assert isinstance(refused.exception, TrainingError)
+        assert why in str(refused.exception)
+
+
 def test_two_processes_end_where_one_does(folder, whole, tmp_path):
     # `--cpu` would start one process; `--multi_gpu` says several, and the variable: on CPUs.
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]

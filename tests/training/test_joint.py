@@ -194,6 +194,13 @@ def test_learning_rate_rises_and_falls():
     assert learning_rate_share(cosine, 7, 10) == pytest.approx(0.5)
     constant = dataclasses.replace(settings, schedule="constant")
     assert learning_rate_share(constant, 9, 10) == 1.0
+    falling = dataclasses.replace(constant, decay_steps=4)
+    shares = [learning_rate_share(falling, step, 10) for step in range(4, 10)]
+    assert shares == [1, 1, 1, 0.75, 0.5, 0.25]
+    with pytest.raises(RecipeError, match="decay_steps are of a constant rate"):
+        dataclasses.replace(settings, decay_steps=4)
+    with pytest.raises(RecipeError, match="decay_steps must be at most 10, the steps"):
+        dataclasses.replace(constant, decay_steps=11)
 
 
 def test_a_range_without_a_budget_is_refused():

@@ -202,7 +202,10 @@ class OptimSettings:
     warmup_steps: Annotated[int, Range(0, 10**9)] = 100
     """Steps in which the learning rate rises from zero."""
     schedule: Schedule = "linear"
-    """How it falls from there to zero, if it does."""
+    """How it falls from there to zero, if it does; `constant` falls in the last `decay_steps`."""
+    decay_steps: Annotated[int, Range(0, 10**9)] = 0
+    """Steps at the end in which a constant rate falls to zero, in a line. How many steps a run has
+    in all may be changed until they begin."""
     epochs: Annotated[float, Range(above=0, high=10_000)] = 2.0
     """Passes over the data; not used where `steps` is set."""
     steps: Annotated[int, STEPS] | None = None
@@ -220,6 +223,16 @@ class OptimSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
+        if self.decay_steps > 0 and self.schedule != "constant":
+            raise RecipeError(
+                f'decay_steps are of a constant rate, and schedule is "{self.schedule}": leave '
+                'them out, or set schedule = "constant"'
+            )
+        if self.decay_steps > (self.steps or self.decay_steps):
+            raise RecipeError(
+                f"decay_steps must be at most {self.steps:,}, the steps of the run, got "
+                f"{self.decay_steps:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.manifest import read_manifest
 from buddy.data.examples import Example, check_source, read_all
-from buddy.errors import RecipeError
+from buddy.errors import RecipeError, TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.manifest import MANIFEST
 from buddy.model import BuddyForCausalLM
@@ -27,6 +27,7 @@ from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog, need_tensorboard
 from buddy.training.router_init.kinds import fit_orders
 from buddy.training.router_init.whiten import start_router
+from buddy.training.schedule import open_steps
 from buddy.training.state import (
     CHECKPOINT,
     RECORD,
@@ -42,6 +43,9 @@ _COLLAPSE = (
     "depth; it routes no better than its prior. Raise optim.router_learning_rate, or try another "
     "router.relaxation or router.method. (If data.validation has one kind of input, add others.)"
 )
+
+_OPEN = ("steps", "epochs", "decay_steps")
+"""Settings that may change under a constant rate, until it falls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +182,9 @@ def _identity(
         digest.update(repr((example.prompt, example.answer)).encode())
     settings = asdict(recipe)
     settings.pop("log")
+    if recipe.optim.schedule == "constant":
+        for open_one in _OPEN:
+            settings["optim"].pop(open_one)
     return {
         **settings,
         "base": base_fingerprint(model.model),
@@ -237,6 +244,7 @@ class _Run:
         if resume and (self.out / STATE).exists():
             begun, extra = load_state(self.out / STATE, **self._saved())
             self.seconds = float(extra["seconds"])
+            self._check_length(begun, extra)
         if not self.is_main:
             for step in range(begun, self.trainer.steps):
                 self.trainer.step(step)
@@ -260,9 +268,25 @@ class _Run:
         if last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
             self._evaluate(log, report.step)
         if last or report.step % settings.save_every == 0:
-            save_state(
-                self.out / STATE, step=report.step, extra={"seconds": self.seconds}, **self._saved()
-            )
+            extra = {"seconds": self.seconds, "length": self._length()}
+            save_state(self.out / STATE, step=report.step, extra=extra, **self._saved())
+
+    def _length(self) -> list[int]:
+        """Steps in all, and those of them that any longer run begins with."""
+        return [self.trainer.steps, open_steps(self.recipe.optim, self.trainer.steps)]
+
+    def _check_length(self, begun: int, extra: dict[str, Any]) -> None:
+        """Refuse a run of another length once the rate of either has begun to fall."""
+        now = self._length()
+        then = extra.get("length", now)  # a state of an older version has none
+        if then == now or begun <= min(then[1], now[1]):
+            return
+        raise TrainingError(
+            f"{self.out / STATE} has {begun:,} steps, {max(0, begun - then[1]):,} of them at a "
+            f"falling rate, and cannot become a run of {now[0]:,} whose rate falls from step "
+            f"{now[1]:,} on: expected the {then[0]:,} that it was begun with"
+            + ("" if begun > then[1] else ", or more")
+        )
 
     def _saved(self) -> dict[str, Any]:
         return {
