@@ -44,6 +44,7 @@ from buddy.hub.inside import user_path
 from buddy.policies.learned import LearnedPart
 from buddy.pretrained import Pretrained
 from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
@@ -59,6 +60,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             measure it when a budget below full depth first needs it.
         router: A trained router.
         predictor: A trained Budget Predictor for that router; budget "auto" needs one.
+        ledger: What depth is worth to each token; a budget such as "mean:0.7" needs one.
         learned: The trained part of another method.
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default that of the trained
             part, else the trained router, else the prior's static order, else full depth.
@@ -78,6 +80,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         prior: Float[Tensor, " middle"] | Prior | None = None,
         router: Router | None = None,
         predictor: BudgetPredictor | None = None,
+        ledger: Ledger | None = None,
         learned: LearnedPart | None = None,
         policy: str | Policy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
@@ -90,6 +93,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self.model = model
         check_predictor(predictor, router)
         self.router, self.predictor, self.learned = router, predictor, learned
+        self.ledger = ledger
         self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.source: str | None = None
@@ -158,7 +162,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         adapter = self.merged_adapter or adapter_fingerprint(self.model)
         if adapter is not None:
             found["adapter"] = adapter
-        for name, part in (("router", self.router), ("predictor", self.predictor)):
+        parts = {"router": self.router, "predictor": self.predictor, "ledger": self.ledger}
+        for name, part in parts.items():
             if part is not None:
                 found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
         if self.learned is not None:

@@ -85,7 +85,13 @@ def test_a_callable_is_asked_at_every_step_and_told_what_ran():
     spent = 6 * 6
     for at, (progress, blocks) in enumerate(zip(asked[1:], [4, 3, 4, 3, 4], strict=True)):
         assert progress == Progress(
-            is_prompt=False, new_tokens=1, tokens=6 + at, executed=spent, num_blocks=NUM_BLOCKS
+            is_prompt=False,
+            new_tokens=1,
+            tokens=6 + at,
+            executed=spent,
+            num_blocks=NUM_BLOCKS,
+            answer_tokens=at,
+            answer_executed=spent - 6 * 6,
         )
         spent += blocks
 

@@ -66,8 +66,8 @@ WRONG = [
     ({"tokens_per_s": 0}, "must be a number from"),
     ({"ms_per_token": 12, "min": "auto"}, "budget.min must be a fraction or a count"),
     ({"ms_per_token": 12, "min": 0.9, "max": 0.5}, "is above budget.max"),
-    ({"mean": 0.6}, "needs a ledger"),
-    ({"mean": 0.6, "min": 0.5}, "needs a ledger"),
+    ({"mean": 0.6}, "not by the server"),
+    ({"mean": 0.6, "min": 0.5}, "not by the server"),
 ]
 
 

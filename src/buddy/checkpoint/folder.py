@@ -1,7 +1,7 @@
 """A Buddy checkpoint: what turns a base model into a routed one. Safetensors and JSON only.
 
     buddy.json            format, base model and its fingerprint, configs, policy, files
-    routing.safetensors   weights of router and predictor, and the prior
+    routing.safetensors   weights of router, predictor and ledger, and the prior
     README.md             the model card (if any)
     adapter/              LoRA weights, as PEFT writes them (if any)
     backbone/             the base model's weights (only if they cannot be loaded from elsewhere)
@@ -47,10 +47,11 @@ from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.learned import outline_part
 from buddy.policies.static import StaticPolicy
 from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 _ROUTING: Final = "routing.safetensors"
-_PARTS: Final = ("router", "predictor", "learned")
+_PARTS: Final = ("router", "predictor", "ledger", "learned")
 
 
 def load(
@@ -258,6 +259,7 @@ def _write(
         },
         "router": None if model.router is None else model.router.config.to_json(),
         "predictor": None if model.predictor is None else model.predictor.config.to_json(),
+        "ledger": None if model.ledger is None else model.ledger.config.to_json(),
         "learned": None if model.learned is None else model.learned.to_json(),
         "policy": _policy_spec(model),
         "kv_policy": model.kv_policy,
@@ -317,6 +319,8 @@ def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> dict[
             parts["router"] = Router(router)
             if manifest.predictor is not None:
                 parts["predictor"] = BudgetPredictor(router, manifest.predictor)
+        if manifest.ledger is not None:
+            parts["ledger"] = Ledger(manifest.ledger)
         if learned is not None:
             where = f"{folder / MANIFEST}: learned"
             parts["learned"] = outline_part(learned.policy, learned.settings, where)

@@ -9,6 +9,7 @@ from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.manifest import MANIFEST, ListedFile, read_files
 from buddy.routing.budget_predictor import BudgetPredictorConfig
+from buddy.routing.ledger import LedgerConfig
 from buddy.routing.router import RouterConfig
 from buddy.settings import build
 
@@ -44,6 +45,7 @@ class Manifest:
     base: Base
     router: RouterConfig | None
     predictor: BudgetPredictorConfig | None = None  # older checkpoints say nothing of one
+    ledger: LedgerConfig | None = None  # nor of one
     learned: LearnedSettings | None = None
     policy: str
     kv_policy: KVPolicy
@@ -52,6 +54,11 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.predictor is not None and self.router is None:
             raise CheckpointError("predictor: it reads what a router reads, and there is none")
+        if self.ledger is not None and self.ledger.levels[-1] > self.base.num_blocks:
+            raise CheckpointError(
+                f"ledger: its highest level is {self.ledger.levels[-1]} blocks, and the base model "
+                f"has {self.base.num_blocks}"
+            )
         if self.router is not None and self.router.num_blocks != self.base.num_blocks:
             raise CheckpointError(
                 f"router: it is for {self.router.num_blocks} blocks, and the base model has "

@@ -74,21 +74,23 @@ def check_message(role: str, content: str) -> None:
 def check_budget(
     model: "BuddyForCausalLM", budget: str | None, prefill_budget: str | None
 ) -> int | None:
-    """Blocks that a budget allows, None if each prompt decides.
+    """Blocks that a budget allows, None if each prompt or token decides.
 
     Raises:
         BudgetError: It cannot be read, or the model or its policy cannot spend it.
     """
+    from buddy.depth.budget import read_mean
     from buddy.depth.budget_source import Progress, blocks_of_lanes
     from buddy.depth.policy import is_online
     from buddy.depth.select import check_spendable
 
+    is_mean = read_mean(budget) is not None
     source, policy = model.read_sources(budget, prefill_budget, 1)[0], cast(Any, model.policy)
     if source is not None and not is_online(policy):
-        for is_prompt in (True, False):
+        for is_prompt in (True,) if is_mean else (True, False):
             asked = Progress(is_prompt=is_prompt, new_tokens=1, num_blocks=model.num_blocks)
             check_spendable(blocks_of_lanes(source, asked), model.num_blocks, policy.pinned)
-    return model.read_budgets(budget, 1)[0]
+    return None if is_mean else model.read_budgets(budget, 1)[0]
 
 
 @dataclass(frozen=True, slots=True)

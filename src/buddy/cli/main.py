@@ -28,6 +28,7 @@ from buddy.cli.commands.search import search
 from buddy.cli.commands.serve import serve
 from buddy.cli.commands.train import train
 from buddy.cli.commands.train_budget import train_budget
+from buddy.cli.commands.train_ledger import train_ledger
 from buddy.errors import BuddyError, ResultError
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ app.command()(importance)
 app.command()(search)
 app.command()(train)
 app.command()(train_budget)
+app.command()(train_ledger)
 app.add_typer(observe, name="observe")
 app.command()(bench)
 app.command()(load)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from buddy.depth.budget import read_budget, split_phases
+from buddy.depth.budget import read_budget, read_mean, split_phases
 from buddy.files import check_writable
 from buddy.settings import SEED, Range
 
@@ -53,6 +53,12 @@ def check_budget(text: str) -> None:
         BudgetError: It cannot be read.
     """
     read_budget(text)
+
+
+def check_answer_budget(text: str) -> None:
+    """As `check_budget`; or a mean over the tokens of an answer."""
+    if read_mean(text) is None:
+        read_budget(text)
 
 
 def check_phases(text: str) -> None:
@@ -127,10 +133,11 @@ Model = Annotated[
 Budget = Annotated[
     str | None,
     checked(
-        check_budget,
+        check_answer_budget,
         "--budget",
         "-b",
-        help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto. Full depth if not given.',
+        help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto; mean:0.75 is a mean over '
+        "the tokens of the answer. Full depth if not given.",
     ),
 ]
 PrefillBudget = Annotated[

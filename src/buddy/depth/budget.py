@@ -197,6 +197,27 @@ def _shown(value: object) -> str:
         return "of thousands of digits"
 
 
+_MEAN = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
+
+
+def read_mean(value: object) -> Fraction | int | None:
+    """Read a mean over the tokens of an answer, which a ledger spends: `mean:0.7`.
+
+    Returns:
+        A share of the blocks or a count of them; None where no mean is asked for.
+
+    Raises:
+        BudgetError: What follows `mean:` is no number.
+    """
+    found = _MEAN.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    read = read_budget(found[1])
+    if read == AUTO:
+        raise BudgetError("budget 'mean:auto' cannot be read: name a mean such as mean:0.7")
+    return read
+
+
 _PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
 
 

@@ -23,6 +23,12 @@ class Progress:
     """Blocks that these ran, all together."""
     num_blocks: int
     """Blocks of the model."""
+    answer_tokens: int = 0
+    """Of the tokens fed before, those after the prompt."""
+    answer_executed: int = 0
+    """Blocks that these ran, all together."""
+    token_ids: tuple[int, ...] = ()
+    """The new tokens, for a source with `reads_tokens`; none else."""
 
 
 @runtime_checkable
@@ -30,7 +36,8 @@ class BudgetSource(Protocol):
     """Names the blocks that each new token of a sequence may run, first and last included.
 
     A source keeps no state: what ran is in the progress, so that a step that fails, or is taken
-    back, is forgotten whole.
+    back, is forgotten whole. One that has an attribute `reads_tokens`, and it is true, is told the
+    ids of the new tokens.
     """
 
     def ask(self, progress: Progress) -> int | Sequence[int]:
@@ -60,6 +67,11 @@ class PhasedBudget:
     prompt: int
     answer: BudgetSource
 
+    @property
+    def reads_tokens(self) -> bool:
+        """As the answer's source does."""
+        return reads_tokens(self.answer)
+
     def ask(self, progress: Progress) -> int | Sequence[int]:
         """By the phase."""
         return self.prompt if progress.is_prompt else self.answer.ask(progress)
@@ -84,6 +96,11 @@ class CalledBudget:
                 "got 'auto': it is asked at every step, and auto is chosen once from the prompt"
             )
         return said.blocks
+
+
+def reads_tokens(source: BudgetSource) -> bool:
+    """Whether it wants to be told which tokens are fed."""
+    return bool(getattr(source, "reads_tokens", False))
 
 
 def blocks_of_lanes(source: BudgetSource, progress: Progress) -> tuple[int, ...]:

@@ -10,7 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget_source import ConstantBudget, Progress, blocks_of_lanes
+from buddy.depth.budget_source import (
+    ConstantBudget,
+    Progress,
+    blocks_of_lanes,
+    reads_tokens,
+)
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online, settles
 from buddy.depth.select import check_spendable
@@ -214,7 +219,7 @@ def run_step(
     lanes = session.begin(held, feed.counts)
     try:
         out = _run(backbone, session, lanes, feed, how, executor)
-        after = _after(held, out, how, budgets)
+        after = _after(held, out, how, budgets, are_prompts(held, feed))
         sequences = {**session.sequences, **dict(zip(numbers, after, strict=True))}
         session.commit(SessionState(sequences, session.state.columns + columns))
         return out
@@ -328,22 +333,31 @@ def ask_budgets(
     Raises:
         BudgetError: A source names no budget that the model can spend.
     """
-    prompts = feed.prompts or tuple(one.steps == 0 for one in held)
-    return [
-        (one.source.each,)
-        if type(one.source) is ConstantBudget
-        else blocks_of_lanes(
-            one.source,
-            Progress(
-                is_prompt=is_prompt,
-                new_tokens=count,
-                tokens=one.length,
-                executed=one.executed,
-                num_blocks=num_blocks,
-            ),
+    if all(type(one.source) is ConstantBudget for one in held):
+        return [(cast(ConstantBudget, one.source).each,) for one in held]
+    fed: list[int] = []
+    if any(reads_tokens(one.source) for one in held):
+        fed = feed.token_ids.tolist()
+    asked, first = [], 0
+    for one, count, is_prompt in zip(held, feed.counts, are_prompts(held, feed), strict=True):
+        progress = Progress(
+            is_prompt=is_prompt,
+            new_tokens=count,
+            tokens=one.length,
+            executed=one.executed,
+            num_blocks=num_blocks,
+            answer_tokens=one.length - one.prompt_length,
+            answer_executed=one.executed - one.prompt_executed,
+            token_ids=tuple(fed[first : first + count]) if reads_tokens(one.source) else (),
         )
-        for one, count, is_prompt in zip(held, feed.counts, prompts, strict=True)
-    ]
+        asked.append(blocks_of_lanes(one.source, progress))
+        first += count
+    return asked
+
+
+def are_prompts(held: Sequence[SequenceState], feed: Feed) -> tuple[bool, ...]:
+    """Of each sequence, whether its new tokens are of its prompt."""
+    return feed.prompts or tuple(one.steps == 0 for one in held)
 
 
 def _after(
@@ -351,6 +365,7 @@ def _after(
     out: StepOutput,
     steering: Steering,
     budgets: Sequence[tuple[int, ...]],
+    prompts: Sequence[bool],
 ) -> list[SequenceState]:
     """What the sequences carry on from a pass."""
     lanes, executed = out.lanes, out.executed.numpy()
@@ -366,6 +381,8 @@ def _after(
             length=one.length + lanes.counts[place],
             steps=one.steps + 1,
             executed=one.executed + int(spent[place]),
+            prompt_length=one.prompt_length + lanes.counts[place] * prompts[place],
+            prompt_executed=one.prompt_executed + int(spent[place]) * prompts[place],
             route=routes[place],
             runs=out.plan.host[lanes.last[place]],
             blocks=budgets[place][-1],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from buddy.depth.budget import (
     no_predictor,
     parse_budget,
     parse_budgets,
+    read_mean,
 )
 from buddy.depth.budget_source import (
     BudgetSource,
@@ -30,6 +32,7 @@ from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
@@ -106,6 +109,7 @@ class BudgetReader:
     backbone: Backbone
     router: Router | None
     predictor: BudgetPredictor | None
+    ledger: Ledger | None
 
     def read_budgets(self, budget: Numbers | None, batch: int) -> tuple[int | None, ...]:
         """Blocks that each row runs; None where the predictor is to choose.
@@ -129,6 +133,7 @@ class BudgetReader:
         num_blocks = self.backbone.num_blocks
         is_list = isinstance(budget, Sequence) and not isinstance(budget, str)
         rows = list(cast(Sequence[object], budget)) if is_list else [budget]
+        rows = [self._ledger_budget(one) or one for one in rows]
         called = [one if _is_source(one) else None for one in rows]
         plain: Any = [Budget.full(num_blocks) if _is_source(one) else one for one in rows]
         wanted = self.read_budgets(plain if is_list else plain[0], batch)
@@ -143,6 +148,20 @@ class BudgetReader:
                 "or name the budget"
             )
         return tuple(PhasedBudget(prompt, one) for one in made if one is not None)
+
+    def _ledger_budget(self, budget: object) -> BudgetSource | None:
+        """What spends a mean; None where another budget is asked for."""
+        read = read_mean(budget)
+        if read is None:
+            return None
+        if self.ledger is None:
+            raise BudgetError(
+                f"budget {budget!r} needs a ledger, which spends a mean over the tokens of an "
+                "answer, and this model has none: name a budget for each token, such as 0.7, or "
+                "fit one with buddy train-ledger"
+            )
+        num_blocks = self.backbone.num_blocks
+        return self.ledger.budget(Fraction(read) if isinstance(read, int) else read * num_blocks)
 
     def choose_sources(
         self,

@@ -192,8 +192,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         Args:
             inputs: The prompt's token ids; or pass `input_ids` by name.
             budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
-                row's prompt and holds to its end. A callable is asked at every step: it is given
-                the row's `Progress` and returns a budget.
+                row's prompt and holds to its end. "mean:0.7" is a mean over the
+                answer's tokens, which the model's ledger spends; the prompt runs that mean, rounded
+                down. A callable is asked at every step: it is given the row's `Progress` and
+                returns a budget.
             prefill_budget: Of the prompt's tokens, where it is another than the answer's. What a
                 session is fed later is no prompt of its own.
             reroute: "step", "prefill" or a number of decode steps.

@@ -24,8 +24,8 @@ _LONGEST: Final = 512
 def grouped_attention(
     module: Any,
     query: Float[Tensor, "batch heads tokens head"],
-    key: Float[Tensor, "batch kv_heads tokens head"],
-    value: Float[Tensor, "batch kv_heads tokens head"],
+    key: Float[Tensor, "batch kv_heads slots head"],
+    value: Float[Tensor, "batch kv_heads slots head"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     **options: Any,

@@ -41,6 +41,10 @@ class SequenceState:
     """Steps that it took part in."""
     executed: int = 0
     """Blocks that its tokens ran, all together."""
+    prompt_length: int = 0
+    """Of the tokens that were fed, those of its prompt."""
+    prompt_executed: int = 0
+    """Blocks that these ran, all together."""
     route: RouteRow | None = None
     """What the policy remembers of it."""
     runs: NDArray[np.bool_] | None = None

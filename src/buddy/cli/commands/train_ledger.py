@@ -1,0 +1,24 @@
+"""`buddy train-ledger`: what depth is worth to each token of an answer, measured by a recipe."""
+
+from pathlib import Path
+
+import typer
+
+from buddy.cli import options
+
+
+def train_ledger(
+    recipe: options.Recipe,
+    out: options.RunFolder = Path("runs/train-ledger"),
+    changes: options.Changes = None,
+) -> None:
+    """Fit the ledger that spends a mean budget over the tokens of an answer."""
+    from buddy.cli.views.ledger_bar import LedgerBar
+    from buddy.settings import read_recipe
+    from buddy.training.ledger.recipe import LedgerRecipe
+    from buddy.training.ledger.run import train_ledger as run
+
+    settings = read_recipe(LedgerRecipe, recipe, changes or [])
+    with LedgerBar() as bar:
+        checkpoint = run(settings, out, listener=bar.listener())
+    typer.echo(f"{checkpoint}")

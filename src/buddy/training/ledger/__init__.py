@@ -1,0 +1,1 @@
+"""Fitting a ledger: what depth is worth to each token, measured on answers."""

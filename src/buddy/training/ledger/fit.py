@@ -1,0 +1,87 @@
+"""From measured losses to a ledger: a row for each token that was seen, a price for each mean."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from buddy.routing.ledger import HASTE, Ledger, LedgerConfig
+from buddy.training.ledger.measure import TokenLosses
+from buddy.training.ledger.recipe import LedgerSettings
+
+_PRICES = np.geomspace(1e-3, 1.0, 25)
+"""Nats a block that are tried."""
+
+
+def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledger:
+    """A ledger from answers that were measured at every level.
+
+    The price of a mean is the one under which held-out answers lose least: half of the answers make
+    a table, and the other half is spent by it.
+
+    Args:
+        answers: Measured at `settings.levels`.
+        settings: Of the recipe.
+    """
+    prices = _prices(_table(answers[::2], settings), answers[1::2])
+    made = _table(answers, settings)
+    made.prices.copy_(torch.from_numpy(prices))
+    return made
+
+
+def _table(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledger:
+    """A ledger without prices."""
+    fed = np.concatenate([one.token_ids for one in answers])
+    losses = np.concatenate([one.losses for one in answers]).astype(np.float64)
+    mean = losses.mean(0)
+    ids, place, counts = np.unique(fed, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(ids), len(mean)))
+    np.add.at(sums, place, losses - mean)
+    offsets = sums / (counts + settings.shrinkage)[:, None]
+    kept = counts >= settings.least
+    low, high = settings.levels[0], settings.levels[-1]
+    config = LedgerConfig(
+        levels=settings.levels, means=tuple(range(low, high + 1)), tokens=int(kept.sum())
+    )
+    made = Ledger(config)
+    made.losses.copy_(torch.from_numpy(mean))
+    made.token_ids.copy_(torch.from_numpy(ids[kept]))
+    made.offsets.copy_(torch.from_numpy(offsets[kept]))
+    return made
+
+
+def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64]:
+    """The best price at each mean: all prices at all means spend side by side."""
+    config = table.config
+    levels = np.array(config.levels)
+    means = np.repeat(np.array(config.means, np.float64), len(_PRICES))
+    prices = np.tile(_PRICES, len(config.means))
+    lost = np.zeros(len(means))
+    for answer in answers:
+        lost += _spend(table, answer, levels, means, prices)
+    best = lost.reshape(len(config.means), len(_PRICES)).argmin(1)
+    found: NDArray[np.float64] = _PRICES[best]
+    return found
+
+
+def _spend(
+    table: Ledger,
+    answer: TokenLosses,
+    levels: NDArray[np.int64],
+    means: NDArray[np.float64],
+    prices: NDArray[np.float64],
+) -> Float[np.ndarray, " ways"]:
+    """What one answer loses, each way that it may be spent, as `LedgerBudget.level` spends."""
+    held, lost = np.zeros(len(means)), np.zeros(len(means))
+    for token_id, losses in zip(answer.token_ids, answer.losses, strict=True):
+        expected = np.array(table.expected(token_id))
+        block = prices * np.exp(-HASTE * held / means)
+        cost = expected + block[:, None] * levels
+        cost[levels > np.floor(held + means + 1e-9)[:, None]] = math.inf
+        chosen = cost.argmin(1)
+        held += means - levels[chosen]
+        lost += losses[chosen]
+    return lost

@@ -1,0 +1,42 @@
+"""The recipe of a ledger: everything that fixes how it is fitted and measured."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from buddy.errors import RecipeError
+from buddy.settings import Range, check_ranges
+from buddy.training.joint.recipe import BATCH_SIZE, DataSettings
+from buddy.training.predictor.recipe import CheckpointSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerSettings:
+    """What is fitted."""
+
+    levels: tuple[int, ...]
+    """Blocks that a token may run, rising: a few, from the cheapest to full depth."""
+    prompt: int | None = None
+    """Blocks of the prompts while losses are measured; full depth if not set."""
+    shrinkage: Annotated[float, Range(0, 1e6)] = 20.0
+    """Tokens' worth of the mean of all that each token id is drawn towards."""
+    least: Annotated[int, Range(1, 10**9)] = 3
+    """Times that a token id must have been fed to have a row of its own."""
+    batch_size: Annotated[int, BATCH_SIZE] = 8
+    """Examples measured at a time."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerRecipe:
+    """How a ledger is fitted to a checkpoint; no weight of it changes."""
+
+    model: CheckpointSettings
+    """What the ledger is made for."""
+    data: DataSettings
+    """Rows; those for validation tell what the ledger gains."""
+    ledger: LedgerSettings
+    """What is fitted."""
+    means: tuple[int, ...] = field(default=())
+    """Mean blocks at which it is measured on validation rows; the whole range if not set."""
