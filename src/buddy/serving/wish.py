@@ -109,8 +109,8 @@ class BudgetRules:
     def _object(self, budget: Mapping[str, Any]) -> Wish:
         if "mean" in budget:
             raise BudgetError(
-                'budget {"mean": ...} is spent by generate alone so far, and not by the server: name '
-                "a budget for each token, such as 0.6"
+                'budget {"mean": ...} is spent by generate alone so far, and not by the server: '
+                "name a budget for each token, such as 0.6"
             )
         kind = budget.keys() - {"min", "max"}
         if not any(kind == set(known) for known in _KINDS):
