@@ -57,7 +57,9 @@ def served(engine=None, *, tokenizer=None, keys=None, patience=None, rules=None,
     if engine is None:
         engine = ScriptedEngine(lambda token: tokenizer.decode([token]), **options)
     rules = rules or BudgetRules(
-        num_blocks=engine.facts.num_blocks, has_predictor=engine.facts.has_predictor
+        num_blocks=engine.facts.num_blocks,
+        has_predictor=engine.facts.has_predictor,
+        means=engine.facts.means,
     )
     service = Service(engine=engine, reader=PromptReader(tokenizer), rules=rules)
     server = make_server(make_app(service, keys=keys, patience=patience))

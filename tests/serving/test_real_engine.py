@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 
 import httpx
 import openai
@@ -10,6 +11,7 @@ import torch
 
 engines = pytest.importorskip("buddy.serving.engine")
 
+from tests.generation.test_ledger_budget import random_ledger  # noqa: E402
 from tests.serving.serving import chat_tokenizer, served, until  # noqa: E402
 from tests.tiny import NUM_BLOCKS, tiny_buddy  # noqa: E402
 
@@ -52,6 +54,36 @@ def test_greedy_text_is_that_of_generate_at_the_same_budget(client, model, block
     assert made.choices[0].message.content.split() == expected.split()
     assert made.usage.buddy["budget_blocks"] == blocks
     assert made.usage.buddy["blocks_per_token"] == blocks
+
+
+@pytest.mark.parametrize("prefill", [None, 1.0])
+def test_a_mean_is_spent_as_generate_spends_it(prefill):
+    made, tokenizer = tiny_buddy(), chat_tokenizer()
+    made.ledger = random_ledger()
+    ids = [10, 11, 12]
+    out = made.generate(
+        torch.tensor([ids]), budget="mean:0.75", prefill_budget=prefill, max_new_tokens=12,
+        do_sample=False,
+    )[0].tolist()  # fmt: skip
+    expected = made.ledger.budget(Fraction(9, 2)).levels(out[3:-1])
+    with served(engines.Engine(made, tokenizer, "tiny"), tokenizer=tokenizer) as running:
+        budget = {"mean": 0.75} if prefill is None else {"mean": 0.75, "prefill": prefill}
+        body = {"model": "tiny", "prompt": ids, "max_tokens": 12, "temperature": 0,
+                "ignore_eos": True, "stream": True, "budget": budget,
+                "stream_options": {"include_depth": True, "include_usage": True}}  # fmt: skip
+        for _ in range(2):  # the second time the prompt comes from the cache
+            reply = httpx.post(f"{running.url}/v1/completions", json=body)
+            chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if "{" in line]
+            runs = [run for one in chunks for run in (one.get("buddy") or {}).get("runs", [])]
+            assert [run.count("1") for run in runs[1:]] == expected
+            assert runs[0].count("1") == (4 if prefill is None else NUM_BLOCKS)
+            used = next(one["usage"]["buddy"] for one in chunks if one.get("usage"))
+            assert used["source"] == "mean"
+            assert used["budget_blocks"] == max(run.count("1") for run in runs)
+        body["budget"] = {"mean": 0.2}
+        refused = httpx.post(f"{running.url}/v1/completions", json=body)
+        assert refused.status_code == 400
+        assert "outside what this model's ledger spends" in refused.text
 
 
 def test_the_runs_of_each_token_are_exactly_the_budget(client):

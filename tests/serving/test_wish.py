@@ -1,12 +1,14 @@
 """Every form of a budget becomes its wish, and every wrong one ends in one line."""
 
+from fractions import Fraction
+
 import pytest
 
 from buddy.errors import BudgetError
-from buddy.serving.request import Auto, Deadline, Fixed, Unnamed
+from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed
 from buddy.serving.wish import BudgetRules, parse_efforts, split_model
 
-RULES = BudgetRules(num_blocks=30, has_predictor=True, min_budget="12 blocks")
+RULES = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30), min_budget="12 blocks")
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,9 @@ RULES = BudgetRules(num_blocks=30, has_predictor=True, min_budget="12 blocks")
         ({"prefill": 1.0, "decode": 0.5}, Fixed(prefill=30, decode=15)),
         ({"prefill": "24 blocks", "decode": "50%"}, Fixed(prefill=24, decode=15)),
         ({"prefill": 0.9, "decode": 0.5, "min": 0.5, "max": 0.9}, Fixed(prefill=27, decode=15)),
+        ({"mean": 0.7}, OnAverage(prefill=21, decode=21, mean=Fraction(21))),
+        ({"mean": "75%", "prefill": 1.0}, OnAverage(prefill=30, decode=23, mean=Fraction(45, 2))),
+        ("mean:20 blocks", OnAverage(prefill=20, decode=20, mean=Fraction(20))),
         ({"ms_per_token": 12}, Deadline(ms_per_token=12.0, least=12, most=30)),
         ({"tokens_per_s": 80}, Deadline(ms_per_token=12.5, least=12, most=30)),
         (
@@ -66,8 +71,10 @@ WRONG = [
     ({"tokens_per_s": 0}, "must be a number from"),
     ({"ms_per_token": 12, "min": "auto"}, "budget.min must be a fraction or a count"),
     ({"ms_per_token": 12, "min": 0.9, "max": 0.5}, "is above budget.max"),
-    ({"mean": 0.6}, "not by the server"),
-    ({"mean": 0.6, "min": 0.5}, "not by the server"),
+    ({"mean": 0.3}, "a mean of 9 blocks a token is outside what this model's ledger spends"),
+    ({"mean": "auto"}, "name a mean such as mean:0.7"),
+    ({"mean": 0.6, "min": 0.5}, "cannot be read"),
+    ({"mean": 0.6, "prefill": "auto"}, "budget.prefill must be a fraction or a count"),
 ]
 
 
@@ -125,3 +132,12 @@ def test_efforts_are_read_each_once():
     for wrong in ["", "low", "low=", "=0.5", "low=0.5,low=0.6", "low=0.5,"]:
         with pytest.raises(BudgetError, match="cannot be read: expected such as"):
             parse_efforts(wrong)
+
+
+def test_a_mean_needs_a_ledger_and_may_be_the_default():
+    plain = BudgetRules(num_blocks=30, has_predictor=False)
+    with pytest.raises(BudgetError, match="needs a ledger"):
+        plain.wish({"mean": 0.7}, None, None)
+    rules = BudgetRules(num_blocks=30, has_predictor=False, means=(15, 30), default="mean:0.8")
+    assert rules.wish(None, None, None) == OnAverage(prefill=24, decode=24, mean=Fraction(24))
+    assert rules.wish(None, "mean:0.7", None).mean == 21

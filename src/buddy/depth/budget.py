@@ -200,22 +200,43 @@ def _shown(value: object) -> str:
 _MEAN = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 
 
-def read_mean(value: object) -> Fraction | int | None:
+def read_mean(value: object) -> "Mean | None":
     """Read a mean over the tokens of an answer, which a ledger spends: `mean:0.7`.
 
     Returns:
-        A share of the blocks or a count of them; None where no mean is asked for.
+        The mean; None where none is asked for.
 
     Raises:
         BudgetError: What follows `mean:` is no number.
     """
     found = _MEAN.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return None
-    read = read_budget(found[1])
-    if read == AUTO:
-        raise BudgetError("budget 'mean:auto' cannot be read: name a mean such as mean:0.7")
-    return read
+    return None if found is None else Mean.read(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean number of blocks over the tokens of an answer."""
+
+    amount: Fraction | int
+    """A share of a model's blocks, or a count of them."""
+
+    @classmethod
+    def read(cls, value: BudgetLike) -> "Mean":
+        """Read one as a caller writes it: a fraction or a count.
+
+        Raises:
+            BudgetError: It is neither.
+        """
+        amount = read_budget(value)
+        if amount == AUTO:
+            raise BudgetError("budget 'mean:auto' cannot be read: name a mean such as mean:0.7")
+        return cls(amount)
+
+    def blocks(self, num_blocks: int) -> Fraction:
+        """Of a model, not rounded."""
+        if isinstance(self.amount, int):
+            return Fraction(self.amount)
+        return self.amount * num_blocks
 
 
 _PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)

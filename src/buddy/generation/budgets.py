@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, cast
 
 import torch
@@ -32,7 +31,7 @@ from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.routing.ledger import Ledger
+from buddy.routing.ledger import Ledger, check_mean
 from buddy.routing.router import Router
 
 OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
@@ -154,14 +153,10 @@ class BudgetReader:
         read = read_mean(budget)
         if read is None:
             return None
-        if self.ledger is None:
-            raise BudgetError(
-                f"budget {budget!r} needs a ledger, which spends a mean over the tokens of an "
-                "answer, and this model has none: name a budget for each token, such as 0.7, or "
-                "fit one with buddy train-ledger"
-            )
-        num_blocks = self.backbone.num_blocks
-        return self.ledger.budget(Fraction(read) if isinstance(read, int) else read * num_blocks)
+        mean = read.blocks(self.backbone.num_blocks)
+        check_mean(mean, None if self.ledger is None else self.ledger.range)
+        assert self.ledger is not None
+        return self.ledger.budget(mean)
 
     def choose_sources(
         self,

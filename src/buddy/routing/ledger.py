@@ -58,6 +58,29 @@ class LedgerConfig:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
+def check_mean(mean: Fraction, means: tuple[int, int] | None) -> None:
+    """Refuse a mean that a ledger cannot spend.
+
+    Args:
+        mean: In blocks.
+        means: The smallest and the largest that it can; None where there is no ledger.
+
+    Raises:
+        BudgetError: The mean lies outside, or there is no ledger.
+    """
+    if means is None:
+        raise BudgetError(
+            f"a mean of {float(mean):g} blocks a token needs a ledger, which spends it over the "
+            "tokens of an answer, and this model has none: name a budget for each token, such as "
+            "0.7, or fit a ledger with buddy train-ledger"
+        )
+    if not means[0] <= mean <= means[1]:
+        raise BudgetError(
+            f"a mean of {float(mean):g} blocks a token is outside what this model's ledger spends: "
+            f"expected {means[0]} to {means[1]} blocks"
+        )
+
+
 class Ledger(Float32Module):
     """What each depth is expected to lose, by the token that is fed, and what a block costs.
 
@@ -110,13 +133,13 @@ class Ledger(Float32Module):
         Raises:
             BudgetError: It lies outside the ledger's levels.
         """
-        lowest, highest = self.config.levels[0], self.config.levels[-1]
-        if not lowest <= mean <= highest:
-            raise BudgetError(
-                f"a mean of {float(mean):g} blocks a token is outside what this model's ledger "
-                f'spends: expected "mean:{lowest} blocks" to "mean:{highest} blocks", or a share'
-            )
+        check_mean(mean, self.range)
         return LedgerBudget(self, mean)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest mean that it can spend, in blocks."""
+        return self.config.levels[0], self.config.levels[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

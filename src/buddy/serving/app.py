@@ -104,6 +104,7 @@ class Service:
                 "least_blocks": least_blocks(facts.num_blocks),
                 "context": facts.context,
                 "has_predictor": facts.has_predictor,
+                "means": facts.means,
                 "has_chat": self.reader.has_chat,
                 "least_ms_per_token": facts.least_ms_per_token,
                 "engine": facts.engine,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget_source import ConstantBudget
+from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.ahead import plan_prompt, plans_ahead
 from buddy.engine.run import Feed, StepOutput, logits_of, run_step
@@ -36,6 +36,7 @@ from buddy.serving.request import (
     Finished,
     FinishReason,
     Fixed,
+    OnAverage,
     Usage,
 )
 from buddy.serving.row import Row, Submitted, best_beginning
@@ -190,8 +191,15 @@ class Batcher:
             text=TokenText(self._tokenizer),
             stop=StopStrings(request.stop),
             wanted=self._wanted(one),
+            spends=self._spends(one),
             prompt=np.array(request.prompt, np.int64),
         )
+
+    def _spends(self, one: Submitted) -> BudgetSource | None:
+        wish, ledger = one.request.wish, self._model.ledger
+        if not isinstance(wish, OnAverage) or ledger is None:
+            return None
+        return ledger.budget(wish.mean)
 
     def _wanted(self, one: Submitted) -> int:
         wish = one.request.wish
@@ -302,7 +310,10 @@ class Batcher:
         held = session.find(numbers)
         for place, row in enumerate(decoding):
             state = held[place]
-            if state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
+            if row.spends is not None:
+                if state.source is not row.spends:
+                    held[place] = replace(state, source=row.spends)
+            elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
                 held[place] = replace(state, source=ConstantBudget(row.depth))
         ahead = {
             row.sequence: row.planned

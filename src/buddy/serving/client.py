@@ -32,6 +32,8 @@ class EngineFacts:
     """Tokens that prompt and answer may have together."""
     has_predictor: bool
     """Whether `auto` can be asked for."""
+    means: tuple[int, int] | None = None
+    """The smallest and the largest mean of an answer that can be asked for, in blocks."""
     engine: str
     """In a few words for a person."""
     least_ms_per_token: float

@@ -16,11 +16,21 @@ from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
+from buddy.routing.ledger import check_mean
 from buddy.serving.batcher import Batcher, BatcherOptions
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control import Control, Gauges, Plainly
 from buddy.serving.grammar import GrammarMaker
-from buddy.serving.request import Auto, Deliver, Delta, Event, Fixed, GenerationRequest, Wish
+from buddy.serving.request import (
+    Auto,
+    Deliver,
+    Delta,
+    Event,
+    Fixed,
+    GenerationRequest,
+    OnAverage,
+    Wish,
+)
 from buddy.serving.row import Submitted
 
 _LOG: Final = logging.getLogger(__name__)
@@ -67,6 +77,7 @@ class Engine:
             num_blocks=model.num_blocks,
             context=min(context or model.backbone.context, model.backbone.context),
             has_predictor=model.predictor is not None,
+            means=None if model.ledger is None else model.ledger.range,
             engine=model.executor.describe(),
             least_ms_per_token=self._control.least_ms_per_token,
         )
@@ -215,6 +226,8 @@ class Engine:
         model = self._model
         if isinstance(wish, Auto) and model.predictor is None:
             raise no_predictor()
+        if isinstance(wish, OnAverage):
+            check_mean(wish.mean, self._facts.means)
         if isinstance(wish, Fixed):
             budgets = {wish.prefill, wish.decode}
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,14 @@ class Fixed:
     """Blocks that each token of the prompt runs."""
     decode: int
     """Blocks that each token of the answer runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnAverage(Fixed):
+    """A contract for the whole answer: its ledger spends so many blocks a token, and never more."""
+
+    mean: Fraction
+    """Over the tokens of the answer, in blocks; `decode` is it, rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +145,7 @@ class Usage:
     """Mean over the tokens of the answer."""
     distinct_plans: int
     source: str
-    """fixed, auto, deadline or default."""
+    """fixed, mean, auto, deadline or default."""
     lowered_from: int | None
     """What it would have had without load; None where nothing was lowered."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from buddy.depth.budget_source import BudgetSource
 from buddy.engine.ahead import PlannedPrompt
 from buddy.serving.control import RowView
 from buddy.serving.grammar import GrammarState
@@ -16,13 +17,20 @@ from buddy.serving.request import (
     Deliver,
     Fixed,
     GenerationRequest,
+    OnAverage,
     Unnamed,
     Usage,
 )
 from buddy.serving.sampler import Picker
 from buddy.serving.text import StopStrings, TokenText
 
-_SOURCES = {Fixed: "fixed", Auto: "auto", Deadline: "deadline", Unnamed: "default"}
+_SOURCES = {
+    Fixed: "fixed",
+    OnAverage: "mean",
+    Auto: "auto",
+    Deadline: "deadline",
+    Unnamed: "default",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Row:
     wanted: int
     """Blocks of a token of the answer without load."""
     prompt: NDArray[np.int64]
+    spends: BudgetSource | None = None
+    """Of the answer's tokens, where their mean is named and not their depth."""
     depth: int = field(init=False)
     """Blocks of the next token."""
     since: int = 0
@@ -129,9 +139,9 @@ class Row:
         self.made_by += depth
         self.plans.add(runs.tobytes())
         if isinstance(wish, Fixed):
-            self.deepest, self.depth = wish.decode, wish.decode
-        else:
-            self.deepest = max(self.deepest, depth)
+            self.depth = wish.decode
+        is_exact = isinstance(wish, Fixed) and self.spends is None
+        self.deepest = self.depth if is_exact else max(self.deepest, depth)
         self.shallowest = depth if self.shallowest is None else min(self.shallowest, depth)
         self.answer.append(token)
         self.last, self.last_s = token, now_s

@@ -83,8 +83,9 @@ class Asked(_Body):
     model: str | None = None
     """The served model, or `MODEL@BUDGET`; may be left out."""
     budget: Budget | None = None
-    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"ms_per_token": 12} or
-    {"tokens_per_s": 80}; an object may also have min and max."""
+    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"mean": 0.7},
+    {"ms_per_token": 12} or {"tokens_per_s": 80}; but for a mean, an
+    object may also have min and max."""
     reasoning_effort: str | None = None
     """A budget by name, where the server gives names to budgets."""
     stream: bool | None = None
@@ -286,6 +287,8 @@ class ModelFacts(_Reply):
     """Tokens that prompt and answer may have together."""
     has_predictor: bool
     """Whether the budget `auto` can be asked for."""
+    means: tuple[int, int] | None
+    """The smallest and the largest mean of an answer that can be asked for, in blocks."""
     has_chat: bool
     """Whether it takes conversations."""
     least_ms_per_token: float

@@ -5,16 +5,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from buddy.depth.budget import AUTO, Budget, least_blocks, no_predictor, parse_budget
+from buddy.depth.budget import (
+    AUTO,
+    Budget,
+    Mean,
+    least_blocks,
+    no_predictor,
+    parse_budget,
+    read_mean,
+)
 from buddy.errors import BudgetError, shown
-from buddy.serving.request import Auto, Deadline, Fixed, Unnamed, Wish
+from buddy.routing.ledger import check_mean
+from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed, Wish
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 """Names that OpenAI's clients give to efforts."""
 
 _FORMS: Final = (
     'a fraction such as 0.6, a count such as "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, '
-    '{"ms_per_token": 12} or {"tokens_per_s": 80}'
+    '{"mean": 0.7}, {"ms_per_token": 12} or {"tokens_per_s": 80}'
 )
 _KINDS: Final = (("prefill", "decode"), ("ms_per_token",), ("tokens_per_s",))
 
@@ -29,6 +38,8 @@ class BudgetRules:
 
     num_blocks: int
     has_predictor: bool
+    means: tuple[int, int] | None = None
+    """The smallest and the largest mean that the model's ledger spends, in blocks."""
     min_budget: str | None = None
     """Below it no elastic budget goes; as clients write budgets. None = what the model can run."""
     default: str | None = None
@@ -79,7 +90,7 @@ class BudgetRules:
         if self.default is None:
             return Unnamed(least=self.floor(), most=self.num_blocks)
         wish = self._plain(self.default)
-        if isinstance(wish, Fixed):
+        if isinstance(wish, Fixed) and not isinstance(wish, OnAverage):
             return Unnamed(least=min(self.floor(), wish.decode), most=wish.decode)
         return wish
 
@@ -92,7 +103,10 @@ class BudgetRules:
         return parse_budget(budget, self.num_blocks)
 
     def _plain(self, budget: Any) -> Wish:
-        """Of a fraction, a count, or `auto`."""
+        """Of a fraction, a count, `auto`, or a mean."""
+        mean = read_mean(budget)
+        if mean is not None:
+            return self._mean(mean, None)
         read = self._read(budget)
         if read != AUTO:
             return Fixed(prefill=read.blocks, decode=read.blocks)
@@ -107,11 +121,8 @@ class BudgetRules:
         return read.blocks
 
     def _object(self, budget: Mapping[str, Any]) -> Wish:
-        if "mean" in budget:
-            raise BudgetError(
-                'budget {"mean": ...} is spent by generate alone so far, and not by the server: '
-                "name a budget for each token, such as 0.6"
-            )
+        if set(budget) in ({"mean"}, {"mean", "prefill"}):
+            return self._mean(Mean.read(budget["mean"]), budget.get("prefill"))
         kind = budget.keys() - {"min", "max"}
         if not any(kind == set(known) for known in _KINDS):
             raise BudgetError(
@@ -125,6 +136,13 @@ class BudgetRules:
         most = self.num_blocks if high is None else high
         least = max(self.floor(), 0 if low is None else low)
         return Deadline(ms_per_token=ms, least=min(least, most), most=most)
+
+    def _mean(self, read: Mean, prefill: Any) -> OnAverage:
+        """A mean over the answer; the prompt runs it, rounded down, where nothing is said of it."""
+        mean = read.blocks(self.num_blocks)
+        check_mean(mean, self.means)
+        named = None if prefill is None else self._blocks(prefill, "budget.prefill")
+        return OnAverage(prefill=named or math.floor(mean), decode=math.ceil(mean), mean=mean)
 
     def _bounds(self, budget: Mapping[str, Any]) -> tuple[int | None, int | None]:
         low, high = (

@@ -112,6 +112,7 @@ def serve(
         return BudgetRules(
             num_blocks=outline.num_blocks,
             has_predictor=outline.predictor is not None,
+            means=None if outline.ledger is None else outline.ledger.range,
             min_budget=min_budget,
             default=default_budget,
             efforts={} if effort_budgets is None else parse_efforts(effort_budgets),

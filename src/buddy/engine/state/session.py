@@ -99,8 +99,8 @@ class Session:
     ) -> int:
         """Take in a sequence that begins with the first tokens of another one.
 
-        They are not computed again: what the cache has of them is copied. Its blocks, as counted,
-        begin at none.
+        They are not computed again: what the cache has of them is copied. They count as tokens of
+        its prompt; its blocks, as counted, begin at none.
 
         Args:
             number: Of the other one, which goes on as it is.
@@ -127,7 +127,10 @@ class Session:
         self.commit(
             replace(
                 self._state,
-                sequences={**self.sequences, made: replace(new, length=length)},
+                sequences={
+                    **self.sequences,
+                    made: replace(new, length=length, prompt_length=length),
+                },
             )
         )
         return made
