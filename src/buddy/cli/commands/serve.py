@@ -25,7 +25,7 @@ def _check_efforts(text: str) -> None:
     from buddy.serving.wish import parse_efforts
 
     for budget in parse_efforts(text).values():
-        options.check_budget(budget)
+        options.check_answer_budget(budget)
 
 
 def serve(
@@ -67,7 +67,7 @@ def serve(
     default_budget: Annotated[
         str | None,
         options.checked(
-            options.check_budget,
+            options.check_answer_budget,
             help="Of requests that name none. Full depth if not given.",
         ),
     ] = None,
