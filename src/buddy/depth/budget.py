@@ -239,6 +239,29 @@ class Mean:
         return self.amount * num_blocks
 
 
+def check_mean(mean: Fraction, means: tuple[int, int] | None) -> None:
+    """Refuse a mean that a ledger cannot spend.
+
+    Args:
+        mean: In blocks.
+        means: The smallest and the largest that it can; None where there is no ledger.
+
+    Raises:
+        BudgetError: The mean lies outside, or there is no ledger.
+    """
+    if means is None:
+        raise BudgetError(
+            f"a mean of {float(mean):g} blocks a token needs a ledger, which spends it over the "
+            "tokens of an answer, and this model has none: name a budget for each token, such as "
+            "0.7, or fit a ledger with buddy train-ledger"
+        )
+    if not means[0] <= mean <= means[1]:
+        raise BudgetError(
+            f"a mean of {float(mean):g} blocks a token is outside what this model's ledger spends: "
+            f"expected {means[0]} to {means[1]} blocks"
+        )
+
+
 _PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
 
 

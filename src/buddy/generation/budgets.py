@@ -13,6 +13,7 @@ from buddy.depth.budget import (
     AUTO,
     Budget,
     BudgetLike,
+    check_mean,
     no_predictor,
     parse_budget,
     parse_budgets,
@@ -31,7 +32,7 @@ from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.routing.ledger import Ledger, check_mean
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buddy.depth.budget import check_mean
 from buddy.depth.budget_source import Progress
-from buddy.errors import BudgetError, PolicyError
+from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.settings import Range, check_ranges
 
@@ -56,29 +57,6 @@ class LedgerConfig:
     def to_json(self) -> dict[str, Any]:
         """Plain values only."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-
-
-def check_mean(mean: Fraction, means: tuple[int, int] | None) -> None:
-    """Refuse a mean that a ledger cannot spend.
-
-    Args:
-        mean: In blocks.
-        means: The smallest and the largest that it can; None where there is no ledger.
-
-    Raises:
-        BudgetError: The mean lies outside, or there is no ledger.
-    """
-    if means is None:
-        raise BudgetError(
-            f"a mean of {float(mean):g} blocks a token needs a ledger, which spends it over the "
-            "tokens of an answer, and this model has none: name a budget for each token, such as "
-            "0.7, or fit a ledger with buddy train-ledger"
-        )
-    if not means[0] <= mean <= means[1]:
-        raise BudgetError(
-            f"a mean of {float(mean):g} blocks a token is outside what this model's ledger spends: "
-            f"expected {means[0]} to {means[1]} blocks"
-        )
 
 
 class Ledger(Float32Module):

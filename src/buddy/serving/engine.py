@@ -10,13 +10,12 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.depth.budget import no_predictor
+from buddy.depth.budget import check_mean, no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
-from buddy.routing.ledger import check_mean
 from buddy.serving.batcher import Batcher, BatcherOptions
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control import Control, Gauges, Plainly

@@ -9,13 +9,13 @@ from buddy.depth.budget import (
     AUTO,
     Budget,
     Mean,
+    check_mean,
     least_blocks,
     no_predictor,
     parse_budget,
     read_mean,
 )
 from buddy.errors import BudgetError, shown
-from buddy.routing.ledger import check_mean
 from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed, Wish
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
