@@ -2,11 +2,14 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from buddy.cli import options
+
+if TYPE_CHECKING:
+    from buddy.checkpoint.manifest import Manifest
 
 RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
@@ -66,6 +69,7 @@ def info(
         "params_outside_blocks": shape.outside_params,
         "kv_bytes_per_token": kv_bytes_per_token(shape),
         "order": _order(model),
+        **_choosers(model),
         "context": context,
         "budgets": rows,
         "card": {} if found is None else found.facts,
@@ -84,6 +88,7 @@ def info(
     console.print(f"  parameters outside     {shape.outside_params:,}")
     console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
     console.print(f"  blocks chosen by       {facts['order']}", markup=False)
+    console.print(f"  budgets beside numbers {_beside(facts)}", markup=False)
     if found is not None:
         console.print(
             f"  licence of weights     {found.facts.get('license', 'unknown')}", markup=False
@@ -105,30 +110,53 @@ def info(
     show_table(console, table)
 
 
-def _rank(model: str) -> int:
-    """Width of the Decision Module: of the checkpoint's, or of one by default."""
+def _manifest(model: str) -> "Manifest | None":
+    """What a checkpoint consists of; None of a model that is none."""
     from buddy.checkpoint.manifest import read_manifest
     from buddy.hub.inside import user_path
     from buddy.hub.loading import shipped_checkpoint
     from buddy.hub.manifest import is_checkpoint
-    from buddy.routing.decision import DecisionConfig
 
     folder = shipped_checkpoint(model) or user_path(model)
-    router = read_manifest(folder).router if is_checkpoint(folder) else None
+    return read_manifest(folder) if is_checkpoint(folder) else None
+
+
+def _choosers(model: str) -> dict[str, Any]:
+    """What of a checkpoint chooses how many blocks run: a predictor, and the means of a ledger."""
+    manifest = _manifest(model)
+    ledger = None if manifest is None else manifest.ledger
+    return {
+        "has_predictor": manifest is not None and manifest.predictor is not None,
+        "means": None if ledger is None else [ledger.levels[0], ledger.levels[-1]],
+    }
+
+
+def _beside(facts: dict[str, Any]) -> str:
+    """In words, the budgets that are no plain number of blocks."""
+    known = ["auto"] if facts["has_predictor"] else []
+    if facts["means"] is not None:
+        low, high = (share / facts["blocks"] for share in facts["means"])
+        known.append(f"mean:{low:.3g} to mean:{high:.3g}")
+    return ", ".join(known) or "none: the model has no predictor and no ledger"
+
+
+def _rank(model: str) -> int:
+    """Width of the Decision Module: of the checkpoint's, or of one by default."""
+    from buddy.routing.decision import DecisionConfig
+
+    manifest = _manifest(model)
+    router = None if manifest is None else manifest.router
     return (DecisionConfig() if router is None else router.decision).rank
 
 
 def _order(model: str) -> str:
     """Where a budget's blocks come from, without reading any weights."""
-    from buddy.checkpoint.manifest import read_manifest
     from buddy.checkpoint.quick_prior import is_cached
-    from buddy.hub.inside import user_path
-    from buddy.hub.loading import load_prior, shipped_checkpoint
-    from buddy.hub.manifest import is_checkpoint
+    from buddy.hub.loading import load_prior
 
-    folder = shipped_checkpoint(model) or user_path(model)
-    if is_checkpoint(folder):
-        return f"policy {read_manifest(folder).policy} of the checkpoint"
+    manifest = _manifest(model)
+    if manifest is not None:
+        return f"policy {manifest.policy} of the checkpoint"
     prior = load_prior(model)
     if prior is not None:
         return prior.describe()
