@@ -167,10 +167,11 @@ def blocks_of(budget: Any, num_blocks: int) -> int | None:
 
 
 def asked_blocks(body: Any, num_blocks: int) -> int | None:
-    """The most blocks that a token of a request may run; None where its body does not say.
+    """The most blocks that a token of a request may run, or the mean that it names.
 
-    It reads the field `budget` (of an object the largest of `prefill` and `decode`, or `max`), the
-    `budget` in `vllm_xargs`, and what stands after `@` in the model's name, in that order.
+    It reads the field `budget` (of an object the largest of `prefill`, `decode` and `mean`, or
+    `max`), the `budget` in `vllm_xargs`, and what stands after `@` in the model's name, in that
+    order. None where these do not say.
     """
     if not isinstance(body, Mapping):
         return None
@@ -180,9 +181,11 @@ def asked_blocks(body: Any, num_blocks: int) -> int | None:
     if budget is None:
         _, at, budget = str(body.get("model", "")).rpartition("@")
         budget = budget if at else None
+    if isinstance(budget, str):
+        budget = budget.strip().removeprefix("mean:")
     if not isinstance(budget, Mapping):
         return blocks_of(budget, num_blocks)
-    phases = [budget[name] for name in ("prefill", "decode") if name in budget]
+    phases = [budget[name] for name in ("prefill", "decode", "mean") if name in budget]
     read = [blocks_of(one, num_blocks) for one in phases or [budget.get("max")]]
     return None if None in read else max(one for one in read if one is not None)
 

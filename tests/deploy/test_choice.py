@@ -43,6 +43,9 @@ def test_a_budget_is_read_as_the_server_reads_it(num_blocks):
         ({"budget": {"prefill": 1.0, "decode": 0.5}}, 30),
         ({"budget": {"prefill": 0.4, "decode": "60%"}}, 18),
         ({"budget": {"ms_per_token": 12, "max": 0.8}}, 24),
+        ({"budget": {"mean": 0.6}}, 18),
+        ({"budget": {"mean": 0.6, "prefill": 1.0}}, 30),
+        ({"model": "smollm2-135m-buddy@mean:0.6"}, 18),
         ({"budget": {"ms_per_token": 12}}, None),
         ({"vllm_xargs": {"budget": 0.6}}, 18),
         ({"vllm_xargs": {"budget": "auto"}}, None),
@@ -64,7 +67,9 @@ def test_a_request_says_how_deep_it_may_run_at_most(body, blocks):
     budget = body.get("budget") if isinstance(body, dict) else None
     if blocks is not None and "vllm_xargs" not in body:
         _, suffix = split_model(body.get("model", "m"), "m")
-        wish = BudgetRules(num_blocks=L, has_predictor=True).wish(budget, suffix, None)
+        wish = BudgetRules(num_blocks=L, has_predictor=True, means=(15, L)).wish(
+            budget, suffix, None
+        )
         most = max(wish.prefill, wish.decode) if isinstance(wish, Fixed) else wish.most
         assert most == blocks
 
