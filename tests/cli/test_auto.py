@@ -6,6 +6,7 @@ import pytest
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from tests.cli.test_cli import run
+from tests.generation.test_ledger_budget import with_ledger
 from tests.tiny import tiny_buddy
 from tests.words import word_tokenizer
 
@@ -48,6 +49,21 @@ def test_chat_chooses_for_each_turn(checkpoint):
     assert "auto: chosen for each turn, up to 6 blocks" in done.stderr
     assert " of 6 blocks · " in done.stderr
     assert "budget 0.5 · 3 of 6" in done.stderr
+
+
+def test_chat_and_generate_take_a_mean(tmp_path):
+    folder, tokenizer = str(tmp_path / "model"), word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    with_ledger("qwen3").save_pretrained(folder, tokenizer=tokenizer)
+    done = run("chat", "-m", folder, "--max-new-tokens", "3", stdin="/budget mean:0.75\nw3 w5\n")
+    assert done.returncode == 0, done.stderr
+    assert "mean:0.75: chosen for each token, up to 6 blocks" in done.stderr
+    done = run("generate", "w3", "-m", folder, "--raw", "-b", "mean:0.75", "--json")
+    record = json.loads(done.stdout)
+    assert record["budget_blocks"] is None
+    ran = [token["executed"] for token in record["tokens"]]
+    assert ran[0] == 4
+    assert sum(ran[1:]) <= 4.5 * len(ran[1:])
 
 
 def test_the_prompt_may_have_a_budget_of_its_own(checkpoint):

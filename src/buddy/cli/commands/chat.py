@@ -30,6 +30,7 @@ def chat(
     """
     from buddy.cli.chat_session import ChatSession, Sampling, check_message
     from buddy.cli.views.display import show_summary, stderr
+    from buddy.depth.budget import read_mean
     from buddy.errors import BudgetError, PromptError
 
     console = stderr()
@@ -66,7 +67,9 @@ def chat(
                 wanted = line.removeprefix("/budget").strip() or None
                 blocks = chat_session.check_budget(wanted, prefill_budget)
                 budget = wanted
-                allowed = "auto: chosen for each turn, up to" if blocks is None else f"{blocks} of"
+                who = "token" if wanted and read_mean(wanted) else "turn"
+                chosen = f"{wanted}: chosen for each {who}, up to"
+                allowed = chosen if blocks is None else f"{blocks} of"
                 console.print(f"{allowed} {chat_session.model.num_blocks} blocks", style="dim")
                 continue
             if line.startswith("/"):

@@ -9,6 +9,7 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.streams import read_stdin
+from buddy.depth.budget import read_mean
 from buddy.files import check_writable, write_text
 from buddy.hub.presets import ROUTED_MODEL
 
@@ -111,7 +112,7 @@ def _record(
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
     blocks = chat_session.check_budget(budget)
-    if blocks is None and steps:
+    if blocks is None and steps and read_mean(budget) is None:
         blocks = steps[0]["executed"][0]
     return {
         "model": model,
