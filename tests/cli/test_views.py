@@ -176,7 +176,10 @@ def test_long_work_without_a_terminal_says_a_line_now_and_then(monkeypatch):
     "command",
     [
         *([one] for one in ("generate", "chat", "models", "info", "data", "importance", "search")),
-        *([one] for one in ("train", "train-budget", "observe", "bench", "eval", "plot")),
+        *(
+            [one]
+            for one in ("train", "train-budget", "train-ledger", "observe", "bench", "eval", "plot")
+        ),
         *([one] for one in ("serve", "load", "reproduce", "export")),
         *(["eval", one] for one in ("tasks", "ppl", "answers", "gsm8k", "mmlu", "rouge")),
         *(["observe", one] for one in ("ranks", "context")),

@@ -9,6 +9,7 @@ from buddy.errors import RecipeError
 from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
 from buddy.training.joint.run import train
+from buddy.training.ledger.recipe import LedgerRecipe
 from buddy.training.methods import METHODS, read_method, run_of
 from buddy.training.predictor.recipe import BudgetRecipe
 
@@ -53,6 +54,8 @@ def test_an_unknown_key_of_the_method_is_refused_by_its_file(tmp_path):
 def test_every_recipe_of_ours_can_be_read(path):
     if path.name.endswith("-budget.toml"):
         read_recipe(BudgetRecipe, path)
+    elif path.name.endswith("-ledger.toml"):
+        read_recipe(LedgerRecipe, path)
     else:
         name, _ = read_method(path)
         assert name == "buddy" or path.stem == name

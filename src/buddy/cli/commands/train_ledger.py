@@ -12,7 +12,7 @@ def train_ledger(
     out: options.RunFolder = Path("runs/train-ledger"),
     changes: options.Changes = None,
 ) -> None:
-    """Fit the ledger that spends a mean budget over the tokens of an answer."""
+    """Fit the ledger, which spends a mean over an answer."""
     from buddy.cli.views.ledger_bar import LedgerBar
     from buddy.settings import read_recipe
     from buddy.training.ledger.recipe import LedgerRecipe
