@@ -1,4 +1,4 @@
-"""What six plain prompts get at each budget, to be read: the prompts were chosen before the model.
+"""What six plain prompts get at each budget, to be read: the prompts came before the model.
 
 python benchmarks/plain_prompts.py smollm2-135m-buddy --out results/plain-prompts.json
 """

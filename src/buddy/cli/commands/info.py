@@ -46,7 +46,8 @@ def info(
         return
     with fetch_progress(stderr()) as on_progress:
         family, shape = inspect_model(model, on_progress=on_progress)
-    rows, rank = [], _rank(model)
+    manifest = _manifest(model)
+    rows, rank = [], _rank(manifest)
     for ratio in RATIOS:
         try:
             blocks = Budget.from_ratio(ratio, shape.num_blocks).blocks
@@ -68,8 +69,8 @@ def info(
         "params_per_block": shape.block_params,
         "params_outside_blocks": shape.outside_params,
         "kv_bytes_per_token": kv_bytes_per_token(shape),
-        "order": _order(model),
-        **_choosers(model),
+        "order": _order(model, manifest),
+        **_choosers(manifest),
         "context": context,
         "budgets": rows,
         "card": {} if found is None else found.facts,
@@ -121,9 +122,8 @@ def _manifest(model: str) -> "Manifest | None":
     return read_manifest(folder) if is_checkpoint(folder) else None
 
 
-def _choosers(model: str) -> dict[str, Any]:
+def _choosers(manifest: "Manifest | None") -> dict[str, Any]:
     """What of a checkpoint chooses how many blocks run: a predictor, and the means of a ledger."""
-    manifest = _manifest(model)
     ledger = None if manifest is None else manifest.ledger
     return {
         "has_predictor": manifest is not None and manifest.predictor is not None,
@@ -140,21 +140,19 @@ def _beside(facts: dict[str, Any]) -> str:
     return ", ".join(known) or "none: the model has no predictor and no ledger"
 
 
-def _rank(model: str) -> int:
+def _rank(manifest: "Manifest | None") -> int:
     """Width of the Decision Module: of the checkpoint's, or of one by default."""
     from buddy.routing.decision import DecisionConfig
 
-    manifest = _manifest(model)
     router = None if manifest is None else manifest.router
     return (DecisionConfig() if router is None else router.decision).rank
 
 
-def _order(model: str) -> str:
+def _order(model: str, manifest: "Manifest | None") -> str:
     """Where a budget's blocks come from, without reading any weights."""
     from buddy.checkpoint.quick_prior import is_cached
     from buddy.hub.loading import load_prior
 
-    manifest = _manifest(model)
     if manifest is not None:
         return f"policy {manifest.policy} of the checkpoint"
     prior = load_prior(model)

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
-from buddy.training.batches import collate
+from buddy.training.batches import Batch, collate
 from buddy.training.fast import fast_passes
 from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import straight_through_pass
+from buddy.training.joint.straight_through import StraightThroughPass, straight_through_pass
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses
 
@@ -35,6 +37,24 @@ class Evaluation:
 
 
 @torch.no_grad()
+def answer_pass(
+    model: BuddyForCausalLM, batch: Batch, depths: Int[Tensor, "batch tokens"]
+) -> tuple[StraightThroughPass, Float[Tensor, " answers"]]:
+    """One pass as inference chooses, and what each answer token loses in it, in nats.
+
+    Args:
+        model: Whose policy chooses the blocks.
+        batch: Prompts and answers.
+        depths: Blocks of each token.
+    """
+    policy = model.scoring_policy
+    with fast_passes(model.backbone):
+        out = straight_through_pass(model.backbone, policy, batch, depths, plain_choice(policy))
+        hidden = out.hidden[batch.rows, batch.columns]
+        return out, answer_losses(model.backbone, hidden, batch.targets)
+
+
+@torch.no_grad()
 def evaluate(
     model: BuddyForCausalLM, examples: Sequence[Example], budgets: Sequence[int]
 ) -> tuple[list[Evaluation], RouteCounts]:
@@ -50,20 +70,14 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    policy = model.scoring_policy
     ordered = sorted(examples, key=lambda example: example.num_tokens)
     everything, results = RouteCounts(), []
     for blocks in budgets:
         total, tokens, counts = 0.0, 0, RouteCounts()
         for start in range(0, len(ordered), _BATCH):
             batch = collate(ordered[start : start + _BATCH], model.device)
-            depths = torch.full_like(batch.token_ids, blocks)
-            with fast_passes(model.backbone):
-                out = straight_through_pass(
-                    model.backbone, policy, batch, depths, plain_choice(policy)
-                )
-            hidden = out.hidden[batch.rows, batch.columns]
-            total += float(answer_losses(model.backbone, hidden, batch.targets).double().sum())
+            out, losses = answer_pass(model, batch, torch.full_like(batch.token_ids, blocks))
+            total += float(losses.double().sum())
             tokens += len(batch.targets)
             counts.add(out.plan.executed_sets)
             everything.add(out.plan.executed_sets)

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, collate
-from buddy.training.fast import fast_passes
-from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import straight_through_pass
-from buddy.training.losses import answer_losses
+from buddy.training.joint.evaluate import answer_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +54,13 @@ def measure_levels(
         for level in levels:
             depths = torch.full_like(batch.token_ids, level)
             depths[batch.is_prompt] = prompt
-            by_level.append(_losses(model, batch, depths).numpy())
+            by_level.append(answer_pass(model, batch, depths)[1].cpu().numpy())
         losses = np.stack(by_level, 1)
         for row, example in enumerate(part):
             mine = losses[(batch.rows == row).cpu().numpy()]
             found.append(TokenLosses(example.answer[:-1], mine[1:]))
         on_rows(len(found))
-    return [one for one in found if one.token_ids]
+    return found
 
 
 def measure_depths(
@@ -97,7 +92,7 @@ def measure_depths(
             ran.append(blocks)
             first = len(example.prompt)
             depths[row, first : first + len(blocks)] = torch.tensor(blocks).to(depths)
-        losses = _losses(model, batch, depths).double()
+        losses = answer_pass(model, batch, depths)[1].cpu().double()
         for row in range(len(part)):
             lost.append(float(losses[(batch.rows == row).cpu()][1:].sum()))
     return lost, ran
@@ -112,14 +107,3 @@ def _batches(
     for start in range(0, len(ordered), size):
         part = ordered[start : start + size]
         yield collate(part, model.device), part
-
-
-@torch.no_grad()
-def _losses(
-    model: BuddyForCausalLM, batch: Batch, depths: Int[Tensor, "batch tokens"]
-) -> Float[Tensor, " answers"]:
-    policy = model.scoring_policy
-    with fast_passes(model.backbone):
-        out = straight_through_pass(model.backbone, policy, batch, depths, plain_choice(policy))
-        hidden = out.hidden[batch.rows, batch.columns]
-        return answer_losses(model.backbone, hidden, batch.targets).cpu()

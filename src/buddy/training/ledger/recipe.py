@@ -26,6 +26,9 @@ class LedgerSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
+        levels = self.levels
+        if len(levels) < 2 or list(levels) != sorted(set(levels)):
+            raise RecipeError(f"ledger.levels must rise, and be two at least, got {list(levels)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,3 +43,11 @@ class LedgerRecipe:
     """What is fitted."""
     means: tuple[int, ...] = field(default=())
     """Mean blocks at which it is measured on validation rows; the whole range if not set."""
+
+    def __post_init__(self) -> None:
+        low, high = self.ledger.levels[0], self.ledger.levels[-1]
+        for mean in self.means:
+            if not low <= mean <= high:
+                raise RecipeError(
+                    f"means must lie between the ledger's levels {low} and {high}, got {mean}"
+                )
