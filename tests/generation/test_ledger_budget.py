@@ -61,6 +61,15 @@ def test_rows_have_accounts_of_their_own():
     assert spent[2] <= 5 * 9
 
 
+@torch.no_grad()
+def test_a_beginning_that_is_shared_is_of_the_prompt():
+    buddy = with_ledger()
+    session = buddy(random_ids(1, 6), budget="4 blocks").past_key_values
+    (first,) = session.sequences
+    made = session.branch(first, 5, buddy.read_sources("mean:0.75", None, 1)[0])
+    assert session.sequences[made].prompt_length == session.sequences[made].length == 5
+
+
 def test_a_mean_that_cannot_be_spent_is_refused():
     plain, buddy = tiny_buddy(), with_ledger()
     for model, budget, what in (

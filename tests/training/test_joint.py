@@ -64,6 +64,7 @@ def test_a_learning_rate_of_zero_leaves_the_router_as_it_starts():
     moved = {name for name, p in made.parameters.items() if not torch.equal(p, before[name])}
     assert moved
     assert not any(name.startswith("router.") for name in moved)
+    assert not any(p.requires_grad for p in made.model.router.parameters())  # no gate is taken
     learns = trainer(optim={"router_learning_rate": 1e-30})
     learns.step(0)
     adapters = {name: p for name, p in made.parameters.items() if "lora_" in name}
