@@ -282,7 +282,7 @@ def test_a_prompt_at_a_depth_of_its_own_is_that_of_decoding():
     model, examples = tiny_buddy(), EXAMPLES[:2]
 
     def budgets(prompt, rest):
-        return (6,) * prompt + (4,) * rest
+        return (6,) * prompt + (4,) * len(rest)
 
     found = answer_losses(model, model.policy, budgets, examples)
     for (nll, plan, _), example in zip(found, examples, strict=True):

@@ -1,13 +1,17 @@
 """Conditions in which prompt and answer have budgets of their own, and online policies."""
 
 import pytest
+import torch
 
 from buddy import BuddyForCausalLM
+from buddy.data.examples import Example
 from buddy.depth.budget_source import ConstantBudget, PhasedBudget
 from buddy.errors import BudgetError
+from buddy.evaluation.answers.answers import run_answers
 from buddy.evaluation.conditions import plan_conditions
 from buddy.records import RunRecord
 from tests.engine.test_steering import ByNorm
+from tests.routing.test_ledger import ledger
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 
 POLICY = ("static:1,2,3,4",)
@@ -19,8 +23,8 @@ def test_phases_make_conditions_of_their_own():
     full, plain, phased, other = plan_conditions(model, POLICY, budgets)
     assert plain.source == ConstantBudget(3)
     assert phased.source == PhasedBudget(NUM_BLOCKS, ConstantBudget(3))
-    assert phased.budgets(2, 3) == (6, 6, 3, 3, 3)
-    assert plain.budgets(2, 3) == (3,)
+    assert phased.budgets(2, (7, 8, 9)) == (6, 6, 3, 3, 3)
+    assert plain.budgets(2, (7, 8, 9)) == (3,)
     assert phased.describe()["prefill_blocks"] == NUM_BLOCKS
     assert "prefill_blocks" not in plain.describe()
     assert phased.label != plain.label
@@ -60,6 +64,50 @@ def test_phases_that_are_equal_are_one_budget():
 def test_phases_that_cannot_be_are_refused(budget, says):
     with pytest.raises(BudgetError, match=says):
         plan_conditions(tiny_buddy(predictor=True), POLICY, (budget,), auto=True)
+
+
+def with_ledger():
+    model = tiny_buddy()
+    model.ledger = ledger((3, 4, 6), [1.05, 1.02, 1.0], {7: [2.0, 1.0, 0.0]}, [0.1, 0.1, 0.1])
+    return model
+
+
+def test_a_mean_is_spent_over_the_tokens_after_the_prompt():
+    model = with_ledger()
+    budgets = ("mean:0.75", "mean:0.9", "prefill:1.0,decode:mean:0.75", "4 blocks")
+    mean, more, phased, plain = plan_conditions(model, POLICY, budgets)
+    answer = (1, 1, 1, 7, 1, 7)
+    assert mean.budgets(2, answer) == (4, 4, 3, 3, 3, 6, 3, 6)
+    assert phased.budgets(2, answer) == (6, 6, 3, 3, 3, 6, 3, 6)
+    assert more.budgets(2, answer)[:2] == (5, 5)
+    assert len({one.key for one in (mean, more, phased, plain)}) == 4
+    assert mean.fixed_blocks() is None
+    assert mean.describe()["budget"] == "mean:0.75"
+    assert phased.source.answer is phased.mean
+
+
+@torch.no_grad()
+def test_answers_under_a_mean_lose_what_the_same_depths_lose_token_by_token():
+    model, ids = with_ledger(), torch.tensor([5, 2, 1, 1, 7, 7, 1, 7, 3])
+    example = Example(tuple(ids[:2].tolist()), tuple(ids[2:].tolist()), "any")
+    (condition,) = plan_conditions(model, POLICY, ("mean:0.75",))
+    point, *_ = run_answers(model, [condition], [example])["points"]
+    model.set_policy(POLICY[0])
+    session = model.new_session(1, 16)
+    lost, ran, column = 0.0, [], 0
+    for fed in (ids[:2], *ids[2:-1].split(1)):
+        out = model(fed[None], budget="mean:0.75", past_key_values=session)
+        column += len(fed)
+        lost -= float(out.logits[0, -1].log_softmax(-1)[ids[column]])
+        ran += [len(out.plan.executed_sets[0])]
+    assert point["value"] == pytest.approx(lost / 7, rel=1e-4)
+    assert len(set(ran)) > 1
+    assert point["mean_blocks"] == pytest.approx((2 * ran[0] + sum(ran[1:])) / 8)
+
+
+def test_a_mean_needs_a_ledger():
+    with pytest.raises(BudgetError, match="needs a ledger"):
+        plan_conditions(tiny_buddy(), POLICY, ("mean:0.5",))
 
 
 def test_an_online_policy_is_measured_as_it_is_and_at_no_budget():

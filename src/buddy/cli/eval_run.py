@@ -51,7 +51,8 @@ Budgets = Annotated[
         options.check_phases,
         "--budget",
         "-b",
-        help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto. Full depth if none.',
+        help='Repeat for several: 0.75, "18 blocks", mean:0.7; of tasks also auto. Full depth if '
+        "none.",
     ),
 ]
 Policies = Annotated[

@@ -62,10 +62,11 @@ def check_answer_budget(text: str) -> None:
 
 
 def check_phases(text: str) -> None:
-    """As `check_budget`; prompt and answer may have a budget each."""
-    for one in split_phases(text):
-        if one is not None:
-            read_budget(one)
+    """As `check_answer_budget`; prompt and answer may have a budget each."""
+    prompt, answer = split_phases(text)
+    check_answer_budget(answer)
+    if prompt is not None:
+        check_budget(prompt)
 
 
 def _check_temperature(value: float) -> None:

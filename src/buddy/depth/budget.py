@@ -269,7 +269,7 @@ def split_phases(text: str) -> tuple[str | None, str]:
     """The budget of the prompt's tokens and that of the answer's, as they are typed together.
 
     Args:
-        text: `prefill:1.0,decode:0.5`, or one budget for both.
+        text: `prefill:1.0,decode:0.5`, or one budget for both; `mean:0.7` is one of the answer.
 
     Returns:
         The prompt's, None where it is that of the answer; and the answer's.
@@ -280,7 +280,7 @@ def split_phases(text: str) -> tuple[str | None, str]:
     found = _PHASES.fullmatch(text)
     if found is not None:
         return found[1], found[2]
-    if ":" in text:
+    if ":" in text and read_mean(text) is None:
         raise BudgetError(
             f"budget {_shown(text)} cannot be read: to give prompt and answer budgets of their own "
             "write prefill:1.0,decode:0.5"

@@ -24,6 +24,7 @@ from buddy.depth.select import check_spendable, select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM
+from buddy.routing.ledger import LedgerBudget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +38,13 @@ class Condition:
     policy: Policy
     """Who chooses the blocks."""
     blocks: int
-    """How many run; under `auto` the most that may."""
+    """How many run; under `auto` the most that may, under a mean those of the prompt's tokens."""
     is_auto: bool = False
     """The Budget Predictor chooses how many, for each prompt."""
     prefill_blocks: int | None = None
     """How many the prompt's tokens run, where it is another number than the answer's."""
+    mean: LedgerBudget | None = None
+    """What spends a mean over the answer's tokens, in the place of one number for each."""
 
     @property
     def key(self) -> str:
@@ -56,7 +59,7 @@ class Condition:
         else:
             depths = [self.blocks if self.prefill_blocks is None else self.prefill_blocks]
             depths = list(dict.fromkeys([*depths, self.blocks]))
-        fixed = self._fixed(depths)
+        fixed = None if self.mean is not None else self._fixed(depths)
         if fixed is None:
             return f"{self.spec}@{self.depth}"
         named = "+".join(",".join(map(str, blocks)) for blocks in fixed)
@@ -66,7 +69,7 @@ class Condition:
 
     def fixed_blocks(self) -> tuple[int, ...] | None:
         """The blocks that run whatever the input; None where the input decides, or the token."""
-        if self.is_auto or self.prefill_blocks is not None:
+        if self.is_auto or self.mean is not None or self.prefill_blocks is not None:
             return None
         fixed = self._fixed([self.blocks])
         return None if fixed is None else fixed[0]
@@ -88,33 +91,38 @@ class Condition:
 
     def prepare(self, on_progress: OnProgress) -> None:
         """Have the policy measure now what it will need at this budget."""
-        depths = (self.blocks, self.prefill_blocks or self.blocks)
-        prepare(self.policy, depths, on_progress)
+        depths = () if self.mean is None else self.mean.ledger.config.levels
+        prepare(
+            self.policy, (self.blocks, self.prefill_blocks or self.blocks, *depths), on_progress
+        )
 
     @property
     def depth(self) -> str:
         """The budget in a few characters."""
         if self.is_auto:
             return AUTO
-        return (
-            str(self.blocks)
-            if self.prefill_blocks is None
-            else f"{self.prefill_blocks}+{self.blocks}"
-        )
+        own = str(self.blocks) if self.mean is None else f"mean {float(self.mean.mean):g}"
+        return own if self.prefill_blocks is None else f"{self.prefill_blocks}+{own}"
 
     @property
     def source(self) -> BudgetSource | None:
         """Who says how many blocks a token runs; None where the predictor chooses."""
         if self.is_auto:
             return None
-        own = ConstantBudget(self.blocks)
+        own = self.mean or ConstantBudget(self.blocks)
         return own if self.prefill_blocks is None else PhasedBudget(self.prefill_blocks, own)
 
-    def budgets(self, prompt_tokens: int, other_tokens: int) -> tuple[int, ...]:
-        """Blocks of the tokens of a sequence: one number for all, or one for each."""
-        if self.prefill_blocks is None:
+    def budgets(self, prompt_tokens: int, others: Sequence[int]) -> tuple[int, ...]:
+        """Blocks of the tokens of a sequence: one number for all, or one for each.
+
+        Args:
+            prompt_tokens: How many begin it.
+            others: The ids of those after the prompt.
+        """
+        if self.prefill_blocks is None and self.mean is None:
             return (self.blocks,)
-        return (self.prefill_blocks,) * prompt_tokens + (self.blocks,) * other_tokens
+        own = (self.blocks,) * len(others) if self.mean is None else self.mean.levels(others)
+        return ((self.prefill_blocks or self.blocks,) * prompt_tokens) + tuple(own)
 
     def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:
         """One figure of a RunRecord, as plots read it."""
@@ -130,12 +138,14 @@ class Condition:
         }
         if self.prefill_blocks is not None:
             fields["prefill_blocks"] = self.prefill_blocks
+        if self.mean is not None:
+            fields["budget"] = f"mean:{float(self.mean.mean / self.policy.num_blocks):g}"
         return {**fields, "budget": AUTO} if self.is_auto else fields
 
     @property
     def is_free(self) -> bool:
         """Whether no budget has fixed how many blocks run: the predictor says, or each token."""
-        return self.is_auto or is_online(self.policy)
+        return self.is_auto or self.mean is not None or is_online(self.policy)
 
     def spent(self, mean: float) -> dict[str, Any]:
         """The mean depth in the place of `blocks`, where no budget has fixed it; else nothing."""
@@ -158,7 +168,8 @@ def plan_conditions(
     Args:
         model: Whose blocks they choose.
         policies: `SPEC` or `LABEL=SPEC`, as in `sleb=static:12,11`; the model's own if none.
-        budgets: As a caller writes them; `prefill:1.0,decode:0.5` gives prompts one of their own.
+        budgets: As a caller writes them; `prefill:1.0,decode:0.5` gives prompts one of their own,
+            and `mean:0.7` is spent over the tokens after the prompt.
         auto: Whether `auto` may be among them: the measurement must be one of prompts.
 
     Raises:
@@ -179,13 +190,13 @@ def plan_conditions(
     read = model.read_budgets if auto else model.resolve_budgets
     depths = dict.fromkeys(_read_depth(one, model, read) for one in budgets)
     conditions = []
-    for prefill, blocks in depths:
+    for prefill, blocks, mean in depths:
         if blocks is None:
             conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
             continue
         online = [one for one in made if is_online(one[2])]
         if online:
-            if blocks != model.num_blocks or prefill is not None:
+            if blocks != model.num_blocks or prefill is not None or mean is not None:
                 raise BudgetError(
                     f"policy {online[0][1]!r} decides while it runs and keeps no budget: measure "
                     "it at -b 1.0, in a run of its own"
@@ -195,20 +206,23 @@ def plan_conditions(
                 for label, spec, policy in made
             ]
             continue
-        if blocks == model.num_blocks and prefill is None:
+        if blocks == model.num_blocks and prefill is None and mean is None:
             full = build_policy("full", model.resources)
             conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
             continue
         for label, spec, policy in made:
             pinned = cast(DepthPolicy, policy).pinned
-            check_spendable({blocks, prefill or blocks}, policy.num_blocks, pinned)
+            levels = () if mean is None else mean.ledger.config.levels
+            check_spendable({blocks, prefill or blocks, *levels}, policy.num_blocks, pinned)
+            shown = label if mean is None else f"{label} mean"
             conditions.append(
                 Condition(
                     spec=spec,
-                    label=label if prefill is None else f"{label}, prompt at {prefill}",
+                    label=shown if prefill is None else f"{shown}, prompt at {prefill}",
                     policy=policy,
                     blocks=blocks,
                     prefill_blocks=prefill,
+                    mean=mean,
                 )
             )
     return conditions
@@ -216,18 +230,22 @@ def plan_conditions(
 
 def _read_depth(
     text: str, model: BuddyForCausalLM, read: Callable[[str, int], tuple[int | None, ...]]
-) -> tuple[int | None, int | None]:
-    """Blocks of the prompt's tokens, None where they are the answer's; and of the answer's."""
+) -> tuple[int | None, int | None, LedgerBudget | None]:
+    """Blocks of the prompt's tokens, None where they are the answer's; and of the answer's.
+
+    Under a mean the answer's are those of a prompt that has no number of its own.
+    """
     prompt, answer = split_phases(text)
-    blocks = read(answer, 1)[0]
+    mean = model.ledger_budget(answer)
+    blocks = read(answer, 1)[0] if mean is None else mean.prompt
     if prompt is None:
-        return None, blocks
+        return None, blocks, mean
     if blocks is None:
         raise BudgetError(
             f"budget {text!r}: auto is chosen for prompt and answer together; name both as numbers"
         )
     prefill = read_prefill_budget(prompt, model.num_blocks)
-    return (None if prefill == blocks else prefill), blocks
+    return (None if prefill == blocks else prefill), blocks, mean
 
 
 def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Condition:

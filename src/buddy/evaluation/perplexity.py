@@ -94,7 +94,7 @@ def window_losses(
         model.backbone,
         condition.policy,
         feed,
-        (condition.budgets(width - stride, stride),) * windows,
+        [condition.budgets(width - stride, row[width - stride :]) for row in ids.tolist()],
     )
     hidden = out.hidden.view(windows, width, -1)
     before = hidden[:, width - stride - 1 : -1].flatten(0, 1)

@@ -32,7 +32,7 @@ from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.routing.ledger import Ledger
+from buddy.routing.ledger import Ledger, LedgerBudget
 from buddy.routing.router import Router
 
 OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
@@ -133,7 +133,7 @@ class BudgetReader:
         num_blocks = self.backbone.num_blocks
         is_list = isinstance(budget, Sequence) and not isinstance(budget, str)
         rows = list(cast(Sequence[object], budget)) if is_list else [budget]
-        rows = [self._ledger_budget(one) or one for one in rows]
+        rows = [self.ledger_budget(one) or one for one in rows]
         called = [one if _is_source(one) else None for one in rows]
         plain: Any = [Budget.full(num_blocks) if _is_source(one) else one for one in rows]
         wanted = self.read_budgets(plain if is_list else plain[0], batch)
@@ -149,8 +149,12 @@ class BudgetReader:
             )
         return tuple(PhasedBudget(prompt, one) for one in made if one is not None)
 
-    def _ledger_budget(self, budget: object) -> BudgetSource | None:
-        """What spends a mean; None where another budget is asked for."""
+    def ledger_budget(self, budget: object) -> LedgerBudget | None:
+        """What spends a mean; None where another budget is asked for.
+
+        Raises:
+            BudgetError: The model's ledger cannot spend it, or there is none.
+        """
         read = read_mean(budget)
         if read is None:
             return None

@@ -132,10 +132,15 @@ class LedgerBudget:
 
     reads_tokens = True
 
+    @property
+    def prompt(self) -> int:
+        """Blocks of the prompt's tokens."""
+        return math.floor(self.mean)
+
     def ask(self, progress: Progress) -> int | Sequence[int]:
         """By the tokens that are fed and what the answer has run."""
         if progress.is_prompt:
-            return math.floor(self.mean)
+            return self.prompt
         tokens, executed = progress.answer_tokens, progress.answer_executed
         said = []
         for token_id in progress.token_ids:

@@ -39,9 +39,9 @@ class Answered:
 def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | None:
     """Blocks that a token ran on average; None where the budget or the last token's plan says it.
 
-    A policy that decides while it runs lets each token run blocks of its own.
+    A policy that decides while it runs lets each token run blocks of its own, and so does a mean.
     """
-    if not is_online(condition.policy):
+    if condition.mean is None and not is_online(condition.policy):
         return None
     return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
 

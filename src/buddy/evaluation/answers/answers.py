@@ -72,7 +72,7 @@ class GivenPlans:
 def answer_losses(
     model: BuddyForCausalLM,
     policy: Policy,
-    budgets: Callable[[int, int], tuple[int, ...]],
+    budgets: Callable[[int, Sequence[int]], tuple[int, ...]],
     examples: Sequence[Example],
 ) -> list[tuple[float, Plan, int]]:
     """Of each example, the loss of its answer, its plan, and the blocks that all its tokens ran.
@@ -82,7 +82,8 @@ def answer_losses(
     Args:
         model: Runs the blocks.
         policy: Chooses them; it sees the prompts alone.
-        budgets: From the number of tokens of a prompt and of what is fed after it to their budgets.
+        budgets: From the number of tokens of a prompt, and the ids of those that are fed after it,
+            to their budgets.
         examples: A batch; those of like length waste least.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
@@ -93,7 +94,7 @@ def answer_losses(
         counts=tuple(map(len, fed)),
         router_sees=torch.tensor(is_prompt, device=device),
     )
-    asked = [budgets(len(one.prompt), len(one.answer) - 1) for one in examples]
+    asked = [budgets(len(one.prompt), one.answer[:-1]) for one in examples]
     out = run_once(model.backbone, policy, feed, asked)
     # The residual at a token predicts the one after it.
     ends = [int(last) + 1 for last in out.lanes.last]

@@ -87,9 +87,10 @@ def to_results(
     """
     results: dict[str, list[dict[str, Any]]] = {"points": [], "differences": [], "execution": []}
     for way, made in answers.items():
+        ran = condition.spent(_depth(made))
         for metric in METRICS:
             value, error = _mean([answer.scores[metric] for answer in made])
-            rest = {"stderr": error, "samples": len(made), "reroute": way}
+            rest = {**ran, "stderr": error, "samples": len(made), "reroute": way}
             results["points"].append(condition.point(TASK, metric, value, **rest))
         results["execution"].append(_execution(condition, way, made))
     if len(answers) > 1:
@@ -108,6 +109,12 @@ def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), spread
 
 
+def _depth(answers: Sequence[Answer]) -> float:
+    """Blocks of a generated token on average."""
+    spent = sum(len(plan) * count for one in answers for plan, count in one.plans.items())
+    return spent / sum(one.tokens for one in answers)
+
+
 def _execution(condition: Condition, way: Way | None, answers: Sequence[Answer]) -> dict[str, Any]:
     rates = [0.0] * condition.policy.num_blocks
     for answer in answers:
@@ -119,6 +126,7 @@ def _execution(condition: Condition, way: Way | None, answers: Sequence[Answer])
         described["label"] = f"{described['label']}, {WAYS[way]}"
     return {
         **described,
+        **condition.spent(_depth(answers)),
         "task": TASK,
         "reroute": way,
         "rates": [min(1.0, rate) for rate in rates],
