@@ -5,14 +5,21 @@ import torch
 
 from buddy import BuddyForCausalLM
 from buddy.errors import PolicyError
-from buddy.generation.speculative import DraftLength, _Writer
+from buddy.generation import speculative
+from buddy.generation.speculative import _Writer
 from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
+
+
+@pytest.fixture
+def long_drafts(monkeypatch):
+    """Drafts go on whatever their chance: a tiny model is never sure."""
+    monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
 
 
 @every_family
 @every_kv_policy
 @pytest.mark.parametrize("engine", ["auto", "general"])
-def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine):
+def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine, long_drafts):
     buddy = tiny_buddy(family, kv_policy=kv_policy)
     buddy.executor.engine = engine
     ids = random_ids(1, 7)
@@ -22,25 +29,32 @@ def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine):
     assert torch.equal(drafted, plain)
 
 
-def test_drafts_are_really_used():
+def count_drafts(monkeypatch):
+    """(tokens drafted, tokens kept) of each verification from now on."""
+    counts, original = [], _Writer.verify
+
+    def verify(self, ids, drafted, proposed):
+        fresh, scores = original(self, ids, drafted, proposed)
+        counts.append((len(drafted), len(fresh)))
+        return fresh, scores
+
+    monkeypatch.setattr(_Writer, "verify", verify)
+    return counts
+
+
+def test_drafts_are_really_used(monkeypatch, long_drafts):
     # Where the skipped blocks add nothing, a draft is always right.
     model = tiny_model("llama-mha")  # whose projections have no bias
     for layer in model.model.layers[1:-1]:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     buddy = BuddyForCausalLM(model, policy="static:1,2,3")
-    counts = []
-    original = DraftLength.learn
-    try:
-        DraftLength.learn = lambda self, n: (counts.append(n), original(self, n))[1]
-        ids = random_ids(1, 7)
-        plain = buddy.generate(ids, max_new_tokens=30, do_sample=False)
-        drafted = buddy.generate(ids, max_new_tokens=30, do_sample=False, draft_budget="3 blocks")
-    finally:
-        DraftLength.learn = original
+    counts = count_drafts(monkeypatch)
+    ids = random_ids(1, 7)
+    plain = buddy.generate(ids, max_new_tokens=30, do_sample=False)
+    drafted = buddy.generate(ids, max_new_tokens=30, do_sample=False, draft_budget="3 blocks")
     assert torch.equal(drafted, plain)
-    assert len(counts) < 10
-    assert sum(counts) >= 20
+    assert counts[:3] == [(8, 9)] * 3
 
 
 def test_end_of_text_inside_a_draft_ends_the_text():
@@ -86,9 +100,11 @@ def test_what_cannot_be_drafted_for_is_refused():
             buddy.generate(rows, **{"max_new_tokens": 3, "do_sample": False, **options})
 
 
-def test_a_draft_grows_while_it_is_accepted():
-    length = DraftLength(3)
-    length.learn(3)
-    assert length.tokens == 4
-    length.learn(0)
-    assert length.tokens == 1
+@pytest.mark.parametrize(("sharpness", "drafted"), [(1, 1), (1e6, 8)])
+def test_a_draft_ends_where_it_is_unsure(monkeypatch, sharpness, drafted):
+    buddy = tiny_buddy("llama-mha", policy="static:1,2,3")
+    with torch.no_grad():
+        buddy.model.lm_head.weight.mul_(sharpness)
+    counts = count_drafts(monkeypatch)
+    buddy.generate(random_ids(1, 7), max_new_tokens=30, do_sample=False, draft_budget="3 blocks")
+    assert counts[0][0] == drafted

@@ -9,7 +9,7 @@ Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -27,19 +27,13 @@ from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, next_token, prefill_step
 
-_FIRST_DRAFT: Final = 3
 _LONGEST_DRAFT: Final = 8
+_LEAST_CHANCE: Final = 0.6
+"""A draft ends where the product of its tokens' highest probabilities falls below.
 
-
-@dataclass(slots=True)
-class DraftLength:
-    """How many tokens to draft: one more than were accepted of the draft before."""
-
-    tokens: int = _FIRST_DRAFT
-
-    def learn(self, accepted: int) -> None:
-        """Take in how many of a draft were accepted."""
-        self.tokens = min(_LONGEST_DRAFT, accepted + 1)
+It estimates the chance that all of them are accepted; a token that is likely to be thrown away is
+not worth drafting.
+"""
 
 
 def check_speculation(batch: int, source: BudgetSource, num_blocks: int, draft: int) -> None:
@@ -74,7 +68,6 @@ def speculative_loop(
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications."""
     stop = Stop(stopping_criteria)
-    length = DraftLength()
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
     kind = _ExitWriter if exits(model.policy) else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
@@ -87,10 +80,8 @@ def speculative_loop(
         if stop(ids, scores) is not None:
             break
         room = stop.columns - ids.shape[1] - 1 if stop.columns else _LONGEST_DRAFT
-        tokens, proposed = writer.draft(ids, max(0, min(length.tokens, room)))
+        tokens, proposed = writer.draft(ids, max(0, min(_LONGEST_DRAFT, room)))
         fresh, scores = writer.verify(ids, tokens, proposed)
-        if len(tokens):
-            length.learn(len(fresh) - 1)
         for token in fresh[:-1]:
             ids = torch.cat([ids, token.view(1, 1)], 1)
             if streamer is not None:
@@ -121,17 +112,18 @@ class _Writer:
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
 
     def draft(
-        self, ids: Int[Tensor, "one columns"], tokens: int
+        self, ids: Int[Tensor, "one columns"], most: int
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
         """Tokens after `ids`, and what each was drawn from; the session stays as it was."""
         before = self._session.state
         proposed: list[Tensor] = []
-        here = ids
+        here, chance = ids, 1.0
         try:
-            for _ in range(tokens):
+            while len(proposed) < most and chance >= _LEAST_CHANCE:
                 logits = self._next(here, here.shape[1] - ids.shape[1])
                 scores = self._processor(here, logits[-1:].float())
                 proposed.append(scores)
+                chance *= float(scores.softmax(-1).max())
                 here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
         finally:
             self._session.rewind(before)
@@ -237,11 +229,11 @@ class _ExitWriter(_Writer):
     _drafts: list[Stretch]
 
     def draft(
-        self, ids: Int[Tensor, "one columns"], tokens: int
+        self, ids: Int[Tensor, "one columns"], most: int
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
         """Tokens after `ids`, and what each was drawn from; nothing is committed."""
         self._drafts = []
-        return super().draft(ids, tokens)
+        return super().draft(ids, most)
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         made = self._stretch(here[0, -1:], drafted, range(self._draft_blocks), with_logits=True)
