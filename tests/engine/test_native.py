@@ -13,7 +13,9 @@ from transformers import MistralConfig
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
+from buddy.depth.budget_source import ConstantBudget
 from buddy.engine.naive import naive_decode
+from buddy.engine.run import Feed, logits_of, run_step
 from buddy.errors import ModelError
 from tests.engine.decoding import decode
 from tests.tiny import (
@@ -276,6 +278,28 @@ def test_logits_of_some_residuals_are_those_of_the_general_path(quantisation):
         hidden = torch.randn(shape)
         assert_close(executor.logits(hidden), buddy.backbone.logits(hidden), **TOLERANCE)
     assert executor.logits(torch.zeros(33, 32)) is None
+
+
+@pytest.mark.parametrize("words", [1, 20, 37])
+@pytest.mark.parametrize("engine", ["native", "general"])
+@torch.no_grad()
+def test_logits_of_the_first_words_alone_are_a_part_of_all(engine, words):
+    buddy, whole = BuddyForCausalLM(tiny_model(), engine=engine), []
+    session = buddy.new_session(2, 8)
+    numbers = [session.join(ConstantBudget(6)) for _ in range(2)]
+    executor = buddy.executor.fast_path()
+    feed = Feed(token_ids=random_ids(1, 4)[0], counts=(2, 2))
+    run_step(buddy.backbone, buddy.policy, session, numbers, feed)
+    before = session.state
+    for asked in (None, words):
+        out = run_step(
+            buddy.backbone, buddy.policy, session, numbers, feed, executor=executor, words=asked
+        )
+        assert (out.logits is None) == (engine == "general")
+        whole.append(logits_of(buddy.backbone, out, executor, words=asked))
+        session.rewind(before)
+    assert whole[1].shape == (4, words)
+    assert torch.equal(whole[0][:, :words], whole[1])
 
 
 @torch.no_grad()

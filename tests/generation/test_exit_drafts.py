@@ -10,6 +10,7 @@ from buddy.engine.naive import naive_hidden
 from buddy.generation import speculative
 from tests.tiny import NUM_BLOCKS, every_kv_policy, random_ids, tiny_model
 
+pytestmark = pytest.mark.usefixtures("long_drafts")
 engines = pytest.mark.parametrize("engine", ["auto", "general"])
 
 
@@ -117,6 +118,7 @@ def test_a_draft_or_verification_that_fails_leaves_the_session_as_it_was(fails_a
         return original(*args, **options)
 
     monkeypatch.setattr(speculative, "run_stretch", failing)
+    monkeypatch.setattr(speculative, "_LONGEST_DRAFT", 3)
     with pytest.raises(InterruptedError):
         buddy.generate(
             random_ids(1, 7),

@@ -10,12 +10,6 @@ from buddy.generation.speculative import _Writer
 from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 
-@pytest.fixture
-def long_drafts(monkeypatch):
-    """Drafts go on whatever their chance: a tiny model is never sure."""
-    monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
-
-
 @every_family
 @every_kv_policy
 @pytest.mark.parametrize("engine", ["auto", "general"])
@@ -48,6 +42,7 @@ def test_drafts_are_really_used(monkeypatch, long_drafts):
     for layer in model.model.layers[1:-1]:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    monkeypatch.setattr(speculative, "_DRAFTED_WORDS", 1.0)
     buddy = BuddyForCausalLM(model, policy="static:1,2,3")
     counts = count_drafts(monkeypatch)
     ids = random_ids(1, 7)

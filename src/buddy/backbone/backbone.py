@@ -98,6 +98,11 @@ class Backbone:
         self._block_kinds: list[str] | None = config.layer_types if family.rotary_by_kind else None
         self._kinds = sorted(set(self._block_kinds or ()))
 
+    @property
+    def vocab(self) -> int:
+        """How many token ids have logits."""
+        return int(cast(Any, self.head).out_features)
+
     def set_head(self, head: nn.Module) -> None:
         """Put another output projection in the place of the model's."""
         self.head = head

@@ -97,7 +97,7 @@ class StepOutput:
     hidden: Float[Tensor, "lanes hidden"]
     plan: DepthPlan
     executed: Int[Tensor, " lanes"]
-    logits: Float[Tensor, "lanes vocab"] | None = None
+    logits: Float[Tensor, "lanes words"] | None = None
     engine: str = GENERAL
 
     @property
@@ -112,7 +112,8 @@ def logits_of(
     executor: Executor | None = None,
     *,
     hidden: Float[Tensor, "*shape hidden"] | None = None,
-) -> Float[Tensor, "*shape vocab"]:
+    words: int | None = None,
+) -> Float[Tensor, "*shape words"]:
     """Logits of every lane, or of some residuals of a pass; made now where the pass made none.
 
     Args:
@@ -120,6 +121,7 @@ def logits_of(
         out: The pass.
         executor: Who may have run it.
         hidden: Of these alone; None = of every lane.
+        words: As the pass was told; None = of every token id.
     """
     if hidden is None:
         if out.logits is not None:
@@ -129,7 +131,7 @@ def logits_of(
         made = None
         if executor is not None and out.engine == executor.name:
             made = executor.logits(hidden)
-        return backbone.logits(hidden) if made is None else made
+        return (backbone.logits(hidden) if made is None else made)[..., :words]
 
 
 def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:
@@ -177,6 +179,7 @@ def run_step(
     held: Sequence[SequenceState] | None = None,
     ahead: Mapping[int, PlannedPrompt] | None = None,
     apart: Collection[int] = (),
+    words: int | None = None,
 ) -> StepOutput:
     """Feed new tokens to some sequences of a session: prefill, decode, or any mix of the two.
 
@@ -196,6 +199,8 @@ def run_step(
         ahead: Of sequences that are fed a part of their prompt, the plan of the whole of it. Their
             budgets are those of these plans.
         apart: Sequences that are routed independently, whatever `batch_route` says.
+        words: How many token ids need logits, from the first on, where the pass makes them; None =
+            all.
 
     Raises:
         BudgetError: A budget cannot be spent.
@@ -218,7 +223,7 @@ def run_step(
         executor = None
     lanes = session.begin(held, feed.counts)
     try:
-        out = _run(backbone, session, lanes, feed, how, executor)
+        out = _run(backbone, session, lanes, feed, how, executor, words)
         after = _after(held, out, how, budgets, are_prompts(held, feed))
         sequences = {**session.sequences, **dict(zip(numbers, after, strict=True))}
         session.commit(SessionState(sequences, session.state.columns + columns))
@@ -235,6 +240,7 @@ def _run(
     feed: Feed,
     steering: Steering,
     executor: Executor | None,
+    words: int | None,
 ) -> StepOutput:
     takes = executor is not None and not torch.is_grad_enabled() and executor.takes(lanes)
     fast = executor if takes else None
@@ -243,7 +249,7 @@ def _run(
         run = BlockRun(backbone, lanes, session.kv, feed.token_ids, feed.router_sees)
     else:
         run = fast.begin(session, lanes, feed.token_ids, feed.router_sees)
-    plan, logits = steer(run, steering, backbone.num_blocks)
+    plan, logits = steer(run, steering, backbone.num_blocks, words)
     engine = GENERAL if fast is None else fast.name
     return StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
 

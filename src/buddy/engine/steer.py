@@ -61,9 +61,15 @@ class Steering(Protocol):
 
 
 def steer(
-    run: Run, steering: Steering, num_blocks: int
-) -> tuple[DepthPlan, Float[Tensor, "lanes vocab"] | None]:
+    run: Run, steering: Steering, num_blocks: int, words: int | None = None
+) -> tuple[DepthPlan, Float[Tensor, "lanes words"] | None]:
     """Run a pass to its end.
+
+    Args:
+        run: The pass.
+        steering: Says who runs what.
+        num_blocks: Of the model.
+        words: How many token ids need logits, from the first on; None = all.
 
     Returns:
         The plan that ran, and logits where the run made them.
@@ -75,7 +81,7 @@ def steer(
         with piece(ROUTER):
             parts.append(steering.plan(blocks, run))
         if blocks.stop == num_blocks:
-            logits = run.finish(blocks, parts[-1])
+            logits = run.finish(blocks, parts[-1], words)
         else:
             run.blocks(blocks, parts[-1])
         steering.ran(blocks, run)

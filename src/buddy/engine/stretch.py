@@ -31,7 +31,7 @@ class Stretch:
     hidden: Float[Tensor, "lanes hidden"]
     executed: Int[Tensor, " lanes"]
     engine: str
-    logits: Float[Tensor, "lanes vocab"] | None
+    logits: Float[Tensor, "lanes words"] | None
 
 
 def run_stretch(
@@ -43,6 +43,7 @@ def run_stretch(
     *,
     hidden: Float[Tensor, "lanes hidden"] | None = None,
     with_logits: bool,
+    words: int | None = None,
     executor: Executor | None = None,
 ) -> Stretch:
     """Run a stretch of blocks for every new token, from the embedding or from where it was left.
@@ -59,6 +60,7 @@ def run_stretch(
         blocks: To be run, without a gap.
         hidden: The residual that enters the first of them; None = the embedding.
         with_logits: Whether to make logits of what the last of them leaves.
+        words: How many token ids need logits, from the first on; None = all.
         executor: Runs the passes that it takes; the general path is its reference.
     """
     lanes = session.begin((one,), (len(token_ids),))
@@ -73,11 +75,11 @@ def run_stretch(
         run.settle(hidden.to(run.hidden.dtype))
     logits = None
     if with_logits:
-        logits = run.finish(blocks, None)
+        logits = run.finish(blocks, None, words)
     else:
         run.blocks(blocks, None)
     if with_logits and logits is None:
         with piece(HEAD):
-            logits = backbone.logits(run.hidden)
+            logits = backbone.logits(run.hidden)[:, :words]
     engine = GENERAL if fast is None else fast.name
     return Stretch(lanes, run.hidden, run.executed(), engine, logits)

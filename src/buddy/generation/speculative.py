@@ -9,6 +9,7 @@ Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, next_token, prefill_step
 
 _LONGEST_DRAFT: Final = 8
+_DRAFTED_WORDS: Final = 0.5
+"""Of the token ids, the share that drafts are made of. Byte-pair encodings number frequent tokens
+first, and the output projection is a third of a draft's work in a small model."""
 _LEAST_CHANCE: Final = 0.6
 """A draft ends where the product of its tokens' highest probabilities falls below.
 
@@ -108,6 +112,7 @@ class _Writer:
         (self._number,) = self._session.sequences
         self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
         self._full_budget = ConstantBudget(model.num_blocks)
+        self._words = math.ceil(model.backbone.vocab * _DRAFTED_WORDS)
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
 
@@ -121,7 +126,9 @@ class _Writer:
         try:
             while len(proposed) < most and chance >= _LEAST_CHANCE:
                 logits = self._next(here, here.shape[1] - ids.shape[1])
-                scores = self._processor(here, logits[-1:].float())
+                unlikely = logits.new_full((1, self._model.backbone.vocab - self._words), -math.inf)
+                logits = torch.cat([logits[-1:], unlikely], 1).float()
+                scores = self._processor(here, logits)
                 proposed.append(scores)
                 chance *= float(scores.softmax(-1).max())
                 here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
@@ -194,7 +201,7 @@ class _Writer:
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         """The draft's logits after the text so far, of which some tokens are drafted."""
-        return self._forward(here[:, -1:], self._draft_budget)[0]
+        return self._forward(here[:, -1:], self._draft_budget, self._words)[0]
 
     def _full(
         self, fed: Int[Tensor, "one tokens"]
@@ -203,7 +210,10 @@ class _Writer:
         return self._forward(fed, self._full_budget)
 
     def _forward(
-        self, token_ids: Int[Tensor, "one tokens"], budget: ConstantBudget
+        self,
+        token_ids: Int[Tensor, "one tokens"],
+        budget: ConstantBudget,
+        words: int | None = None,
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
         session, tokens = self._session, token_ids.shape[1]
         (one,) = session.find([self._number])
@@ -216,8 +226,9 @@ class _Writer:
             held=[replace(one, source=budget)],
             executor=self._executor,
             columns=tokens,
+            words=words,
         )
-        return logits_of(self._model.backbone, out), out
+        return logits_of(self._model.backbone, out, words=words), out
 
 
 class _ExitWriter(_Writer):
@@ -236,7 +247,7 @@ class _ExitWriter(_Writer):
         return super().draft(ids, most)
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
-        made = self._stretch(here[0, -1:], drafted, range(self._draft_blocks), with_logits=True)
+        made = self._stretch(here[0, -1:], drafted, range(self._draft_blocks), words=self._words)
         self._drafts.append(made)
         assert made.logits is not None
         return made.logits
@@ -257,7 +268,7 @@ class _ExitWriter(_Writer):
         last = self._stretch(fed[0, -1:], tokens - 1, range(exit_), with_logits=False)
         first = [*self._drafts, last]
         hidden = torch.cat([one.hidden for one in first])
-        rest = self._stretch(fed[0], 0, range(exit_, num_blocks), with_logits=True, hidden=hidden)
+        rest = self._stretch(fed[0], 0, range(exit_, num_blocks), hidden=hidden)
         assert rest.logits is not None
         plan = DepthPlan.full(tokens, num_blocks, fed.device)
         executed = torch.cat([one.executed for one in first]) + rest.executed
@@ -270,7 +281,8 @@ class _ExitWriter(_Writer):
         place: int,
         blocks: range,
         *,
-        with_logits: bool,
+        with_logits: bool = True,
+        words: int | None = None,
         hidden: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Stretch:
         """A stretch of blocks for tokens that stand `place` slots after what is committed."""
@@ -283,5 +295,6 @@ class _ExitWriter(_Writer):
             blocks,
             hidden=hidden,
             with_logits=with_logits,
+            words=words,
             executor=self._executor,
         )

@@ -179,7 +179,7 @@ class BlockRun(LaneRun):
         with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
             self.hidden = frame.merge(self.hidden, out)
 
-    def finish(self, blocks: range, plan: DepthPlan | None) -> None:
+    def finish(self, blocks: range, plan: DepthPlan | None, words: int | None = None) -> None:
         """Run the last blocks; logits are the caller's to make, where it wants them."""
         self.blocks(blocks, plan)
 

@@ -283,12 +283,14 @@ class GraphRun(LaneRun):
         with piece(BLOCKS):
             self._arena.blocks[block]()
 
-    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"]:
-        """Run the last blocks, and the output projection."""
+    def finish(
+        self, blocks: range, plan: DepthPlan | None, words: int | None = None
+    ) -> Float[Tensor, "lanes words"]:
+        """Run the last blocks, and the output projection, which is captured whole."""
         self.blocks(blocks, plan)
         with piece(HEAD):
             self._arena.head()
-        return self._arena.logits[self._rows, 0]
+        return self._arena.logits[self._rows, 0, :words]
 
     @property
     def hidden(self) -> Float[Tensor, "lanes hidden"]:

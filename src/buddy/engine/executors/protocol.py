@@ -33,8 +33,16 @@ class Run(Protocol):
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
 
-    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"] | None:
-        """Run the last blocks; logits where they come with them."""
+    def finish(
+        self, blocks: range, plan: DepthPlan | None, words: int | None = None
+    ) -> Float[Tensor, "lanes words"] | None:
+        """Run the last blocks; logits where they come with them.
+
+        Args:
+            blocks: The last.
+            plan: Of each lane; None = every lane runs them.
+            words: How many token ids need logits, from the first on; None = all.
+        """
 
     def executed(self) -> Int[Tensor, " lanes"]:
         """Blocks that each lane ran, counted as they ran; on the host."""

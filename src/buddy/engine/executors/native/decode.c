@@ -112,8 +112,10 @@ static void final_logits(Run *run, Team *team, int thread, Own *own)
         own->active[lane] = lane;
         rows[lane] = step->residual + (size_t)lane * model->hidden;
     }
+    Matrix vocabulary = model->vocabulary;
+    vocabulary.rows = step->words;
     project(run, team, thread, own, rows, model->final_norm, step->lanes, 1,
-            (const Matrix *[]){&model->vocabulary}, (float *[]){step->logits}, 1);
+            (const Matrix *[]){&vocabulary}, (float *[]){step->logits}, 1);
 }
 
 static void run_all(void *argument, Team *team, int thread)

@@ -6,7 +6,7 @@ writes the session's own cache, so a session may go from the general path to thi
 
 import ctypes
 from threading import Lock
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -111,13 +111,14 @@ class NativeDecoder:
         if hidden.numel() > MOST_LANES * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
-        made = torch.empty(len(residual), cast(Any, self._backbone.head).out_features)
+        made = torch.empty(len(residual), self._backbone.vocab)
         step = layout.Step(
             residual=residual.data_ptr(),
             logits=made.data_ptr(),
             lanes=len(residual),
             first=self._backbone.num_blocks,
             stop=self._backbone.num_blocks,
+            words=made.shape[1],
         )
         self._call(layout.Cache(), step)
         return made.view(*hidden.shape[:-1], -1)
@@ -241,13 +242,15 @@ class NativeRun:
         """Run these blocks under the plan; without one every lane runs them."""
         self._run(blocks, self._host(plan), None)
 
-    def finish(self, blocks: range, plan: DepthPlan | None) -> Float[Tensor, "lanes vocab"] | None:
+    def finish(
+        self, blocks: range, plan: DepthPlan | None, words: int | None = None
+    ) -> Float[Tensor, "lanes words"] | None:
         """Run the last blocks, and the output projection where all lanes may want it."""
         if self.lanes.num > MOST_LANES:
             self._run(blocks, self._host(plan), None)
             self.hidden = self.hidden.to(self._backbone.dtype)
             return None
-        logits = torch.empty(self.lanes.num, cast(Any, self._backbone.head).out_features)
+        logits = torch.empty(self.lanes.num, words or self._backbone.vocab)
         self._run(blocks, self._host(plan), logits)
         return logits
 
@@ -259,7 +262,8 @@ class NativeRun:
     def _run(self, blocks: range, runs: NDArray[np.bool_], logits: Tensor | None) -> None:
         step = self._step
         step.runs, step.first, step.stop = runs.ctypes.data, blocks.start, blocks.stop
-        step.logits = None if logits is None else logits.data_ptr()
+        if logits is not None:
+            step.logits, step.words = logits.data_ptr(), logits.shape[1]
         with piece(BLOCKS):
             self._bound.open_skipped(self.lanes.num)
             self._decoder.run(self._bound, step)

@@ -99,7 +99,7 @@ class Step(ctypes.Structure):
                 "seconds",
             )
         ),
-        *((name, _INT) for name in ("lanes", "first", "stop", "leaves", "shares_rows")),
+        *((name, _INT) for name in ("lanes", "first", "stop", "leaves", "shares_rows", "words")),
     ]
 
 

@@ -46,13 +46,14 @@ typedef struct {
     const int32_t *row, *slot;       /* [lanes]: where the lane stands in the cache */
     const uint8_t *runs;             /* [lanes, blocks], 1 = the lane runs the block */
     float *residual;                 /* [lanes, hidden], in and out */
-    float *logits;                   /* [lanes, vocab], or NULL for none */
+    float *logits;                   /* [lanes, words], or NULL for none */
     int64_t *executed;               /* [lanes], counted where blocks ran */
     double *seconds;                 /* [3] added to: in blocks, filling, output projection; or NULL */
     int32_t lanes;
     int32_t first, stop;             /* blocks from first to stop - 1 */
     int32_t leaves;
     int32_t shares_rows;             /* 1 = some lanes are of one sequence */
+    int32_t words;                   /* token ids that get logits: 0 to words - 1 */
 } Step;
 
 #endif
