@@ -16,6 +16,15 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+const KINDS = [["fraction", "Fixed"], ["mean", "Mean"], ["auto", "Auto"], ["deadline", "Deadline"]];
+
+// Why a kind of budget cannot be chosen; nothing where it can.
+function whyNot(kind) {
+  if (kind === "auto" && !facts.has_predictor) return "This model has no Budget Predictor";
+  if (kind === "mean" && !facts.means) return "This model has no ledger";
+  return "";
+}
+
 class Pane {
   constructor(name, share) {
     this.name = name;
@@ -33,45 +42,50 @@ class Pane {
   }
 
   addKinds() {
-    const kinds = [["fraction", "Fixed"], ["auto", "Auto"], ["deadline", "Deadline"]];
-    for (const [value, text] of kinds) {
+    for (const [value, text] of KINDS) {
       const input = element("input", { type: "radio", name: `kind-${this.name}`, value });
       input.checked = value === "fraction";
-      input.disabled = value === "auto" && !facts.has_predictor;
+      input.disabled = whyNot(value) !== "";
       input.addEventListener("change", () => this.show(value));
       const label = element("label", {}, input, element("span", { textContent: text }));
-      if (input.disabled) label.title = "This model has no Budget Predictor";
+      if (input.disabled) label.title = whyNot(value);
       this.part(".kinds").append(label);
     }
   }
 
   setUpSettings(share) {
-    const slider = this.part(".slider");
-    slider.min = facts.least_blocks;
-    slider.max = facts.num_blocks;
-    slider.value = Math.round(share * facts.num_blocks);
-    const say = () => {
-      const percent = Math.round((100 * slider.value) / facts.num_blocks);
-      this.part(".chosen").textContent = `${slider.value} of ${facts.num_blocks} (${percent} %)`;
-      slider.setAttribute("aria-valuetext", this.part(".chosen").textContent);
-    };
-    slider.addEventListener("input", say);
-    say();
+    this.setUpSlider("fraction", share, [facts.least_blocks, facts.num_blocks]);
+    this.setUpSlider("mean", share, facts.means ?? [facts.least_blocks, facts.num_blocks]);
     const least = facts.least_ms_per_token;
     this.part(".ms").value = Math.max(1, Math.ceil(least * 2));
     this.part(".deadline-help").textContent =
       `As deep as this time allows. This machine reaches ${least.toPrecision(3)} ms alone.`;
   }
 
+  setUpSlider(kind, share, [least, most]) {
+    const [slider, chosen] = [this.part(`.${kind} .slider`), this.part(`.${kind} .chosen`)];
+    slider.min = least;
+    slider.max = most;
+    slider.value = Math.round(share * facts.num_blocks);
+    const say = () => {
+      const percent = Math.round((100 * slider.value) / facts.num_blocks);
+      chosen.textContent = `${slider.value} of ${facts.num_blocks} (${percent} %)`;
+      slider.setAttribute("aria-valuetext", chosen.textContent);
+    };
+    slider.addEventListener("input", say);
+    say();
+  }
+
   show(kind) {
-    for (const one of ["fraction", "auto", "deadline"]) this.part(`.${one}`).hidden = one !== kind;
+    for (const [one] of KINDS) this.part(`.setting.${one}`).hidden = one !== kind;
   }
 
   get budget() {
     const kind = this.root.querySelector(".kinds input:checked").value;
     if (kind === "auto") return "auto";
     if (kind === "deadline") return { ms_per_token: Number(this.part(".ms").value) };
-    return `${this.part(".slider").value} blocks`;
+    const blocks = `${this.part(`.${kind} .slider`).value} blocks`;
+    return kind === "mean" ? { mean: blocks } : blocks;
   }
 
   clear() {
@@ -148,7 +162,7 @@ class Pane {
         speed: tokens > 1 && seconds > 0 ? ((tokens - 1) / seconds).toFixed(1) : undefined,
         spent: blocks.toLocaleString("en"),
         saved: full ? `${Math.round((100 * blocks) / full)} %` : undefined,
-        budget: usage && `${usage.buddy.budget_blocks} blocks, ${usage.buddy.source}`,
+        budget: usage && said(usage.buddy),
       });
     };
     try {
@@ -186,6 +200,9 @@ class Pane {
     }
   }
 }
+
+const said = ({ budget_blocks, source }) =>
+  `${source === "mean" ? "up to " : ""}${budget_blocks} blocks, ${source}`;
 
 const key = () => sessionStorage.getItem(KEY) ?? "";
 
