@@ -12,15 +12,18 @@ from buddy.routing.ledger import HASTE, Ledger, LedgerConfig
 from buddy.training.ledger.measure import TokenLosses
 from buddy.training.ledger.recipe import LedgerSettings
 
-_PRICES = np.geomspace(1e-3, 1.0, 25)
-"""Nats a block that are tried."""
+_PRICES = np.array([0.0, *np.geomspace(1e-3, 1.0, 25)])
+"""Nats a block that are tried. Under the first, tokens run what the account allows as it comes."""
+_SURE = 2.0
+"""Standard errors by which another price must be better than the first."""
 
 
 def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledger:
     """A ledger from answers that were measured at every level.
 
     The price of a mean is the one under which held-out answers lose least: half of the answers make
-    a table, and the other half is spent by it.
+    a table, and the other half is spent by it. Where that gains too little to be told from chance,
+    a block costs nothing, so that the ledger spends a mean as constant depth does.
 
     Args:
         answers: Measured at `settings.levels`.
@@ -59,11 +62,12 @@ def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64
     levels = np.array(config.levels)
     means = np.repeat(np.array(config.means, np.float64), len(_PRICES))
     prices = np.tile(_PRICES, len(config.means))
-    lost = np.zeros(len(means))
-    for answer in answers:
-        lost += _spend(table, answer, levels, means, prices)
-    best = lost.reshape(len(config.means), len(_PRICES)).argmin(1)
-    found: NDArray[np.float64] = _PRICES[best]
+    lost = np.stack([_spend(table, answer, levels, means, prices) for answer in answers])
+    ways = lost.reshape(len(answers), len(config.means), len(_PRICES))
+    best = ways.sum(0).argmin(1)
+    gain = ways[:, :, 0] - ways[:, range(len(best)), best]
+    error = gain.std(0) * math.sqrt(len(answers))
+    found: NDArray[np.float64] = np.where(gain.sum(0) > _SURE * error, _PRICES[best], 0.0)
     return found
 
 
