@@ -44,7 +44,6 @@ OLD = {
     "results/importance/sleb.json": CHANGED,
     "results/importance/taylor-plus.json": CHANGED,
     "results/importance/taylor.json": CHANGED,
-    "results/lossless.json": NO_COMMIT,
     "results/speed.json": NO_COMMIT,
     "results/training/answers-choice-order.json": NO_COMMIT,
     "results/training/answers-four-orders.json": NO_COMMIT,

@@ -75,7 +75,7 @@ def with_ledger():
 def test_a_mean_is_spent_over_the_tokens_after_the_prompt():
     model = with_ledger()
     budgets = ("mean:0.75", "mean:0.9", "prefill:1.0,decode:mean:0.75", "4 blocks")
-    mean, more, phased, plain = plan_conditions(model, POLICY, budgets)
+    mean, more, phased, plain = plan_conditions(model, POLICY, budgets, means=True)
     answer = (1, 1, 1, 7, 1, 7)
     assert mean.budgets(2, answer) == (4, 4, 3, 3, 3, 6, 3, 6)
     assert phased.budgets(2, answer) == (6, 6, 3, 3, 3, 6, 3, 6)
@@ -90,7 +90,7 @@ def test_a_mean_is_spent_over_the_tokens_after_the_prompt():
 def test_answers_under_a_mean_lose_what_the_same_depths_lose_token_by_token():
     model, ids = with_ledger(), torch.tensor([5, 2, 1, 1, 7, 7, 1, 7, 3])
     example = Example(tuple(ids[:2].tolist()), tuple(ids[2:].tolist()), "any")
-    (condition,) = plan_conditions(model, POLICY, ("mean:0.75",))
+    (condition,) = plan_conditions(model, POLICY, ("mean:0.75", "mean:0.75"), means=True)
     point, *_ = run_answers(model, [condition], [example])["points"]
     model.set_policy(POLICY[0])
     session = model.new_session(1, 16)
@@ -107,7 +107,9 @@ def test_answers_under_a_mean_lose_what_the_same_depths_lose_token_by_token():
 
 def test_a_mean_needs_a_ledger():
     with pytest.raises(BudgetError, match="needs a ledger"):
-        plan_conditions(tiny_buddy(), POLICY, ("mean:0.5",))
+        plan_conditions(tiny_buddy(), POLICY, ("mean:0.5",), means=True)
+    with pytest.raises(BudgetError, match="measure it by buddy eval answers"):
+        plan_conditions(with_ledger(), POLICY, ("mean:0.75",))
 
 
 def test_an_online_policy_is_measured_as_it_is_and_at_no_budget():

@@ -1,5 +1,8 @@
 """Drafted and verified, a text is the one that full depth writes."""
 
+import math
+import shutil
+
 import pytest
 import torch
 
@@ -42,7 +45,6 @@ def test_drafts_are_really_used(monkeypatch, long_drafts):
     for layer in model.model.layers[1:-1]:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    monkeypatch.setattr(speculative, "_DRAFTED_WORDS", 1.0)
     buddy = BuddyForCausalLM(model, policy="static:1,2,3")
     counts = count_drafts(monkeypatch)
     ids = random_ids(1, 7)
@@ -52,7 +54,33 @@ def test_drafts_are_really_used(monkeypatch, long_drafts):
     assert counts[:3] == [(8, 9)] * 3
 
 
-def test_end_of_text_inside_a_draft_ends_the_text():
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_drafts_are_of_the_first_half_of_the_words_and_text_of_all(monkeypatch, do_sample):
+    monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
+    drafts, original = [], _Writer.verify
+
+    def verify(self, ids, drafted, proposed):
+        drafts.extend(drafted.tolist())
+        return original(self, ids, drafted, proposed)
+
+    monkeypatch.setattr(_Writer, "verify", verify)
+    buddy, ids = tiny_buddy(), random_ids(1, 7)
+    half = math.ceil(buddy.backbone.vocab / 2)
+    options = {"max_new_tokens": 24, "do_sample": do_sample}
+    torch.manual_seed(0)
+    text = buddy.generate(ids, draft_budget="3 blocks", **options)[0, 7:]
+    assert drafts
+    assert max(drafts) < half <= int(text.max())
+    if not do_sample:
+        assert torch.equal(text, buddy.generate(ids, **options)[0, 7:])
+    # Where only other words are allowed, drafts are wild, and the text is still as it should be.
+    only = {**options, "suppress_tokens": list(range(half + 2)), "temperature": 0.01}
+    text = buddy.generate(ids, draft_budget="3 blocks", **only)[0, 7:]
+    assert int(text.min()) >= half + 2
+
+
+def test_end_of_text_inside_a_draft_ends_the_text(long_drafts):
     buddy = tiny_buddy(policy="static:1,2,3")
     ids = random_ids(1, 7)
     plain = buddy.generate(ids, max_new_tokens=12, do_sample=False)

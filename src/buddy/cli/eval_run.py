@@ -51,8 +51,8 @@ Budgets = Annotated[
         options.check_phases,
         "--budget",
         "-b",
-        help='Repeat for several: 0.75, "18 blocks", mean:0.7; of tasks also auto. Full depth if '
-        "none.",
+        help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto, of answers and '
+        "summaries mean:0.7. Full depth if none.",
     ),
 ]
 Policies = Annotated[
@@ -116,7 +116,8 @@ class EvalRun:
 
     def show(self, condition: "Condition") -> None:
         """Say which condition is running."""
-        depth = "" if condition.is_auto else f" {condition.depth} blocks"
+        told = condition.is_auto or condition.mean is not None
+        depth = "" if told else f" {condition.depth} blocks"
         self.bar.update(self.task, description=f"{condition.label}{depth}")
 
     def advance(self, samples: int = 1) -> None:
@@ -133,6 +134,7 @@ def eval_run(
     budgets: Sequence[str] | None,
     config: dict[str, Any],
     auto: bool = False,
+    means: bool = False,
     generates: bool = False,
     check: "Callable[[BuddyForCausalLM], object]" = lambda outline: None,
 ) -> Iterator[EvalRun]:
@@ -145,6 +147,7 @@ def eval_run(
         budgets: To compare them at; full depth if none.
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
+        means: Whether the ledger may: what is measured are answers.
         generates: Whether text is decoded, so that the engine has a part in it.
         check: Refuses what this model cannot do, before its weights are fetched.
 
@@ -160,11 +163,11 @@ def eval_run(
 
     def check_all(outline: "BuddyForCausalLM") -> None:
         check(outline)
-        plan_conditions(outline, *asked, auto=auto)
+        plan_conditions(outline, *asked, auto=auto, means=means)
 
     loaded = load_checked(model, check_all, console, merge_adapter=True)
     tokenizer = load_tokenizer(model)
-    conditions = plan_conditions(loaded, *asked, auto=auto)
+    conditions = plan_conditions(loaded, *asked, auto=auto, means=means)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
             condition.prepare(on_progress)

@@ -125,7 +125,7 @@ def logits_of(
     """
     if hidden is None:
         if out.logits is not None:
-            return out.logits
+            return out.logits[..., :words]
         hidden = out.hidden
     with piece(HEAD):
         made = None

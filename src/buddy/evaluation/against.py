@@ -112,8 +112,7 @@ def _budget(condition: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _said(condition: dict[str, Any]) -> str:
-    if "budget" in condition:
-        return f"{condition['budget']} of {condition.get('num_blocks')} blocks"
     prompt = condition.get("prefill_blocks")
     phase = "" if prompt is None else f" with prompts at {prompt}"
-    return f"{condition.get('blocks')} of {condition.get('num_blocks')} blocks{phase}"
+    said = condition.get("budget", condition.get("blocks"))
+    return f"{said} of {condition.get('num_blocks')} blocks{phase}"

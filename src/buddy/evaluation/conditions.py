@@ -101,7 +101,7 @@ class Condition:
         """The budget in a few characters."""
         if self.is_auto:
             return AUTO
-        own = str(self.blocks) if self.mean is None else f"mean {float(self.mean.mean):g}"
+        own = str(self.blocks) if self.mean is None else f"mean {self.mean.mean}"
         return own if self.prefill_blocks is None else f"{self.prefill_blocks}+{own}"
 
     @property
@@ -162,6 +162,7 @@ def plan_conditions(
     budgets: Sequence[str] = ("1.0",),
     *,
     auto: bool = False,
+    means: bool = False,
 ) -> list[Condition]:
     """Every policy at every budget; full depth once, as it is the same under all.
 
@@ -171,6 +172,7 @@ def plan_conditions(
         budgets: As a caller writes them; `prefill:1.0,decode:0.5` gives prompts one of their own,
             and `mean:0.7` is spent over the tokens after the prompt.
         auto: Whether `auto` may be among them: the measurement must be one of prompts.
+        means: Whether means may be: it must be one of whole answers, and count what tokens ran.
 
     Raises:
         BudgetError: A budget cannot be read, or a policy cannot spend it.
@@ -188,9 +190,15 @@ def plan_conditions(
         own = model.policy_spec or model.policy.name
         made = [(own, own, model.policy)]
     read = model.read_budgets if auto else model.resolve_budgets
-    depths = dict.fromkeys(_read_depth(one, model, read) for one in budgets)
+    depths = [_read_depth(one, model, read) for one in budgets]
+    if not means and any(mean is not None for *_, mean in depths):
+        raise BudgetError(
+            "a mean is spent over the tokens of an answer: measure it by buddy eval answers or "
+            "buddy eval rouge, and name another budget here"
+        )
+    different = {(prefill, blocks, mean and mean.mean): mean for prefill, blocks, mean in depths}
     conditions = []
-    for prefill, blocks, mean in depths:
+    for (prefill, blocks, _), mean in different.items():
         if blocks is None:
             conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
             continue
@@ -214,7 +222,7 @@ def plan_conditions(
             pinned = cast(DepthPolicy, policy).pinned
             levels = () if mean is None else mean.ledger.config.levels
             check_spendable({blocks, prefill or blocks, *levels}, policy.num_blocks, pinned)
-            shown = label if mean is None else f"{label} mean"
+            shown = label if mean is None else f"{label} mean {float(mean.mean):g}"
             conditions.append(
                 Condition(
                     spec=spec,

@@ -30,13 +30,16 @@ from buddy.generation.loop import Stop, next_token, prefill_step
 
 _LONGEST_DRAFT: Final = 8
 _DRAFTED_WORDS: Final = 0.5
-"""Of the token ids, the share that drafts are made of. Byte-pair encodings number frequent tokens
-first, and the output projection is a third of a draft's work in a small model."""
+"""Of the token ids, the share that drafts are made of, where an executor saves by it. Byte-pair
+encodings number frequent tokens first, and the output projection is a third of a draft's work in a
+small model."""
+_UNLIKELY: Final = -1e30
+"""Logit of the other words: of probability 0, unless a processor forbids all that are drafted."""
 _LEAST_CHANCE: Final = 0.6
 """A draft ends where the product of its tokens' highest probabilities falls below.
 
-It estimates the chance that all of them are accepted; a token that is likely to be thrown away is
-not worth drafting.
+In greedy decoding it estimates the chance that all of them are accepted; a token that is likely to
+be thrown away is not worth drafting.
 """
 
 
@@ -112,9 +115,11 @@ class _Writer:
         (self._number,) = self._session.sequences
         self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
         self._full_budget = ConstantBudget(model.num_blocks)
-        self._words = math.ceil(model.backbone.vocab * _DRAFTED_WORDS)
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
+        vocab = model.backbone.vocab
+        saves = self._executor is not None and self._executor.makes_some_words
+        self._words = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
 
     def draft(
         self, ids: Int[Tensor, "one columns"], most: int
@@ -126,7 +131,7 @@ class _Writer:
         try:
             while len(proposed) < most and chance >= _LEAST_CHANCE:
                 logits = self._next(here, here.shape[1] - ids.shape[1])
-                unlikely = logits.new_full((1, self._model.backbone.vocab - self._words), -math.inf)
+                unlikely = logits.new_full((1, self._model.backbone.vocab - self._words), _UNLIKELY)
                 logits = torch.cat([logits[-1:], unlikely], 1).float()
                 scores = self._processor(here, logits)
                 proposed.append(scores)

@@ -61,7 +61,7 @@ def answers(
         return _longest(max_tokens, model.config.max_position_embeddings)
 
     with eval_run.eval_run(
-        model, out, policies=policy, budgets=budget, config=config, check=longest
+        model, out, policies=policy, budgets=budget, config=config, means=True, check=longest
     ) as run:
         run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
         run.config["against"] = None if earlier is None else earlier.describe()

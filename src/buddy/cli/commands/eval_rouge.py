@@ -63,6 +63,7 @@ def rouge(
         policies=policy,
         budgets=budget,
         config=config,
+        means=True,
         generates=True,
         check=lambda outline: check_room(outline, max_new_tokens),
     ) as run:

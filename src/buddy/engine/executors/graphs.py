@@ -63,6 +63,7 @@ class GraphDecoder:
     """
 
     name: Final = "graphs"
+    makes_some_words: Final = False
 
     def __init__(self, backbone: Backbone, capture: Capture = capture_cuda) -> None:
         rope = rope_of_length(backbone.config)

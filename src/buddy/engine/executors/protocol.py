@@ -56,6 +56,10 @@ class Executor(Protocol):
     def name(self) -> str:
         """As traces and records call it."""
 
+    @property
+    def makes_some_words(self) -> bool:
+        """Whether logits of some token ids cost less than those of all."""
+
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for it; it has no gradients."""
 

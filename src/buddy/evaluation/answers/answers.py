@@ -204,7 +204,12 @@ def run_answers(
 
 
 def rounds_of(condition: Condition, *, shuffle: bool) -> int:
-    """How often each example is run; a fixed set of blocks leaves no plans to exchange."""
+    """How often each example is run.
+
+    A fixed set of blocks leaves no plans to exchange, nor do tokens that have budgets of their own.
+    """
+    if condition.mean is not None or condition.prefill_blocks is not None:
+        return 1
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
 
 

@@ -26,7 +26,7 @@ class Point:
     stderr: float | None
     reroute: str | None
     mean_blocks: float | None
-    """Of budgets that the predictor chose, where `blocks` rounds it; else None."""
+    """Of budgets that the predictor or the ledger chose, where `blocks` rounds it; else None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,8 @@ def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledg
 
     The price of a mean is the one under which held-out answers lose least: half of the answers make
     a table, and the other half is spent by it. Where that gains too little to be told from chance,
-    a block costs nothing, so that the ledger spends a mean as constant depth does.
+    a block costs nothing: each token runs what the account allows, or less where the table expects
+    no loss from it.
 
     Args:
         answers: Measured at `settings.levels`.
@@ -66,7 +67,7 @@ def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64
     ways = lost.reshape(len(answers), len(config.means), len(_PRICES))
     best = ways.sum(0).argmin(1)
     gain = ways[:, :, 0] - ways[:, range(len(best)), best]
-    error = gain.std(0) * math.sqrt(len(answers))
+    error = gain.std(0, ddof=min(1, len(answers) - 1)) * math.sqrt(len(answers))
     found: NDArray[np.float64] = np.where(gain.sum(0) > _SURE * error, _PRICES[best], 0.0)
     return found
 

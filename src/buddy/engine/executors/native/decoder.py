@@ -48,6 +48,7 @@ class NativeDecoder:
     """
 
     name: Final = "native"
+    makes_some_words: Final = True
 
     def __init__(self, backbone: Backbone, threads: int | None = None) -> None:
         reason = why_not(backbone)
@@ -250,7 +251,7 @@ class NativeRun:
             self._run(blocks, self._host(plan), None)
             self.hidden = self.hidden.to(self._backbone.dtype)
             return None
-        logits = torch.empty(self.lanes.num, words or self._backbone.vocab)
+        logits = torch.empty(self.lanes.num, self._backbone.vocab if words is None else words)
         self._run(blocks, self._host(plan), logits)
         return logits
 
@@ -262,8 +263,8 @@ class NativeRun:
     def _run(self, blocks: range, runs: NDArray[np.bool_], logits: Tensor | None) -> None:
         step = self._step
         step.runs, step.first, step.stop = runs.ctypes.data, blocks.start, blocks.stop
-        if logits is not None:
-            step.logits, step.words = logits.data_ptr(), logits.shape[1]
+        step.logits = None if logits is None else logits.data_ptr()
+        step.words = 0 if logits is None else logits.shape[1]
         with piece(BLOCKS):
             self._bound.open_skipped(self.lanes.num)
             self._decoder.run(self._bound, step)
