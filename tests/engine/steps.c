@@ -177,7 +177,7 @@ static void session(Engine *engine, const Model *model, int leaves)
         Step step = {
             .tokens = tokens, .row = row, .slot = slot, .runs = runs, .residual = residual,
             .logits = logits, .executed = executed, .lanes = lanes, .first = 0, .stop = BLOCKS,
-            .leaves = leaves, .shares_rows = 1,
+            .leaves = leaves, .shares_rows = 1, .words = VOCAB,
         };
         if (buddy_step(engine, THREADS, model, &cache, &step) != 0)
             exit(2);

@@ -18,6 +18,7 @@ from buddy.serving.request import (
     Failed,
     Finished,
     Fixed,
+    OnAverage,
     TokenLogprobs,
     Usage,
 )
@@ -25,7 +26,7 @@ from buddy.serving.request import (
 NUM_BLOCKS = 30
 AUTO_BLOCKS = 18
 DEADLINE_BLOCKS = 20
-SOURCES = {Fixed: "fixed", Auto: "auto", Deadline: "deadline"}
+SOURCES = {Fixed: "fixed", OnAverage: "mean", Auto: "auto", Deadline: "deadline"}
 
 
 def token_at(request, step):
@@ -51,12 +52,15 @@ class ScriptedEngine:
         max_queue: Requests that may wait.
     """
 
-    def __init__(self, decode, *, step_s=0.0, max_rows=32, max_queue=256, has_predictor=True):
+    def __init__(
+        self, decode, *, step_s=0.0, max_rows=32, max_queue=256, has_predictor=True, means=(15, 30)
+    ):
         self.facts = EngineFacts(
             model="tiny",
             num_blocks=NUM_BLOCKS,
             context=256,
             has_predictor=has_predictor,
+            means=means,
             engine="scripted",
             least_ms_per_token=2.0,
         )

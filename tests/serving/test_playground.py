@@ -60,7 +60,7 @@ def ask(page, text="w10 w11", tokens=20):
 
 def test_each_column_has_exactly_the_budgets_cells_lit(browser, running):
     with opened(browser, running.url) as page:
-        page.locator(".slider").fill("11")
+        page.locator(".fraction .slider").fill("11")
         ask(page)
         assert page.evaluate(COLUMNS, "A") == [[NUM_BLOCKS, 11]] * 20
         assert page.locator(".depth-text").inner_text() == "20 tokens, 11.0 of 30 blocks each"
@@ -83,8 +83,8 @@ def test_each_column_has_exactly_the_budgets_cells_lit(browser, running):
 def test_two_panes_run_at_two_budgets_and_go_on_with_their_own_conversations(browser, running):
     with opened(browser, running.url) as page:
         page.get_by_label("Compare two budgets").check()
-        page.locator("[data-pane=A] .slider").fill("24")
-        page.locator("[data-pane=B] .slider").fill("9")
+        page.locator("[data-pane=A] .fraction .slider").fill("24")
+        page.locator("[data-pane=B] .fraction .slider").fill("9")
         ask(page, "w10", 5)
         ask(page, "w12", 6)
         assert page.evaluate(COLUMNS, "A") == [[NUM_BLOCKS, 24]] * 6
@@ -110,6 +110,25 @@ def test_auto_and_deadline_budgets(browser, running):
         assert page.evaluate(COLUMNS, "A") == [[NUM_BLOCKS, DEADLINE_BLOCKS]] * 4
 
 
+def test_a_mean_is_asked_for_within_what_the_ledger_spends(browser, running):
+    with opened(browser, running.url) as page:
+        page.get_by_label("Mean", exact=True).check()
+        slider = page.get_by_label("Blocks for a token on average")
+        assert (slider.get_attribute("min"), slider.get_attribute("max")) == ("15", "30")
+        slider.fill("21")
+        ask(page, tokens=4)
+        assert running.engine.seen[-1].wish.mean == 21
+        assert "up to 21 blocks, mean" in page.locator(".figures").inner_text()
+
+
+def test_kinds_of_budgets_that_the_model_cannot_have_say_why(browser):
+    with served(has_predictor=False, means=None) as running, opened(browser, running.url) as page:
+        for kind, why in (("Auto", "has no Budget Predictor"), ("Mean", "has no ledger")):
+            choice = page.get_by_label(kind, exact=True)
+            assert choice.is_disabled()
+            assert why in choice.locator("..").get_attribute("title")
+
+
 def test_stop_cancels_and_keeps_what_was_said(browser, running):
     with opened(browser, running.url) as page:
         before = len(running.engine.cancelled)
@@ -127,7 +146,7 @@ def test_stop_cancels_and_keeps_what_was_said(browser, running):
 
 def test_the_keyboard_alone_is_enough_and_focus_is_never_lost(browser, running):
     with opened(browser, running.url) as page:
-        page.locator(".slider").wait_for()
+        page.locator(".fraction .slider").wait_for()
 
         def reach(selector):
             for _ in range(20):
@@ -141,7 +160,7 @@ def test_the_keyboard_alone_is_enough_and_focus_is_never_lost(browser, running):
         assert reach("#compare") == "solid"
         page.keyboard.press("Space")
         reach("[data-pane=A] input[type=radio]")
-        assert reach("[data-pane=A] .slider") == "solid"
+        assert reach("[data-pane=A] .fraction .slider") == "solid"
         page.keyboard.press("Home")
         page.keyboard.press("ArrowRight")
         reach("#prompt")
@@ -177,7 +196,7 @@ def test_colours_follow_the_system_and_text_has_contrast(browser, running):
     grounds = []
     for scheme in ("light", "dark"):
         with opened(browser, running.url, scheme=scheme) as page:
-            page.locator(".slider").wait_for()
+            page.locator(".fraction .slider").wait_for()
             ground, text, muted = page.evaluate(
                 "[getComputedStyle(document.querySelector('.pane')).backgroundColor,"
                 " ...['.empty', '.chosen'].map(s => getComputedStyle(document.querySelector(s))"
@@ -205,7 +224,7 @@ def contrast(first, second):
 
 def test_every_control_has_a_name(browser, running):
     with opened(browser, running.url) as page:
-        page.locator(".slider").wait_for()
+        page.locator(".fraction .slider").wait_for()
         nameless = page.evaluate(
             "[...document.querySelectorAll('input, textarea, button')].filter(one =>"
             " !(one.labels?.length && one.labels[0].textContent.trim())"
@@ -220,7 +239,7 @@ def test_nothing_is_fetched_from_elsewhere_and_no_script_is_inline(browser, runn
         asked = []
         page.on("request", lambda request: asked.append(request.url))
         response = page.reload()
-        page.locator(".slider").wait_for()
+        page.locator(".fraction .slider").wait_for()
         policy = response.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
@@ -248,12 +267,12 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser):
         page.get_by_text("needs a key", exact=True).wait_for()
         field.fill(key)
         page.get_by_role("button", name="Use it").click()
-        page.locator(".slider").wait_for()
+        page.locator(".fraction .slider").wait_for()
         assert not field.is_visible()
         ask(page, tokens=3)
         assert len(page.evaluate(COLUMNS, "A")) == 3
         page.reload()
-        page.locator(".slider").wait_for()
+        page.locator(".fraction .slider").wait_for()
         assert page.evaluate("localStorage.length") == 0
 
 
