@@ -80,6 +80,13 @@ def test_drafts_are_of_the_first_half_of_the_words_and_text_of_all(monkeypatch, 
     assert int(text.min()) >= half + 2
 
 
+def test_weights_of_few_bits_draft():
+    buddy, ids = BuddyForCausalLM(tiny_model().half(), policy="static:1,2,3"), random_ids(1, 7)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    plain = buddy.generate(ids, **options)
+    assert torch.equal(buddy.generate(ids, draft_budget="3 blocks", **options), plain)
+
+
 def test_end_of_text_inside_a_draft_ends_the_text(long_drafts):
     buddy = tiny_buddy(policy="static:1,2,3")
     ids = random_ids(1, 7)

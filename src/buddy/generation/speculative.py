@@ -131,8 +131,8 @@ class _Writer:
         try:
             while len(proposed) < most and chance >= _LEAST_CHANCE:
                 logits = self._next(here, here.shape[1] - ids.shape[1])
-                unlikely = logits.new_full((1, self._model.backbone.vocab - self._words), _UNLIKELY)
-                logits = torch.cat([logits[-1:], unlikely], 1).float()
+                others = self._model.backbone.vocab - self._words
+                logits = torch.nn.functional.pad(logits[-1:].float(), (0, others), value=_UNLIKELY)
                 scores = self._processor(here, logits)
                 proposed.append(scores)
                 chance *= float(scores.softmax(-1).max())
