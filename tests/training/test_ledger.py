@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from buddy import BuddyForCausalLM
 from buddy.cli.main import app
 from buddy.errors import RecipeError
+from buddy.training.ledger import fit
 from buddy.training.ledger.fit import _spend, fit_ledger
 from buddy.training.ledger.measure import TokenLosses, measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerSettings
@@ -76,17 +77,19 @@ def test_blocks_go_to_the_tokens_that_gain_by_them():
     assert 4.3 < spent.mean() <= 4.5
 
 
-def test_what_cannot_be_told_from_chance_is_spent_as_constant_depth():
-    draw, answers = np.random.default_rng(0), []
+def test_what_cannot_be_told_from_chance_is_spent_as_constant_depth(monkeypatch):
+    draw, answers = np.random.default_rng(1), []
     for _ in range(40):  # every token gains as much
         noise = draw.normal(0, 1, (20, 3))
-        losses = 2 - np.array([0.0, 0.5, 1.5]) + noise
+        losses = 2 - np.array([0.0, 0.1, 0.3]) + noise
         ids = tuple(draw.integers(0, 10, 20).tolist())
         answers.append(TokenLosses(ids, losses.astype(np.float32)))
     made = fit_ledger(answers, SETTINGS)
     assert made.price(4.0) == made.price(6.0) == 0
     assert made.budget(Fraction(6)).levels([1, 2, 3, 4]) == [6, 6, 6, 6]
     assert fit_ledger(made_up(), SETTINGS).price(5.0) > 0
+    monkeypatch.setattr(fit, "_SURE", -1e9)  # what would be chosen else
+    assert fit_ledger(answers, SETTINGS).price(4.0) > 0
 
 
 def test_ways_side_by_side_spend_as_one_does():
