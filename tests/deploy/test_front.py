@@ -96,13 +96,15 @@ def test_classes_go_to_their_servers_and_a_refusal_passes_through_unchanged():
         served() as deep,
         fronted(shallow=Handle(shallow.url), deep=Handle(deep.url)) as (client, _),
     ):
-        for budget, name in ((0.5, "shallow"), ("18 blocks", "shallow"), (0.7, "deep")):
-            answer = ask(client, budget)
-            assert (answer.status_code, by(answer)) == (200, name)
+        shallow_budgets, deep_budgets = (0.5, "18 blocks", {"mean": 0.6}), (0.7, "mean:0.7")
+        for name, budgets in (("shallow", shallow_budgets), ("deep", deep_budgets)):
+            for budget in budgets:
+                answer = ask(client, budget)
+                assert (answer.status_code, by(answer)) == (200, name)
         assert by(ask(client)) == by(ask(client, "auto")) == "deep"
-        assert len(shallow.engine.seen) == 2
-        assert len(deep.engine.seen) == 3
-        for wrong in (4, "much", {"mean": 0.6}, [1]):
+        assert len(shallow.engine.seen) == 3
+        assert len(deep.engine.seen) == 4
+        for wrong in (4, "much", {"mean": 4}, [1]):
             refused = ask(client, wrong)
             body = {"prompt": "w9 w8", "max_tokens": 4, "budget": wrong}
             alone = httpx.post(f"{deep.url}/v1/completions", json=body)
