@@ -184,6 +184,37 @@ def test_under_a_constant_rate_a_run_is_made_longer_until_its_rate_falls(folder,
         assert why in str(refused.exception)
 
 
+def test_a_taught_run_moves_otherwise_and_goes_on_under_its_own_teacher_alone(
+    folder, whole, tmp_path
+):
+    quiet = ("log.evaluate_every=0", "teacher.share=0.5")
+    taught = (*quiet, f"teacher.name='{whole[0] / 'checkpoint'}'")
+    run(folder, tmp_path / "whole", *taught)
+    run(folder, tmp_path / "parts", *taught)
+    expected, found = trained(tmp_path / "whole"), trained(tmp_path / "parts")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    alone = trained(whole[0])
+    assert not all(torch.equal(alone[name], tensor) for name, tensor in expected.items())
+    other = (*quiet, f"teacher.name='{folder}'")
+    command = arguments(folder, tmp_path / "parts", *other, resume=True)
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, TrainingError)
+    assert "another run, with other teacher.name" in str(refused.exception)
+
+
+def test_a_teacher_with_other_words_is_refused(folder, tmp_path):
+    teacher = tmp_path / "teacher"
+    tiny_model("llama").save_pretrained(teacher)
+    words = word_tokenizer()
+    words.add_tokens(["another"])
+    words.save_pretrained(teacher)
+    command = arguments(folder, tmp_path / "out", f"teacher.name='{teacher}'")
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, RecipeError)
+    assert re.search(r"teacher\.name: .* has another vocabulary \(", str(refused.exception))
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_processes_end_where_one_does(folder, whole, tmp_path):
     # `--cpu` would start one process; `--multi_gpu` says several, and the variable: on CPUs.
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]

@@ -300,6 +300,7 @@ def recipe_of(folder, tmp_path, *changes, kind=Recipe):
         ("router.prior=none.json", "none.json cannot be read"),
         ("router.orders=[{sources=['a'], record='none.json'}]", "none.json cannot be read"),
         ("lora.start=nowhere", "nowhere/buddy.json"),
+        ("teacher.name=nowhere/none", "nowhere/none"),
         ("data.validation=[{path='none.jsonl'}]", "none.jsonl cannot be read"),
         ("data.train=[{path='/dev/zero'}]", "expected a regular file"),
         ("router.planner.context_layer=4\nbudget.low='3 blocks'", "5 of the 6 blocks always run"),

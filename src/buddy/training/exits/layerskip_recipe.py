@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import SHARE, BudgetSettings, Recipe, RouterSettings
+from buddy.training.joint.recipe import (
+    SHARE,
+    BudgetSettings,
+    Recipe,
+    RouterSettings,
+    check_answers_alone,
+)
 
 Curriculum = Literal["rotational", "gradual"]
 
@@ -49,4 +55,5 @@ class LayerSkipRecipe(Recipe):
                 "budget: layerskip draws no budgets, its exits are those of exits.curriculum: "
                 "leave the table out"
             )
+        check_answers_alone(self, "layerskip")
         Recipe.__post_init__(self)

@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import SHARE, BudgetSettings, LogSettings, Recipe, RouterSettings
+from buddy.training.joint.recipe import (
+    SHARE,
+    BudgetSettings,
+    LogSettings,
+    Recipe,
+    RouterSettings,
+    check_answers_alone,
+)
 
 GatedMethod = Literal["first", "d-llm", "mixture-of-depths", "flexidepth", "dash"]
 
@@ -65,6 +72,7 @@ class GatedRecipe(Recipe):
             raise RecipeError("router: a gated method has none: leave the table out")
         if self.budget != _full_budget():
             raise RecipeError("budget: a gated method keeps none: leave the table out")
+        check_answers_alone(self, self.method)
         if self.log.evaluate_budgets == LogSettings().evaluate_budgets:  # not named
             object.__setattr__(self, "log", replace(self.log, evaluate_budgets=("1.0",)))
         if self.log.evaluate_budgets != ("1.0",):

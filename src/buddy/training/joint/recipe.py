@@ -192,6 +192,25 @@ class BudgetSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherSettings:
+    """A frozen model at full depth, whose distributions are taught beside the data."""
+
+    name: str | None = None
+    """Preset, hub id, folder, GGUF file or Buddy checkpoint with the same tokenizer; else none."""
+    weight: Annotated[float, Range(above=0, high=1000)] = 1.0
+    """Of the mean cross-entropy with its distributions, beside the answers' with the data."""
+    tokens: Literal["all", "answers"] = "all"
+    """Where it teaches: at every token that is no pad, or at those of answers."""
+    share: Annotated[float, Range(above=0, high=1)] = 1.0
+    """Of these tokens, drawn anew for each step: fewer cost less."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+        if self.name is None and (self.weight, self.tokens, self.share) != (1.0, "all", 1.0):
+            raise RecipeError("teacher has no name: name a model, or leave the table out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimSettings:
     """AdamW and its schedule."""
 
@@ -218,6 +237,8 @@ class OptimSettings:
     """Gradients are scaled down to this norm, adapters and router each on their own."""
     loss: Weighting = "token"
     """Every answer token counts the same, or every example does."""
+    prompt_loss: Annotated[float, Range(0, 1000)] = 0.0
+    """Weight of the prompts' mean cross-entropy beside the answers'."""
     seed: Annotated[int, RUN_SEED] = 0
     """Of the order, the budgets, the noise and the adapters' start."""
 
@@ -273,6 +294,8 @@ class Recipe:
     """Who chooses."""
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     """How much may run."""
+    teacher: TeacherSettings = field(default_factory=TeacherSettings)
+    """Who teaches beside the data."""
     optim: OptimSettings = field(default_factory=OptimSettings)
     """Optimiser."""
     log: LogSettings = field(default_factory=LogSettings)
@@ -286,3 +309,18 @@ class Recipe:
             )
         if self.lora.rank == 0 and self.router.policy != "routed":
             raise RecipeError("nothing to train: lora.rank is 0 and the policy is not routed")
+
+
+def check_answers_alone(recipe: Recipe, method: str) -> None:
+    """Refuse objectives that a method's own training does not have.
+
+    Raises:
+        RecipeError: A teacher is named, or prompts have a weight.
+    """
+    if recipe.teacher.name is not None:
+        raise RecipeError(f"teacher: {method} is trained without one: leave the table out")
+    if recipe.optim.prompt_loss > 0:
+        raise RecipeError(
+            f"optim.prompt_loss: {method} is trained on answers alone: leave it out, got "
+            f"{recipe.optim.prompt_loss:g}"
+        )

@@ -142,6 +142,8 @@ def train_as(
         gather=gather_object if accelerator.num_processes > 1 else list,
     )
     identity = _identity(recipe, model, examples)
+    if trainer.teacher is not None:
+        identity["teacher_weights"] = trainer.teacher.facts()
     drawn = draw_rows(validation, recipe.log.evaluate_rows, recipe.optim.seed)
     run = _Run(recipe, out, model, trainer, drawn, identity, listener)
     run.evaluate = kind.evaluate

@@ -22,10 +22,12 @@ from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.fast import fast_passes
 from buddy.training.joint.choosing import training_choice
+from buddy.training.joint.objective import find_spots, weighted_losses
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.straight_through import straight_through_pass
+from buddy.training.joint.teacher import load_teacher, teacher_pass
 from buddy.training.joint.token_depths import token_depths
-from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.losses import mean_by_row
 from buddy.training.predictor.grpo import group_advantages
 from buddy.training.schedule import learning_rate_share
 
@@ -36,7 +38,7 @@ class StepReport:
 
     Attributes:
         step: Steps done, this one included.
-        loss: Mean loss of the answers, in nats.
+        loss: Mean loss of the answers, in nats, without what is beside it in the objective.
         by_budget: Mean loss and number of rows of each budget in blocks.
         plans: Executed blocks of each row.
         router_grad_norm: Before clipping; None where no router learns.
@@ -113,6 +115,7 @@ class JointTrainer:
         self.steps = optim.steps or max(1, round(optim.epochs * self.order.per_epoch))
         self.budgets = budget_range(recipe.budget, model.num_blocks)
         self._process, self._reduce, self._gather = process, reduce, gather
+        self.teacher = load_teacher(recipe, model)
         adapters, router = trained_parameters(model)
         self.parameters = {**adapters, **router}
         router_rate = self.router_rate()
@@ -200,6 +203,24 @@ class JointTrainer:
             self.recipe.budget, batch, blocks, self.budgets, self.model.num_blocks, places, seed
         )
         choose = training_choice(settings, policy, places=places, seed=seed)
+        by_example = torch.tensor(
+            [weights[place] / samples for place in mine for _ in range(samples)],
+            device=self.model.device,
+        )
+        spots = find_spots(
+            batch,
+            by_example,
+            [one for one in examples for _ in range(samples)],
+            prompt_loss=self.recipe.optim.prompt_loss,
+            teacher=self.recipe.teacher,
+            places=places,
+            seed=seed,
+        )
+        taught = None
+        if self.teacher is not None:
+            first = len(spots.teacher)
+            seen = teacher_pass(self.teacher, batch)
+            taught = seen[spots.rows[:first], spots.columns[:first]]
         with fast_passes(self.model.backbone):
             out = straight_through_pass(
                 self.model.backbone,
@@ -210,15 +231,16 @@ class JointTrainer:
                 is_dense=dense,
                 second_from=second,
             )
-            losses = answer_losses(
-                self.model.backbone, out.hidden[batch.rows, batch.columns], batch.targets
+            loss, losses = weighted_losses(
+                self.model.backbone,
+                out.hidden[spots.rows, spots.columns],
+                spots,
+                taught=taught,
+                teacher=None if self.teacher is None else self.teacher.backbone,
             )
-            by_row = mean_by_row(losses, batch.rows, len(repeated))
-            by_example = torch.tensor(
-                [weights[place] / samples for place in mine for _ in range(samples)],
-                device=by_row.device,
+            by_row = mean_by_row(
+                losses[spots.is_answer], spots.rows[spots.is_answer], len(repeated)
             )
-            loss = (by_row * by_example).sum()
             if out.log_prob is not None:
                 loss = loss + settings.coefficient * policy_gradient_loss(
                     by_row, out.log_prob, samples, len(examples)
@@ -229,7 +251,7 @@ class JointTrainer:
             [
                 (float(one), int(count), plan, float(weight))
                 for one, count, plan, weight in zip(
-                    by_row.detach(), blocks, out.plan.executed_sets, by_example, strict=True
+                    by_row, blocks, out.plan.executed_sets, by_example, strict=True
                 )
             ]
         )
