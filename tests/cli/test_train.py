@@ -184,6 +184,21 @@ def test_under_a_constant_rate_a_run_is_made_longer_until_its_rate_falls(folder,
         assert why in str(refused.exception)
 
 
+def test_a_run_saves_the_mean_of_its_weights_and_goes_on_with_both(folder, tmp_path):
+    constant = ("optim.schedule='constant'", "log.evaluate_every=0", "optim.average=0.7")
+    run(folder, tmp_path / "parts", *constant, "optim.steps=4")
+    run(folder, tmp_path / "parts", *constant, "optim.steps=8", resume=True)
+    run(folder, tmp_path / "whole", *constant, "optim.steps=8")
+    expected, found = trained(tmp_path / "whole"), trained(tmp_path / "parts")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    name = "router.decision.up.weight"
+    saved = BuddyForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoint").router
+    assert torch.equal(saved.decision.up.weight, expected[f"parameter.mean.{name}"])
+    assert not torch.equal(saved.decision.up.weight, expected[f"parameter.{name}"])
+
+
 def test_a_taught_run_moves_otherwise_and_goes_on_under_its_own_teacher_alone(
     folder, whole, tmp_path
 ):

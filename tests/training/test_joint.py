@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
+from buddy.training.joint.averaging import WeightMean
 from buddy.training.joint.evaluate import evaluate
 from buddy.training.joint.lora import add_lora
 from buddy.training.joint.recipe import (
@@ -19,7 +20,12 @@ from buddy.training.joint.recipe import (
     Recipe,
     RouterSettings,
 )
-from buddy.training.joint.trainer import JointTrainer, budget_range, policy_gradient_loss
+from buddy.training.joint.trainer import (
+    JointTrainer,
+    budget_range,
+    budgets_at,
+    policy_gradient_loss,
+)
 from buddy.training.schedule import learning_rate_share
 from tests.tiny import NUM_BLOCKS, random_router, tiny_model
 from tests.training.examples import random_examples
@@ -202,6 +208,34 @@ def test_learning_rate_rises_and_falls():
         dataclasses.replace(settings, decay_steps=4)
     with pytest.raises(RecipeError, match="decay_steps must be at most 10, the steps"):
         dataclasses.replace(constant, decay_steps=11)
+
+
+def test_a_curriculum_draws_large_budgets_first():
+    budgets = (3, 3, 4, 5, 6, 6)
+    assert budgets_at(budgets, 0, 0) == budgets
+    assert budgets_at(budgets, 0, 30) == (6, 6)
+    assert budgets_at(budgets, 10, 30) == (5, 6, 6)
+    assert budgets_at(budgets, 29, 30) == (4, 5, 6, 6)
+    assert budgets_at(budgets, 30, 30) == budgets_at(budgets, 99, 30) == budgets
+    made = trainer(budget=BudgetSettings(low="0.5", high="1.0", curriculum_steps=9))
+    for step in range(12):
+        assert min(made.step(step).by_budget) >= 6 - step / 3
+
+
+def test_the_mean_of_weights_by_hand():
+    weight = torch.tensor([1.0])
+    mean = WeightMean({"one": weight}, 0.5)
+    for step, value in enumerate((2.0, 4.0)):
+        weight.fill_(value)
+        mean.add(step)
+    # At first a tenth and two elevenths are kept.
+    expected = 2 / 11 * (0.1 * 1.0 + 0.9 * 2.0) + 9 / 11 * 4.0
+    assert mean.values["one"].item() == pytest.approx(expected)
+    mean.add(99)
+    late = (expected + 4.0) / 2
+    with mean.in_place():
+        assert weight.item() == pytest.approx(late)
+    assert (weight.item(), mean.values["one"].item()) == (4.0, pytest.approx(late))
 
 
 def test_a_range_without_a_budget_is_refused():

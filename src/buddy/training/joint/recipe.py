@@ -173,6 +173,8 @@ class BudgetSettings:
     """Largest; every block count between is equally likely."""
     choices: tuple[str, ...] = ()
     """In place of the range: these alone, equally likely."""
+    curriculum_steps: Annotated[int, Range(0, 10**9)] = 0
+    """Steps in which the smallest budget that is drawn falls from the largest one, in a line."""
     full_prompts: Annotated[float, SHARE] = 0.0
     """Share of examples whose prompt runs at full depth, whatever the answer's budget is."""
     mixed_answers: Annotated[float, SHARE] = 0.0
@@ -237,6 +239,9 @@ class OptimSettings:
     """Gradients are scaled down to this norm, adapters and router each on their own."""
     loss: Weighting = "token"
     """Every answer token counts the same, or every example does."""
+    average: Annotated[float, Range(0, 0.99999)] = 0.0
+    """Of the mean of weights over steps, what each step keeps: 0.99 looks back over some hundred.
+    That mean is evaluated and saved in the place of the last weights; 0 takes the last ones."""
     prompt_loss: Annotated[float, Range(0, 1000)] = 0.0
     """Weight of the prompts' mean cross-entropy beside the answers'."""
     seed: Annotated[int, RUN_SEED] = 0

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -153,9 +153,10 @@ def train_as(
     accelerator.wait_for_everyone()
     run.go(resume)
     if run.is_main:
-        model.card = stage_1_card(recipe, len(examples), run.found)
-        model.eval().save_pretrained(out / CHECKPOINT)
-        run.record().save(out / RECORD)
+        with run.saved_weights():
+            model.card = stage_1_card(recipe, len(examples), run.found)
+            model.eval().save_pretrained(out / CHECKPOINT)
+            run.record().save(out / RECORD)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return out / CHECKPOINT
@@ -290,10 +291,17 @@ class _Run:
             + ("" if begun > then[1] else ", or more")
         )
 
+    def saved_weights(self) -> AbstractContextManager[None]:
+        """Within it the model has the weights that are evaluated and saved."""
+        mean = self.trainer.mean
+        return nullcontext() if mean is None else mean.in_place()
+
     def _saved(self) -> dict[str, Any]:
+        mean = self.trainer.mean
+        means = {} if mean is None else {f"mean.{name}": w for name, w in mean.values.items()}
         return {
             "identity": self.identity,
-            "parameters": self.trainer.parameters,
+            "parameters": {**self.trainer.parameters, **means},
             "optimizer": self.trainer.optimizer,
         }
 
@@ -318,7 +326,8 @@ class _Run:
     def _evaluate(self, log: TrainingLog, step: int) -> None:
         if not self.validation:
             return
-        self.found, routes = self.evaluate(self.model, self.validation, self.budgets)
+        with self.saved_weights():
+            self.found, routes = self.evaluate(self.model, self.validation, self.budgets)
         for one in self.found:
             log.write(step, f"evaluation/{one.blocks}", **asdict(one))
         self.listener.evaluated(step, self.found)

@@ -21,6 +21,7 @@ from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.fast import fast_passes
+from buddy.training.joint.averaging import WeightMean
 from buddy.training.joint.choosing import training_choice
 from buddy.training.joint.objective import find_spots, weighted_losses
 from buddy.training.joint.recipe import BudgetSettings, Recipe
@@ -73,6 +74,19 @@ def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
     if blocks[0] > blocks[1]:
         raise RecipeError(f"budget.low ({settings.low}) is above budget.high ({settings.high})")
     return tuple(range(blocks[0], blocks[1] + 1))
+
+
+def budgets_at(budgets: Sequence[int], step: int, curriculum_steps: int) -> tuple[int, ...]:
+    """Of the budgets of a run, those that a step draws from: at first the largest alone.
+
+    Args:
+        budgets: In blocks; each is as likely as it is often there.
+        step: Counted from 0.
+        curriculum_steps: Steps until all are drawn.
+    """
+    low, high = min(budgets), max(budgets)
+    left = max(0.0, 1 - step / curriculum_steps) if curriculum_steps else 0.0
+    return tuple(one for one in budgets if one >= low + left * (high - low))
 
 
 RowReport = tuple[float, int, tuple[int, ...], float]
@@ -128,6 +142,7 @@ class JointTrainer:
         self._router_learns = bool(router) and router_rate > 0
         for parameter in router.values():
             parameter.requires_grad_(self._router_learns)  # else blocks need no gates
+        self.mean = WeightMean(self.parameters, optim.average) if optim.average > 0 else None
 
     def router_rate(self) -> float:
         """Peak learning rate of what is no adapter."""
@@ -163,6 +178,8 @@ class JointTrainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.mean is not None:
+            self.mean.add(step)
         by_budget: dict[int, tuple[float, int]] = {}
         for loss, blocks, *_ in rows:
             mean, count = by_budget.get(blocks, (0.0, 0))
@@ -185,7 +202,8 @@ class JointTrainer:
         """Gradients of this process's rows, summed over all; what each row of all gave."""
         settings = self.recipe.router
         draw = random.Random(seed)
-        budgets = [draw.choice(self.budgets) for _ in examples]
+        drawn = budgets_at(self.budgets, step, self.recipe.budget.curriculum_steps)
+        budgets = [draw.choice(drawn) for _ in examples]
         uniform = [(draw.random(), draw.random()) for _ in examples]
         samples = settings.samples if settings.method == "policy-gradient" else 1
         dense = draw.random() < settings.dense_share
@@ -200,7 +218,7 @@ class JointTrainer:
         second = self._second_from(repeated, [uniform[place] for place in mine], samples, batch)
         policy = self.model.scoring_policy
         depths = token_depths(
-            self.recipe.budget, batch, blocks, self.budgets, self.model.num_blocks, places, seed
+            self.recipe.budget, batch, blocks, drawn, self.model.num_blocks, places, seed
         )
         choose = training_choice(settings, policy, places=places, seed=seed)
         by_example = torch.tensor(
