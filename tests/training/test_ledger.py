@@ -12,7 +12,7 @@ from buddy import BuddyForCausalLM
 from buddy.cli.main import app
 from buddy.errors import RecipeError
 from buddy.training.ledger import fit
-from buddy.training.ledger.fit import _spend, fit_ledger
+from buddy.training.ledger.fit import _spend, fit_ledger, sure_best
 from buddy.training.ledger.measure import TokenLosses, measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerSettings
 from tests.generation.test_ledger_budget import random_ledger
@@ -90,6 +90,15 @@ def test_what_cannot_be_told_from_chance_is_spent_as_constant_depth(monkeypatch)
     assert fit_ledger(made_up(), SETTINGS).price(5.0) > 0
     monkeypatch.setattr(fit, "_SURE", -1e9)  # what would be chosen else
     assert fit_ledger(answers, SETTINGS).price(4.0) > 0
+
+
+def test_the_best_of_many_prices_is_not_taken_for_a_gain():
+    draw = np.random.default_rng(0)
+    chance = draw.normal(0, 1, (100, 200, 26))  # no price is better than another
+    assert (sure_best(chance) > 0).mean() < 0.05  # of 200 means
+    better = chance.copy()
+    better[:, :, 7] -= 1
+    assert (sure_best(better) == 7).all()
 
 
 def test_ways_side_by_side_spend_as_one_does():

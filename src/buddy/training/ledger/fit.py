@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from buddy.routing.ledger import HASTE, Ledger, LedgerConfig
@@ -15,7 +15,7 @@ from buddy.training.ledger.recipe import LedgerSettings
 _PRICES = np.array([0.0, *np.geomspace(1e-3, 1.0, 25)])
 """Nats a block that are tried. Under the first, tokens run what the account allows as it comes."""
 _SURE = 2.0
-"""Standard errors by which another price must be better than the first."""
+"""Standard errors by which a chosen price must be better than the first, on other answers."""
 
 
 def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledger:
@@ -64,11 +64,27 @@ def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64
     means = np.repeat(np.array(config.means, np.float64), len(_PRICES))
     prices = np.tile(_PRICES, len(config.means))
     lost = np.stack([_spend(table, answer, levels, means, prices) for answer in answers])
-    ways = lost.reshape(len(answers), len(config.means), len(_PRICES))
-    best = ways.sum(0).argmin(1)
-    gain = ways[:, :, 0] - ways[:, range(len(best)), best]
-    error = gain.std(0, ddof=min(1, len(answers) - 1)) * math.sqrt(len(answers))
-    found: NDArray[np.float64] = np.where(gain.sum(0) > _SURE * error, _PRICES[best], 0.0)
+    best = sure_best(lost.reshape(len(answers), len(config.means), len(_PRICES)))
+    found: NDArray[np.float64] = _PRICES[best]
+    return found
+
+
+def sure_best(lost: Float[np.ndarray, "answers means prices"]) -> Int[np.ndarray, " means"]:
+    """Place of the price under which answers lose least, by mean; 0 where chance may explain it.
+
+    The best of many prices gains on the answers that it is the best of. So what a choice gains over
+    the first price is measured on the other half of the answers, each half once.
+
+    Args:
+        lost: By each answer, in nats.
+    """
+    gains = []
+    for chosen_on, tested_on in ((lost[::2], lost[1::2]), (lost[1::2], lost[::2])):
+        best = chosen_on.sum(0).argmin(1)
+        gains.append(tested_on[:, :, 0] - tested_on[:, range(len(best)), best])
+    gain = np.concatenate(gains)
+    error = gain.std(0, ddof=min(1, len(gain) - 1)) * math.sqrt(len(gain))
+    found: NDArray[np.int64] = np.where(gain.sum(0) > _SURE * error, lost.sum(0).argmin(1), 0)
     return found
 
 
