@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,14 +11,17 @@ import time
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from buddy import BuddyForCausalLM
+from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.card import read_card
 from buddy.cli.main import app
+from buddy.data.examples import Source, read_all
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from buddy.records import RunRecord
+from buddy.training.joint.evaluate import evaluate
 from tests.cli import forked
 from tests.tiny import tiny_model
 from tests.training.examples import random_examples
@@ -197,37 +201,79 @@ def test_a_run_saves_the_mean_of_its_weights_and_goes_on_with_both(folder, tmp_p
     saved = BuddyForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoint").router
     assert torch.equal(saved.decision.up.weight, expected[f"parameter.mean.{name}"])
     assert not torch.equal(saved.decision.up.weight, expected[f"parameter.{name}"])
+    model = BuddyForCausalLM.from_pretrained(tmp_path / "whole" / "checkpoint")
+    logged = [line for line in log(tmp_path / "whole") if line["kind"] == "evaluation/4"][-1]
+    rows = Source(path=str(folder / "rows.jsonl"), template="alpaca", start=40)
+    examples = read_all((rows,), load_tokenizer(str(folder)), max_tokens=60)
+    assert logged["cross_entropy"] == pytest.approx(
+        evaluate(model, examples, [4])[0][0].cross_entropy, rel=1e-6
+    )
 
 
-def test_a_taught_run_moves_otherwise_and_goes_on_under_its_own_teacher_alone(
-    folder, whole, tmp_path
-):
-    quiet = ("log.evaluate_every=0", "teacher.share=0.5")
-    taught = (*quiet, f"teacher.name='{whole[0] / 'checkpoint'}'")
-    run(folder, tmp_path / "whole", *taught)
-    run(folder, tmp_path / "parts", *taught)
+def test_a_taught_run_goes_on_under_its_own_teacher_alone(folder, whole, tmp_path):
+    shutil.copytree(whole[0] / "checkpoint", tmp_path / "teacher")
+    taught = (
+        *("optim.schedule='constant'", "log.evaluate_every=0", "teacher.share=0.5"),
+        f"teacher.name='{tmp_path / 'teacher'}'",
+    )
+    run(folder, tmp_path / "whole", *taught, "optim.steps=8")
+    run(folder, tmp_path / "parts", *taught, "optim.steps=4")
+    half = (tmp_path / "parts" / "state.safetensors").read_bytes()
+    run(folder, tmp_path / "parts", *taught, "optim.steps=8", resume=True)
     expected, found = trained(tmp_path / "whole"), trained(tmp_path / "parts")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    alone = trained(whole[0])
-    assert not all(torch.equal(alone[name], tensor) for name, tensor in expected.items())
-    other = (*quiet, f"teacher.name='{folder}'")
-    command = arguments(folder, tmp_path / "parts", *other, resume=True)
+    record = json.loads((tmp_path / "whole" / "record.json").read_text())
+    facts = BuddyForCausalLM.from_pretrained(whole[0] / "checkpoint", merge_adapter=True).facts()
+    assert record["config"]["taught_by"] == facts
+    assert "taught by" in read_card(tmp_path / "whole" / "checkpoint").text
+    (tmp_path / "parts" / "state.safetensors").write_bytes(half)
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.copytree(tmp_path / "whole" / "checkpoint", tmp_path / "teacher")  # of another run
+    command = arguments(folder, tmp_path / "parts", *taught, "optim.steps=8", resume=True)
     refused = CliRunner().invoke(app, command)
     assert isinstance(refused.exception, TrainingError)
-    assert "another run, with other teacher.name" in str(refused.exception)
+    assert "another run, with other taught_by" in str(refused.exception)
 
 
-def test_a_teacher_with_other_words_is_refused(folder, tmp_path):
-    teacher = tmp_path / "teacher"
-    tiny_model("llama").save_pretrained(teacher)
-    words = word_tokenizer()
-    words.add_tokens(["another"])
-    words.save_pretrained(teacher)
-    command = arguments(folder, tmp_path / "out", f"teacher.name='{teacher}'")
+def test_a_teacher_changes_what_is_learned(folder, whole, tmp_path):
+    run(folder, tmp_path, f"teacher.name='{folder}'", "log.evaluate_every=0")
+    alone, taught = trained(whole[0]), trained(tmp_path)
+    name = "parameter.router.decision.up.weight"
+    assert not torch.equal(alone[name], taught[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("words", r"teacher\.name: .* has another vocabulary \("),
+        ("logits", r"teacher\.name: .* makes 98 logits and .* 97: name a model with as many"),
+        ("context", r"data\.max_tokens must be at most 8, the context of the teacher"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(folder, tmp_path, change, says):
+    model, words = tiny_model("llama"), word_tokenizer()
+    if change == "words":
+        words.add_tokens(["another"])
+    if change == "logits":
+        model.resize_token_embeddings(98)
+    if change == "context":
+        model.config.max_position_embeddings = 8
+    model.save_pretrained(tmp_path / "teacher")
+    words.save_pretrained(tmp_path / "teacher")
+    command = arguments(folder, tmp_path / "out", f"teacher.name='{tmp_path / 'teacher'}'")
     refused = CliRunner().invoke(app, command)
     assert isinstance(refused.exception, RecipeError)
-    assert re.search(r"teacher\.name: .* has another vocabulary \(", str(refused.exception))
+    assert re.search(says, str(refused.exception))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_state_names_no_setting_that_older_versions_lack(folder, tmp_path):
+    run(folder, tmp_path, "optim.steps=1", "log.evaluate_every=0")
+    with safe_open(tmp_path / "state.safetensors", framework="pt") as file:
+        identity = json.loads(file.metadata()["buddy"])["identity"]
+    assert not {"teacher", "taught_by"} & identity.keys()
+    assert not {"average", "prompt_loss"} & identity["optim"].keys()
+    assert "curriculum_steps" not in identity["budget"]
 
 
 def test_two_processes_end_where_one_does(folder, whole, tmp_path):

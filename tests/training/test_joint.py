@@ -19,6 +19,7 @@ from buddy.training.joint.recipe import (
     OptimSettings,
     Recipe,
     RouterSettings,
+    TeacherSettings,
 )
 from buddy.training.joint.trainer import (
     JointTrainer,
@@ -33,7 +34,7 @@ from tests.training.examples import random_examples
 EXAMPLES = random_examples(24)
 
 
-def recipe(*, router=None, optim=None, budget=None, lora=None):
+def recipe(*, router=None, optim=None, budget=None, lora=None, teacher=None):
     return Recipe(
         data=DataSettings(train=(Source(path="unused"),)),
         router=RouterSettings(**(router or {})),
@@ -43,6 +44,7 @@ def recipe(*, router=None, optim=None, budget=None, lora=None):
         ),
         budget=budget or BudgetSettings(),
         lora=LoraSettings(**(lora or {"rank": 4})),
+        teacher=TeacherSettings(**(teacher or {})),
     )
 
 
@@ -113,12 +115,18 @@ def test_every_example_draws_its_own_budget_from_the_whole_range():
     assert any(len(one) > 1 for one in drawn)
 
 
-def test_two_processes_make_the_gradient_of_one():
-    alone = trainer(router={"method": "policy-gradient"})
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_two_processes_make_the_gradient_of_one(is_taught, tmp_path):
+    settings = {"router": {"method": "policy-gradient"}}
+    if is_taught:
+        tiny_model(seed=5).save_pretrained(tmp_path)
+        settings["teacher"] = {"name": str(tmp_path), "share": 0.5}
+        settings["optim"] = {"prompt_loss": 0.5}
+    alone = trainer(**settings)
     alone_rows = alone._backward(alone.order[0], seed=5, step=0)
     parts = []
     for rank in range(2):
-        made = trainer(process=(rank, 2), router={"method": "policy-gradient"})
+        made = trainer(process=(rank, 2), **settings)
         made._reduce = lambda whole: whole
         rows = made._backward(made.order[0], seed=5, step=0)
         parts.append((rows, {n: p.grad.clone() for n, p in made.parameters.items()}))
@@ -131,6 +139,34 @@ def test_two_processes_make_the_gradient_of_one():
         assert_close(whole, parameter.grad, atol=1e-5, rtol=1e-4)  # other sums
         # B starts at zero, so A has no slope yet.
         assert (whole.abs().max() > 0) == ("lora_A" not in name)
+
+
+def test_a_step_minimises_what_the_recipe_weighs(tmp_path):
+    tiny_model(seed=5).save_pretrained(tmp_path)
+    full = BudgetSettings(choices=("1.0",))
+    teacher = {"name": str(tmp_path), "weight": 0.7}
+    made = trainer("random", budget=full, teacher=teacher, optim={"prompt_loss": 0.5})
+    examples = made.order[0]
+    made._backward(examples, seed=5, step=0)
+    found = {name: p.grad.clone() for name, p in made.parameters.items() if p.grad is not None}
+    made.optimizer.zero_grad()
+    prompts, answers, taught = [], [], []
+    for example in examples:
+        ids = torch.tensor([example.prompt + example.answer])
+        log_probs = made.model.model(ids).logits[0, :-1].log_softmax(1)
+        nll = -log_probs.gather(1, ids[0, 1:, None])[:, 0]
+        with torch.no_grad():
+            wanted = made.teacher.model(ids).logits[0, :-1].softmax(1)
+        begin = len(example.prompt) - 1
+        prompts.append(nll[:begin])
+        answers.append(nll[begin:])
+        taught.append(-(wanted * log_probs).sum(1))
+    means = (torch.cat(one).mean() for one in (prompts, answers, taught))
+    loss = sum(weight * mean for weight, mean in zip((0.5, 1.0, 0.7), means, strict=True))
+    loss.backward()
+    assert found
+    for name, gradient in found.items():
+        assert_close(gradient, made.parameters[name].grad, atol=1e-5, rtol=1e-3)  # other kernels
 
 
 def test_weighting_by_token_is_the_mean_over_tokens_and_by_example_over_examples():

@@ -49,7 +49,7 @@ def plain(backbone, hidden, spots, taught, teacher):
 
 @all_families
 def test_values_and_gradients_equal_the_plain_formula(family, monkeypatch):
-    monkeypatch.setattr(objective_module, "_HEAD_TOKENS", 3)  # several pieces, the last ones short
+    monkeypatch.setattr(objective_module, "HEAD_TOKENS", 3)  # several pieces, the last ones short
     backbone = Backbone(tiny_model(family).requires_grad_(False))
     teacher = Backbone(tiny_model(family, seed=5).requires_grad_(False))
     spots = random_spots(9, 5)
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_finite_differences():
     hidden, taught = torch.randn(4, 32).double(), torch.randn(3, 32).double()
 
     def value(at):
-        return plain(backbone, at, spots, taught, teacher)[0].item()
+        return weighted_losses(backbone, at, spots, taught=taught, teacher=teacher)[0].item()
 
     hidden.requires_grad_()
     total, _ = weighted_losses(backbone, hidden, spots, taught=taught, teacher=teacher)
@@ -84,8 +84,8 @@ def test_the_gradient_is_that_of_finite_differences():
             nudge = torch.zeros_like(base)
             nudge[spot, place] = step
             slope = (value(base + nudge) - value(base - nudge)) / (2 * step)
-            # Softmax and slopes are float32 sums.
-            assert hidden.grad[spot, place].item() == pytest.approx(slope, abs=1e-5, rel=1e-4)
+            # The final norm is in float32, so a smaller step would measure its rounding.
+            assert hidden.grad[spot, place].item() == pytest.approx(slope, abs=1e-4, rel=1e-3)
 
 
 def test_a_model_that_agrees_with_its_teacher_learns_nothing_from_it():

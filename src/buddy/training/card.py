@@ -11,8 +11,8 @@ from buddy.training.predictor.recipe import BudgetRecipe
 _TO_STATE = """\
 ## To be stated by who publishes it
 
-Licence (the base model's and those of the data bind it), intended use, and limits. Name the
-records that these statements rest on.
+Licence (those of the base model, the data and a teacher bind it), intended use, and limits. Name
+the records that these statements rest on.
 """
 
 
@@ -28,6 +28,7 @@ def stage_1_card(recipe: Recipe, examples: int, found: Sequence[Evaluation]) -> 
     steps = optim.steps or round(optim.epochs * examples / optim.batch_size)
     chosen = "a trained router" if router.policy == "routed" else f"the policy `{router.policy}`"
     adapters = f"LoRA of rank {recipe.lora.rank}" if recipe.lora.rank else "no adapters"
+    by = f", taught by `{recipe.teacher.name}`" if recipe.teacher.name else ""
     text = f"""\
 # A Buddy checkpoint
 
@@ -36,7 +37,7 @@ by {chosen}.
 
 ## Training
 
-{adapters} on `{recipe.model.name}`, {steps:,} steps of {optim.batch_size} examples at a peak
+{adapters} on `{recipe.model.name}`{by}, {steps:,} steps of {optim.batch_size} examples at a peak
 learning rate of {optim.learning_rate:g}. `record.json` beside this folder has every setting.
 
 {_sources(recipe.data.train)}

@@ -1,6 +1,6 @@
 """Answer loss: logits at answer positions alone, a few at a time, their gradient made at once."""
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 
-_HEAD_TOKENS = 128
+HEAD_TOKENS: Final = 128
 """Positions whose logits are held at once."""
 
 
@@ -20,7 +20,7 @@ class _AnswerLosses(torch.autograd.Function):
         losses: list[Tensor] = []
         slopes: list[Tensor] = []
         needs_slope = hidden.requires_grad
-        parts = torch.split(hidden, _HEAD_TOKENS), torch.split(targets, _HEAD_TOKENS)
+        parts = torch.split(hidden, HEAD_TOKENS), torch.split(targets, HEAD_TOKENS)
         for part, target in zip(*parts, strict=True):
             with torch.enable_grad():
                 leaf = part.detach().requires_grad_(needs_slope)

@@ -13,9 +13,12 @@ _EARLY = 10
 class WeightMean:
     """An exponential mean of what is trained.
 
+    Attributes:
+        values: The mean, by name; the weights themselves while it stands in their place.
+
     Args:
         parameters: By name; their values now are where the mean begins.
-        keep: What each step keeps of the mean.
+        keep: What each step keeps of the mean; step t of the first ones keeps (t + 1) / (t + 10).
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], keep: float) -> None:

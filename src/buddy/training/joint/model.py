@@ -18,6 +18,7 @@ from buddy.routing.prior import PriorConfig, normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.joint.lora import add_lora, context_layers, start_adapters
 from buddy.training.joint.recipe import BudgetSettings, DataSettings, Recipe, RouterSettings
+from buddy.training.joint.teacher import check_teacher
 from buddy.training.joint.trainer import budget_range
 
 
@@ -25,10 +26,11 @@ def check_recipe(recipe: Recipe) -> None:
     """Refuse what shows to be wrong before weights are fetched.
 
     Raises:
-        BuddyError: A budget, a policy, a prior or a size that the base model cannot have.
+        BuddyError: A budget, a policy, a prior, a teacher or a size that does not fit.
     """
     outline = load_outline(recipe.model.name)
     _check_sizes(recipe, outline)
+    check_teacher(recipe, outline)
     _prior(recipe.router, outline)
     if recipe.router.policy != "routed":
         outline.set_policy(recipe.router.policy)

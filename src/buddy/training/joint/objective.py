@@ -17,9 +17,8 @@ from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.training.batches import Batch
 from buddy.training.joint.recipe import TeacherSettings
+from buddy.training.losses import HEAD_TOKENS
 
-_HEAD_TOKENS = 128
-"""Positions whose logits are held at once."""
 _SALT = 15_485_863
 
 
@@ -64,6 +63,10 @@ def find_spots(
         teacher: Its weight, and where it teaches.
         places: Of the rows in the whole batch, over all processes.
         seed: Of the step.
+
+    Returns:
+        The positions. A mean loss over prompts, or over what a teacher teaches, counts all its
+        tokens the same.
     """
     column = torch.arange(batch.token_ids.shape[1] - 1, device=batch.token_ids.device)
     prompt, answer = batch.is_prompt.sum(1), batch.answer_tokens
@@ -77,9 +80,11 @@ def find_spots(
     if teacher.name is not None:
         is_all = teacher.tokens == "all"
         may = sum(one.num_tokens - 1 if is_all else len(one.answer) for one in examples)
-        drawn = torch.stack([_draws(seed, place, len(column)) for place in places])
         taught += teacher.weight / (may * teacher.share)
-        taught *= (is_token if is_all else is_answer) & (drawn.to(taught.device) < teacher.share)
+        taught *= is_token if is_all else is_answer
+        if teacher.share < 1:
+            drawn = torch.stack([_draws(seed, place, len(column)) for place in places])
+            taught *= drawn.to(taught.device) < teacher.share
     first, others = taught.nonzero(), ((taught == 0) & (data != 0)).nonzero()
     rows, columns = torch.cat([first, others]).unbind(1)
     return Spots(
@@ -113,30 +118,32 @@ class _Objective(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         losses: list[Tensor] = []
         slopes: list[Tensor] = []
+        needs_slope = ctx.needs_input_grad[0]
         for start, stop in _pieces(len(spots.teacher), len(hidden)):
             targets, data = spots.targets[start:stop], spots.data[start:stop]
             with torch.enable_grad():
-                leaf = hidden[start:stop].detach().requires_grad_()
+                leaf = hidden[start:stop].detach().requires_grad_(needs_slope)
                 logits = backbone.logits(leaf)
-            with torch.no_grad():
-                log_probs = torch.log_softmax(logits, 1, dtype=torch.float32)
-                loss = -log_probs.gather(1, targets[:, None])[:, 0]
-                losses.append(loss)
-                total = total + (data * loss).sum()
-                weight = data
-                if start < len(spots.teacher):
-                    assert taught is not None
-                    assert teacher is not None
-                    wanted = torch.softmax(teacher.logits(taught[start:stop]), 1, torch.float32)
-                    wanted *= spots.teacher[start:stop, None]
-                    total = total - (wanted * log_probs).sum()
-                    weight = data + spots.teacher[start:stop]
+            log_probs = torch.log_softmax(logits.detach(), 1, dtype=torch.float32)
+            loss = -log_probs.gather(1, targets[:, None])[:, 0]
+            losses.append(loss)
+            total += (data * loss).sum()
+            wanted, weight = None, data
+            if start < len(spots.teacher):
+                assert taught is not None
+                assert teacher is not None
+                wanted = torch.softmax(teacher.logits(taught[start:stop]), 1, torch.float32)
+                wanted *= spots.teacher[start:stop, None]
+                total -= (wanted * log_probs).sum()
+                weight = data + spots.teacher[start:stop]
+            if needs_slope:
                 slope = log_probs.exp_().mul_(weight[:, None])
                 slope[torch.arange(len(targets), device=targets.device), targets] -= data
-                if start < len(spots.teacher):
+                if wanted is not None:
                     slope -= wanted
-            slopes += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))
-        ctx.save_for_backward(torch.cat(slopes))
+                slopes += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))
+        if needs_slope:
+            ctx.save_for_backward(torch.cat(slopes))
         by_spot = torch.cat(losses)
         ctx.mark_non_differentiable(by_spot)
         return total, by_spot
@@ -144,16 +151,16 @@ class _Objective(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None, None]:
         (slope,) = ctx.saved_tensors
-        return (slope * by[0]).to(slope.dtype), None, None, None, None
+        return slope * by[0], None, None, None, None
 
 
 def _pieces(taught: int, spots: int) -> list[tuple[int, int]]:
     """Ranges of positions that are computed together: taught ones and others apart."""
     parts = ((0, taught), (taught, spots))
     return [
-        (start, min(start + _HEAD_TOKENS, stop))
+        (start, min(start + HEAD_TOKENS, stop))
         for begin, stop in parts
-        for start in range(begin, stop, _HEAD_TOKENS)
+        for start in range(begin, stop, HEAD_TOKENS)
     ]
 
 

@@ -198,13 +198,14 @@ class TeacherSettings:
     """A frozen model at full depth, whose distributions are taught beside the data."""
 
     name: str | None = None
-    """Preset, hub id, folder, GGUF file or Buddy checkpoint with the same tokenizer; else none."""
+    """Preset, hub id, folder, GGUF file or Buddy checkpoint, with the student's tokenizer and as
+    many logits; else none."""
     weight: Annotated[float, Range(above=0, high=1000)] = 1.0
-    """Of the mean cross-entropy with its distributions, beside the answers' with the data."""
+    """Of the mean cross-entropy with its distributions over tokens, beside the answers' loss."""
     tokens: Literal["all", "answers"] = "all"
     """Where it teaches: at every token that is no pad, or at those of answers."""
     share: Annotated[float, Range(above=0, high=1)] = 1.0
-    """Of these tokens, drawn anew for each step: fewer cost less."""
+    """Of these tokens, drawn anew for each step: output projections of fewer are computed."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
@@ -240,10 +241,10 @@ class OptimSettings:
     loss: Weighting = "token"
     """Every answer token counts the same, or every example does."""
     average: Annotated[float, Range(0, 0.99999)] = 0.0
-    """Of the mean of weights over steps, what each step keeps: 0.99 looks back over some hundred.
-    That mean is evaluated and saved in the place of the last weights; 0 takes the last ones."""
+    """Of the mean of weights over steps, what each step keeps (in the first steps less): 0.99 looks
+    back over some hundred. That mean is evaluated and saved; 0 saves the last weights."""
     prompt_loss: Annotated[float, Range(0, 1000)] = 0.0
-    """Weight of the prompts' mean cross-entropy beside the answers'."""
+    """Weight of the prompts' mean cross-entropy over tokens, beside the answers' loss."""
     seed: Annotated[int, RUN_SEED] = 0
     """Of the order, the budgets, the noise and the adapters' start."""
 
@@ -318,6 +319,10 @@ class Recipe:
 
 def check_answers_alone(recipe: Recipe, method: str) -> None:
     """Refuse objectives that a method's own training does not have.
+
+    Args:
+        recipe: Of the method.
+        method: Its name.
 
     Raises:
         RecipeError: A teacher is named, or prompts have a weight.

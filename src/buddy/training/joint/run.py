@@ -46,6 +46,8 @@ _COLLAPSE = (
 
 _OPEN = ("steps", "epochs", "decay_steps")
 """Settings that may change under a constant rate, until it falls."""
+_NEWER = (("optim", "average"), ("optim", "prompt_loss"), ("budget", "curriculum_steps"))
+"""Settings that states of older versions do not have; 0 is what was done before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +145,7 @@ def train_as(
     )
     identity = _identity(recipe, model, examples)
     if trainer.teacher is not None:
-        identity["teacher_weights"] = trainer.teacher.facts()
+        identity["taught_by"] = trainer.teacher.facts()
     drawn = draw_rows(validation, recipe.log.evaluate_rows, recipe.optim.seed)
     run = _Run(recipe, out, model, trainer, drawn, identity, listener)
     run.evaluate = kind.evaluate
@@ -185,6 +187,11 @@ def _identity(
         digest.update(repr((example.prompt, example.answer)).encode())
     settings = asdict(recipe)
     settings.pop("log")
+    if recipe.teacher.name is None:
+        settings.pop("teacher")
+    for table, key in _NEWER:
+        if settings[table][key] == 0:
+            settings[table].pop(key)
     if recipe.optim.schedule == "constant":
         for open_one in _OPEN:
             settings["optim"].pop(open_one)
@@ -343,6 +350,7 @@ class _Run:
             config={
                 **asdict(self.recipe),
                 "processes": self.trainer.num_processes,
+                "taught_by": self.identity.get("taught_by"),
                 "measured_prior": self.model.prior_facts,
             },
             results={

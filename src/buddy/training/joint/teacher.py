@@ -1,13 +1,10 @@
-"""The frozen model whose distributions are taught: it runs at full depth, beside each step.
-
-A row comes once or twice in a run, so what the teacher makes of it is not kept.
-"""
+"""The frozen model whose distributions are taught: it runs at full depth, beside each step."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.checkpoint.folder import load
+from buddy.checkpoint.folder import load, load_outline
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
@@ -18,31 +15,50 @@ from buddy.training.joint.recipe import Recipe
 from buddy.training.joint.straight_through import straight_through_pass
 
 
+def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
+    """Refuse a teacher that cannot teach this student, before weights are fetched.
+
+    Args:
+        recipe: That may name one.
+        student: Or its outline.
+
+    Raises:
+        RecipeError: It predicts other tokens than the student, or holds shorter examples.
+        BuddyError: It cannot be found or understood.
+    """
+    name, own = recipe.teacher.name, recipe.model.name
+    if name is None:
+        return
+    outline = load_outline(name)
+    words, wanted = (load_tokenizer(one).get_vocab() for one in (name, own))
+    if words != wanted:
+        raise RecipeError(
+            f"teacher.name: {name} has another vocabulary ({len(words):,} tokens) than {own} "
+            f"({len(wanted):,}): name a model with the same tokenizer"
+        )
+    if outline.backbone.vocab != student.backbone.vocab:
+        raise RecipeError(
+            f"teacher.name: {name} makes {outline.backbone.vocab:,} logits and {own} "
+            f"{student.backbone.vocab:,}: name a model with as many"
+        )
+    if recipe.data.max_tokens > outline.backbone.context:
+        raise RecipeError(
+            f"data.max_tokens must be at most {outline.backbone.context:,}, the context of the "
+            f"teacher {name}, got {recipe.data.max_tokens:,}"
+        )
+
+
 def load_teacher(recipe: Recipe, student: BuddyForCausalLM) -> BuddyForCausalLM | None:
     """The teacher, in the student's dtype and on its device; None where none is named.
 
     Raises:
-        RecipeError: It predicts other tokens than the student.
         BuddyError: It cannot be loaded.
     """
     name = recipe.teacher.name
     if name is None:
         return None
-    words, own = (load_tokenizer(one).get_vocab() for one in (name, recipe.model.name))
-    if words != own:
-        raise RecipeError(
-            f"teacher.name: {name} has another vocabulary ({len(words):,} tokens) than "
-            f"{recipe.model.name} ({len(own):,}): name a model with the same tokenizer"
-        )
-    made = load(name, dtype=student.dtype, device=student.device, policy="full", merge_adapter=True)
-    size, wanted = made.config.vocab_size, student.config.vocab_size
-    if size != wanted:
-        raise RecipeError(
-            f"teacher.name: the logits of {name} have {size:,} tokens, and those of "
-            f"{recipe.model.name} {wanted:,}: name a model with as many"
-        )
-    made.model.requires_grad_(False)
-    return made.eval()
+    dtype, device = student.dtype, student.device
+    return load(name, dtype=dtype, device=device, policy="full", merge_adapter=True).eval()
 
 
 @torch.no_grad()

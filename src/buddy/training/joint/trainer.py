@@ -127,6 +127,11 @@ class JointTrainer:
                 f"batch_size {optim.batch_size} is below the number of processes, {process[1]}"
             )
         self.steps = optim.steps or max(1, round(optim.epochs * self.order.per_epoch))
+        if recipe.budget.curriculum_steps > self.steps:
+            raise RecipeError(
+                f"budget.curriculum_steps must be at most {self.steps:,}, the steps of the run, "
+                f"got {recipe.budget.curriculum_steps:,}"
+            )
         self.budgets = budget_range(recipe.budget, model.num_blocks)
         self._process, self._reduce, self._gather = process, reduce, gather
         self.teacher = load_teacher(recipe, model)
@@ -236,9 +241,10 @@ class JointTrainer:
         )
         taught = None
         if self.teacher is not None:
+            once = collate([examples[place] for place in mine], self.model.device)
             first = len(spots.teacher)
-            seen = teacher_pass(self.teacher, batch)
-            taught = seen[spots.rows[:first], spots.columns[:first]]
+            seen = teacher_pass(self.teacher, once)
+            taught = seen[spots.rows[:first] // samples, spots.columns[:first]]
         with fast_passes(self.model.backbone):
             out = straight_through_pass(
                 self.model.backbone,

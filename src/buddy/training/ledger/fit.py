@@ -22,7 +22,7 @@ def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledg
     """A ledger from answers that were measured at every level.
 
     The price of a mean is the one under which held-out answers lose least: half of the answers make
-    a table, and the other half is spent by it. Where that gains too little to be told from chance,
+    a table, and the other half is spent by it. Where `sure_best` cannot tell its gain from chance,
     a block costs nothing: each token runs what the account allows, or less where the table expects
     no loss from it.
 
@@ -76,7 +76,10 @@ def sure_best(lost: Float[np.ndarray, "answers means prices"]) -> Int[np.ndarray
     the first price is measured on the other half of the answers, each half once.
 
     Args:
-        lost: By each answer, in nats.
+        lost: By each answer, in nats; the first price is nothing.
+
+    Returns:
+        Places along the last axis of `lost`.
     """
     gains = []
     for chosen_on, tested_on in ((lost[::2], lost[1::2]), (lost[1::2], lost[::2])):
