@@ -174,7 +174,7 @@ class BudgetSettings:
     choices: tuple[str, ...] = ()
     """In place of the range: these alone, equally likely."""
     curriculum_steps: Annotated[int, Range(0, 10**9)] = 0
-    """Steps in which the smallest budget that is drawn falls from the largest one, in a line."""
+    """In so many steps the smallest budget that is drawn falls from the largest one, in a line."""
     full_prompts: Annotated[float, SHARE] = 0.0
     """Share of examples whose prompt runs at full depth, whatever the answer's budget is."""
     mixed_answers: Annotated[float, SHARE] = 0.0
@@ -198,14 +198,14 @@ class TeacherSettings:
     """A frozen model at full depth, whose distributions are taught beside the data."""
 
     name: str | None = None
-    """Preset, hub id, folder, GGUF file or Buddy checkpoint, with the student's tokenizer and as
-    many logits; else none."""
+    """It is a preset, hub id, folder, GGUF file or Buddy checkpoint, with the student's tokenizer
+    and as many logits; None teaches nothing."""
     weight: Annotated[float, Range(above=0, high=1000)] = 1.0
-    """Of the mean cross-entropy with its distributions over tokens, beside the answers' loss."""
+    """The mean cross-entropy with its distributions weighs so much beside the answers' loss."""
     tokens: Literal["all", "answers"] = "all"
-    """Where it teaches: at every token that is no pad, or at those of answers."""
+    """It teaches every token that is no pad, or those of answers alone."""
     share: Annotated[float, Range(above=0, high=1)] = 1.0
-    """Of these tokens, drawn anew for each step: output projections of fewer are computed."""
+    """This share of these tokens is drawn anew for each step, and no other is taught in it."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
@@ -241,10 +241,10 @@ class OptimSettings:
     loss: Weighting = "token"
     """Every answer token counts the same, or every example does."""
     average: Annotated[float, Range(0, 0.99999)] = 0.0
-    """Of the mean of weights over steps, what each step keeps (in the first steps less): 0.99 looks
-    back over some hundred. That mean is evaluated and saved; 0 saves the last weights."""
+    """Each step keeps so much of the mean of weights over steps (the first steps less), which is
+    evaluated and saved: 0.99 looks back over some hundred steps; 0 saves the last weights."""
     prompt_loss: Annotated[float, Range(0, 1000)] = 0.0
-    """Weight of the prompts' mean cross-entropy over tokens, beside the answers' loss."""
+    """The prompts' mean cross-entropy over tokens weighs so much beside the answers' loss."""
     seed: Annotated[int, RUN_SEED] = 0
     """Of the order, the budgets, the noise and the adapters' start."""
 
