@@ -10,13 +10,14 @@ from torch.testing import assert_close
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Source
 from buddy.errors import RecipeError
+from buddy.training import losses as losses_module
 from buddy.training.batches import collate
 from buddy.training.exits.layerskip_recipe import LayerSkipRecipe
 from buddy.training.gated.recipe import GatedRecipe, GateSettings
-from buddy.training.joint import objective as objective_module
-from buddy.training.joint.objective import Spots, find_spots, weighted_losses
+from buddy.training.joint.objective import Spots, find_spots
 from buddy.training.joint.recipe import DataSettings, OptimSettings, TeacherSettings
 from buddy.training.joint.teacher import teacher_pass
+from buddy.training.losses import Teaching, answer_losses, weighted_losses
 from tests.tiny import all_families, random_ids, tiny_buddy, tiny_model
 from tests.training.examples import random_examples
 
@@ -38,32 +39,41 @@ def random_spots(count, taught):
     )
 
 
+def objective(backbone, hidden, spots, taught, teacher):
+    """By position, a few at a time; and the data's losses."""
+    teaching = Teaching(taught, spots.teacher, teacher)
+    return weighted_losses(backbone, hidden, spots.targets, spots.data, teaching)
+
+
 def plain(backbone, hidden, spots, taught, teacher):
     """The formula, with all logits at once."""
     log_probs = backbone.logits(hidden).log_softmax(1)
     losses = -log_probs.gather(1, spots.targets[:, None])[:, 0]
     first = len(spots.teacher)
     cross = -(teacher.logits(taught).softmax(1) * log_probs[:first]).sum(1)
-    return (spots.data * losses).sum() + (spots.teacher * cross).sum(), losses
+    weighted = spots.data * losses
+    return torch.cat([weighted[:first] + spots.teacher * cross, weighted[first:]]), losses
 
 
 @all_families
 def test_values_and_gradients_equal_the_plain_formula(family, monkeypatch):
-    monkeypatch.setattr(objective_module, "HEAD_TOKENS", 3)  # several pieces, the last ones short
+    monkeypatch.setattr(losses_module, "HEAD_TOKENS", 3)  # several pieces, the last ones short
     backbone = Backbone(tiny_model(family).requires_grad_(False))
     teacher = Backbone(tiny_model(family, seed=5).requires_grad_(False))
     spots = random_spots(9, 5)
     hidden, taught = torch.randn(9, 32, requires_grad=True), torch.randn(5, 32)
-    found, losses = weighted_losses(backbone, hidden, spots, taught=taught, teacher=teacher)
-    (3 * found).backward()
+    later = torch.rand(9)  # weights that come after, as those of a mean by row
+    found, losses = objective(backbone, hidden, spots, taught, teacher)
+    (later * found).sum().backward()
     mine, hidden.grad = hidden.grad, None
     expected, by_spot = plain(backbone, hidden, spots, taught, teacher)
-    (3 * expected).backward()
+    (later * expected).sum().backward()
     # All are float32 sums over 97 logits, in another order.
     assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert_close(losses, by_spot, atol=1e-5, rtol=1e-5)
     assert_close(mine, hidden.grad, atol=1e-5, rtol=1e-4)
     assert not losses.requires_grad
+    assert_close(answer_losses(backbone, hidden, spots.targets), losses, atol=1e-5, rtol=1e-5)
 
 
 def test_the_gradient_is_that_of_finite_differences():
@@ -73,11 +83,10 @@ def test_the_gradient_is_that_of_finite_differences():
     hidden, taught = torch.randn(4, 32).double(), torch.randn(3, 32).double()
 
     def value(at):
-        return weighted_losses(backbone, at, spots, taught=taught, teacher=teacher)[0].item()
+        return objective(backbone, at, spots, taught, teacher)[0].sum().item()
 
     hidden.requires_grad_()
-    total, _ = weighted_losses(backbone, hidden, spots, taught=taught, teacher=teacher)
-    total.backward()
+    objective(backbone, hidden, spots, taught, teacher)[0].sum().backward()
     base, step = hidden.detach(), 1e-2
     for spot in range(4):
         for place in (0, 17, 31):
@@ -92,9 +101,9 @@ def test_a_model_that_agrees_with_its_teacher_learns_nothing_from_it():
     backbone = Backbone(tiny_model().requires_grad_(False))
     spots = dataclasses.replace(random_spots(6, 6), data=torch.zeros(6))
     hidden = torch.randn(6, 32, requires_grad=True)
-    total, _ = weighted_losses(backbone, hidden, spots, taught=hidden.detach(), teacher=backbone)
-    total.backward()
-    assert total.item() > 0  # the entropy
+    found, _ = objective(backbone, hidden, spots, hidden.detach(), backbone)
+    found.sum().backward()
+    assert found.min().item() > 0  # the entropy
     assert_close(hidden.grad, torch.zeros_like(hidden), atol=1e-7, rtol=0)
 
 

@@ -1,23 +1,15 @@
-"""What a step of stage 1 minimises: cross-entropy with the data, and with what a teacher says.
-
-The output projection is computed for a few positions at a time, and the gradient by the residual is
-made at once, so that no whole table of logits is ever held: of student `p`, teacher `q` and data
-`y`, a position has the gradient `(a + b) p - a y - b q` by its logits, exactly, over all tokens.
-"""
+"""Where a step of stage 1 has a loss, and what each position weighs in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.training.batches import Batch
 from buddy.training.joint.recipe import TeacherSettings
-from buddy.training.losses import HEAD_TOKENS
 
 _SALT = 15_485_863
 
@@ -101,87 +93,3 @@ def _draws(seed: int, place: int, count: int) -> Float[Tensor, " count"]:
     """Numbers from 0 to 1, the same wherever the row is computed."""
     made = torch.Generator().manual_seed((seed * 4096 + place) ^ _SALT)
     return torch.rand(count, generator=made)
-
-
-class _Objective(torch.autograd.Function):
-    """The weighted sum; keeps the gradient of the residual in place of the logits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        spots: Spots,
-        backbone: Backbone,
-        taught: Tensor | None,
-        teacher: Backbone | None,
-    ) -> tuple[Tensor, Tensor]:
-        total = hidden.new_zeros((), dtype=torch.float32)
-        losses: list[Tensor] = []
-        slopes: list[Tensor] = []
-        needs_slope = ctx.needs_input_grad[0]
-        for start, stop in _pieces(len(spots.teacher), len(hidden)):
-            targets, data = spots.targets[start:stop], spots.data[start:stop]
-            with torch.enable_grad():
-                leaf = hidden[start:stop].detach().requires_grad_(needs_slope)
-                logits = backbone.logits(leaf)
-            log_probs = torch.log_softmax(logits.detach(), 1, dtype=torch.float32)
-            loss = -log_probs.gather(1, targets[:, None])[:, 0]
-            losses.append(loss)
-            total += (data * loss).sum()
-            wanted, weight = None, data
-            if start < len(spots.teacher):
-                assert taught is not None
-                assert teacher is not None
-                wanted = torch.softmax(teacher.logits(taught[start:stop]), 1, torch.float32)
-                wanted *= spots.teacher[start:stop, None]
-                total -= (wanted * log_probs).sum()
-                weight = data + spots.teacher[start:stop]
-            if needs_slope:
-                slope = log_probs.exp_().mul_(weight[:, None])
-                slope[torch.arange(len(targets), device=targets.device), targets] -= data
-                if wanted is not None:
-                    slope -= wanted
-                slopes += torch.autograd.grad(logits, leaf, slope.to(logits.dtype))
-        if needs_slope:
-            ctx.save_for_backward(torch.cat(slopes))
-        by_spot = torch.cat(losses)
-        ctx.mark_non_differentiable(by_spot)
-        return total, by_spot
-
-    @staticmethod
-    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return slope * by[0], None, None, None, None
-
-
-def _pieces(taught: int, spots: int) -> list[tuple[int, int]]:
-    """Ranges of positions that are computed together: taught ones and others apart."""
-    parts = ((0, taught), (taught, spots))
-    return [
-        (start, min(start + HEAD_TOKENS, stop))
-        for begin, stop in parts
-        for start in range(begin, stop, HEAD_TOKENS)
-    ]
-
-
-def weighted_losses(
-    backbone: Backbone,
-    hidden: Float[Tensor, "spots hidden"],
-    spots: Spots,
-    *,
-    taught: Float[Tensor, "taught teacher_hidden"] | None = None,
-    teacher: Backbone | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " spots"]]:
-    """What a step minimises, and the data's negative log-likelihood at each position, in nats.
-
-    The first can be differentiated by `hidden`; heads and final norms are frozen.
-
-    Args:
-        backbone: Of the student, whose head is used.
-        hidden: Its residual after the last block, at the positions.
-        spots: Where, and the weights.
-        taught: The teacher's residual after its last block, at the first positions.
-        teacher: Whose head is used for it.
-    """
-    found = _Objective.apply(hidden, spots, backbone, taught, teacher)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor], found)

@@ -23,12 +23,12 @@ from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.fast import fast_passes
 from buddy.training.joint.averaging import WeightMean
 from buddy.training.joint.choosing import training_choice
-from buddy.training.joint.objective import find_spots, weighted_losses
+from buddy.training.joint.objective import find_spots
 from buddy.training.joint.recipe import BudgetSettings, Recipe
 from buddy.training.joint.straight_through import straight_through_pass
 from buddy.training.joint.teacher import load_teacher, teacher_pass
 from buddy.training.joint.token_depths import token_depths
-from buddy.training.losses import mean_by_row
+from buddy.training.losses import Teaching, mean_by_row, weighted_losses
 from buddy.training.predictor.grpo import group_advantages
 from buddy.training.schedule import learning_rate_share
 
@@ -239,12 +239,13 @@ class JointTrainer:
             places=places,
             seed=seed,
         )
-        taught = None
+        teaching = None
         if self.teacher is not None:
             once = collate([examples[place] for place in mine], self.model.device)
             first = len(spots.teacher)
             seen = teacher_pass(self.teacher, once)
             taught = seen[spots.rows[:first] // samples, spots.columns[:first]]
+            teaching = Teaching(taught, spots.teacher, self.teacher.backbone)
         with fast_passes(self.model.backbone):
             out = straight_through_pass(
                 self.model.backbone,
@@ -255,13 +256,14 @@ class JointTrainer:
                 is_dense=dense,
                 second_from=second,
             )
-            loss, losses = weighted_losses(
+            weighted, losses = weighted_losses(
                 self.model.backbone,
                 out.hidden[spots.rows, spots.columns],
-                spots,
-                taught=taught,
-                teacher=None if self.teacher is None else self.teacher.backbone,
+                spots.targets,
+                spots.data,
+                teaching,
             )
+            loss = weighted.sum()
             by_row = mean_by_row(
                 losses[spots.is_answer], spots.rows[spots.is_answer], len(repeated)
             )
