@@ -9,11 +9,33 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
+from buddy.errors import RecipeError
+from buddy.model import BuddyForCausalLM
 
 _GROUP = 50
 """Batches whose examples are sorted by length together: little padding, still well mixed."""
 _ROUND = 16
 """Rows are padded to a multiple of this: fewer shapes to prepare a matrix product for."""
+
+
+def check_context(
+    max_tokens: int, model: BuddyForCausalLM, named: str = "the model's context"
+) -> None:
+    """Refuse examples that a model's context does not hold.
+
+    Args:
+        max_tokens: Of an example, at most: `data.max_tokens`.
+        model: That runs them, or its outline.
+        named: What the message calls its context.
+
+    Raises:
+        RecipeError: They may be longer.
+    """
+    if max_tokens > model.backbone.context:
+        raise RecipeError(
+            f"data.max_tokens must be at most {model.backbone.context:,}, {named}, got "
+            f"{max_tokens:,}"
+        )
 
 
 def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[int]]:

@@ -24,12 +24,11 @@ from buddy.policies.adainfer import (
     logit_features,
 )
 from buddy.records import RunRecord
-from buddy.training.batches import collate, draw_rows
+from buddy.training.batches import check_context, collate, draw_rows
 from buddy.training.exits.adainfer_recipe import AdaInferRecipe
 from buddy.training.exits.logistic import cross_validated, fit_logistic
 from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.fast import fast_passes
-from buddy.training.joint.model import check_context
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.methods import RunListener
 from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
@@ -244,7 +243,7 @@ def train_adainfer(
 
 def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
     """Refuse what does not fit the model, before weights are fetched."""
-    check_context(recipe.data, outline)
+    check_context(recipe.data.max_tokens, outline)
     settings, num_blocks = recipe.classifier, outline.num_blocks
     if settings.first_exit >= num_blocks:
         raise RecipeError(

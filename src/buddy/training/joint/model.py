@@ -16,8 +16,9 @@ from buddy.policies.measured import read_importance
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import PriorConfig, normalise_prior
 from buddy.routing.router import Router, RouterConfig
+from buddy.training.batches import check_context
 from buddy.training.joint.lora import add_lora, context_layers, start_adapters
-from buddy.training.joint.recipe import BudgetSettings, DataSettings, Recipe, RouterSettings
+from buddy.training.joint.recipe import BudgetSettings, Recipe, RouterSettings
 from buddy.training.joint.teacher import check_teacher
 from buddy.training.joint.trainer import budget_range
 
@@ -89,7 +90,7 @@ def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
             f"lora.rank must be at most {hidden_size:,}, the model's hidden size, got "
             f"{recipe.lora.rank:,}"
         )
-    check_context(recipe.data, base)
+    check_context(recipe.data.max_tokens, base)
     for one in recipe.router.orders:
         read_prior(Path(one.record), base.resources, "router.orders")
     evaluated = BudgetSettings(choices=recipe.log.evaluate_budgets)
@@ -97,19 +98,6 @@ def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
         *budget_range(recipe.budget, base.num_blocks),
         *budget_range(evaluated, base.num_blocks),
     }
-
-
-def check_context(settings: DataSettings, model: BuddyForCausalLM) -> None:
-    """Refuse examples that the model's context does not hold.
-
-    Raises:
-        RecipeError: They may be longer.
-    """
-    if settings.max_tokens > model.backbone.context:
-        raise RecipeError(
-            f"data.max_tokens must be at most {model.backbone.context:,}, the model's context, got "
-            f"{settings.max_tokens:,}"
-        )
 
 
 def _prior(settings: RouterSettings, base: BuddyForCausalLM) -> Prior | None:

@@ -8,7 +8,7 @@ from buddy.checkpoint.folder import load, load_outline
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
-from buddy.training.batches import Batch
+from buddy.training.batches import Batch, check_context
 from buddy.training.fast import fast_passes
 from buddy.training.joint.choosing import plain_choice
 from buddy.training.joint.recipe import Recipe
@@ -41,11 +41,7 @@ def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
             f"teacher.name: {name} makes {outline.backbone.vocab:,} logits and {own} "
             f"{student.backbone.vocab:,}: name a model with as many"
         )
-    if recipe.data.max_tokens > outline.backbone.context:
-        raise RecipeError(
-            f"data.max_tokens must be at most {outline.backbone.context:,}, the context of the "
-            f"teacher {name}, got {recipe.data.max_tokens:,}"
-        )
+    check_context(recipe.data.max_tokens, outline, f"the context of the teacher {name}")
 
 
 def load_teacher(recipe: Recipe, student: BuddyForCausalLM) -> BuddyForCausalLM | None:

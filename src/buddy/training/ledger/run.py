@@ -16,7 +16,7 @@ from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
-from buddy.training.joint.model import check_context
+from buddy.training.batches import check_context
 from buddy.training.ledger.fit import fit_ledger
 from buddy.training.ledger.measure import measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerRecipe
@@ -59,7 +59,7 @@ def train_ledger(
         check_source(source)
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
-    check_context(recipe.data, model)
+    check_context(recipe.data.max_tokens, model)
     prompt = _check_levels(recipe, model)
     tokenizer, left_out = load_tokenizer(recipe.model.name), list[str]()
     examples, held_out = (

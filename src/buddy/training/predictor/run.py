@@ -15,9 +15,8 @@ from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.training.batches import draw_rows
+from buddy.training.batches import check_context, draw_rows
 from buddy.training.card import with_stage_2
-from buddy.training.joint.model import check_context
 from buddy.training.log import TrainingLog, need_tensorboard
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
@@ -99,7 +98,7 @@ def train_budget(
         need_tensorboard()
     model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
     model.eval().requires_grad_(False)
-    check_context(recipe.data, model)
+    check_context(recipe.data.max_tokens, model)
     live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
     left_out: list[str] = []
     examples, held_out = (

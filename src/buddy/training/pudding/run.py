@@ -17,8 +17,8 @@ from buddy.importance.search.sleb import check_rounds
 from buddy.model import BuddyForCausalLM
 from buddy.policies.pudding import PuddingConfig
 from buddy.records import RunRecord
+from buddy.training.batches import check_context
 from buddy.training.card import with_pudding
-from buddy.training.joint.model import check_context
 from buddy.training.joint.recipe import BudgetSettings
 from buddy.training.joint.trainer import budget_range
 from buddy.training.log import TrainingLog, need_tensorboard
@@ -126,7 +126,7 @@ def train_pudding(
 
 def _check(recipe: PuddingRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:
     """Refuse what shows to be wrong before weights are fetched; the depths, in blocks."""
-    check_context(recipe.data, outline)
+    check_context(recipe.data.max_tokens, outline)
     if recipe.sets.rounds is not None:
         check_rounds(recipe.sets.rounds, outline.num_blocks)
     blocks = budget_range(BudgetSettings(choices=recipe.targets.depths), outline.num_blocks)
