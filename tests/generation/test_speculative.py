@@ -26,6 +26,15 @@ def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine, long_dra
     assert torch.equal(drafted, plain)
 
 
+def test_processors_see_each_token_of_a_draft(long_drafts):
+    buddy = tiny_buddy()
+    ids = random_ids(1, 7)
+    options = {"max_new_tokens": 24, "do_sample": False, "repetition_penalty": 1.7}
+    plain = buddy.generate(ids, **options)
+    assert not torch.equal(plain, buddy.generate(ids, max_new_tokens=24, do_sample=False))
+    assert torch.equal(buddy.generate(ids, draft_budget="3 blocks", **options), plain)
+
+
 def count_drafts(monkeypatch):
     """(tokens drafted, tokens kept) of each verification from now on."""
     counts, original = [], _Writer.verify

@@ -1,14 +1,13 @@
 """Generation under a budget: transformers' own loop, with a session as its cache."""
 
 import logging
-import math
 from abc import abstractmethod
 from typing import Any, Final, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
+from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerationMixin
 
 from buddy.backbone.backbone import Backbone
@@ -19,9 +18,10 @@ from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
-from buddy.errors import ModelError, PolicyError, PromptError
+from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
 from buddy.generation.loop import decode_loop
+from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared
 from buddy.generation.padding import left_padded
 from buddy.generation.speculative import check_speculation, speculative_loop
@@ -29,30 +29,6 @@ from buddy.generation.trace import DepthTrace, FinishReason
 
 _LOG = logging.getLogger(__name__)
 _ID_TYPES: Final = (torch.int64, torch.int32)
-
-
-class FiniteLogits(LogitsProcessor):
-    """Refuses logits that no token can be chosen by, before any is.
-
-    Minus infinity is how a token is forbidden, so the largest logit of a row is what must be a
-    number.
-    """
-
-    def __call__(
-        self, input_ids: Int[Tensor, "batch columns"], scores: Float[Tensor, "batch vocab"]
-    ) -> Float[Tensor, "batch vocab"]:
-        """The logits as they are.
-
-        Raises:
-            ModelError: A row's are NaN or infinite.
-        """
-        if not all(map(math.isfinite, scores.amax(-1).tolist())):
-            raise ModelError(
-                f"the logits after {input_ids.shape[1]} tokens are not finite: the weights are "
-                "damaged, or too large for their number format; fetch or copy the model again, or "
-                "load it with dtype=torch.float32"
-            )
-        return scores
 
 
 def check_prompts(

@@ -17,6 +17,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from buddy.engine.run import Feed, logits_of, run_step
+from buddy.generation.next_token import next_token, process
 
 
 class Stop:
@@ -77,7 +78,7 @@ def decode_loop(
     numbers = list(session.sequences)
     executor, policy = model.executor.fast_path(), model.inference_policy()
     while True:
-        scores = logits_processor(ids[:, :columns], logits)
+        scores = process(logits_processor, ids[:, :columns], logits)
         token = next_token(scores, generation_config.do_sample)
         if stop.pads and ended_rows:
             token[list(ended_rows)] = pad.to(token.device)
@@ -134,10 +135,3 @@ def prefill_step(
         trace=inputs["trace"],
     )
     return out.logits[:, -1].float()  # type: ignore[no-any-return]
-
-
-def next_token(scores: Float[Tensor, "batch vocab"], do_sample: bool) -> Int[Tensor, " batch"]:
-    """Drawn from the scores, or the best."""
-    if do_sample:
-        return torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
-    return scores.argmax(-1)

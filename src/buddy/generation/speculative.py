@@ -26,7 +26,14 @@ from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
-from buddy.generation.loop import Stop, next_token, prefill_step
+from buddy.generation.loop import Stop, prefill_step
+from buddy.generation.next_token import (
+    FiniteLogits,
+    best_and_chance,
+    best_token,
+    next_token,
+    process,
+)
 
 _LONGEST_DRAFT: Final = 8
 _DRAFTED_WORDS: Final = 0.5
@@ -78,7 +85,7 @@ def speculative_loop(
     ids, logits = input_ids, prefill_step(model, input_ids, inputs)
     kind = _ExitWriter if exits(model.policy) else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
-    scores = logits_processor(ids, logits)
+    scores = process(logits_processor, ids, logits)
     pending = next_token(scores, generation_config.do_sample)
     while True:
         ids = torch.cat([ids, pending[None]], 1)
@@ -120,26 +127,34 @@ class _Writer:
         vocab = model.backbone.vocab
         saves = self._executor is not None and self._executor.makes_some_words
         self._words = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
+        self._is_plain = not do_sample and all(isinstance(one, FiniteLogits) for one in processor)
 
     def draft(
         self, ids: Int[Tensor, "one columns"], most: int
     ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
-        """Tokens after `ids`, and what each was drawn from; the session stays as it was."""
+        """Tokens after `ids`, and what each was drawn from; the session stays as it was.
+
+        Plain greedy decoding does not ask what they were drawn from.
+        """
         before = self._session.state
         proposed: list[Tensor] = []
-        here, chance = ids, 1.0
+        here, columns, chance = ids, ids.shape[1], 1.0
         try:
-            while len(proposed) < most and chance >= _LEAST_CHANCE:
-                logits = self._next(here, here.shape[1] - ids.shape[1])
-                others = self._model.backbone.vocab - self._words
-                logits = torch.nn.functional.pad(logits[-1:].float(), (0, others), value=_UNLIKELY)
-                scores = self._processor(here, logits)
-                proposed.append(scores)
-                chance *= float(scores.softmax(-1).max())
-                here = torch.cat([here, next_token(scores, self._sample)[None]], 1)
+            while here.shape[1] < columns + most and chance >= _LEAST_CHANCE:
+                logits = self._next(here, here.shape[1] - columns)[-1:].float()
+                if self._is_plain:
+                    token, sure = best_and_chance(logits)
+                else:
+                    others = self._model.backbone.vocab - self._words
+                    logits = torch.nn.functional.pad(logits, (0, others), value=_UNLIKELY)
+                    scores = process(self._processor, here, logits)
+                    proposed.append(scores)
+                    token, sure = next_token(scores, self._sample), float(scores.softmax(-1).max())
+                chance *= sure
+                here = torch.cat([here, token[None]], 1)
         finally:
             self._session.rewind(before)
-        return here[0, ids.shape[1] :], proposed
+        return here[0, columns:], proposed
 
     def verify(
         self,
@@ -153,18 +168,10 @@ class _Writer:
         fed = torch.cat([ids[:, -1:], drafted[None]], 1)
         try:
             logits, out = self._full(fed)
-            fresh: list[Tensor] = []
-            here = ids
-            for place in range(len(drafted) + 1):
-                scores = self._processor(here, logits[place, None].float())
-                if place == len(drafted):
-                    fresh.append(next_token(scores, self._sample)[0])
-                    break
-                token, is_accepted = self._judge(drafted[place], proposed[place], scores)
-                fresh.append(token)
-                if not is_accepted:
-                    break
-                here = torch.cat([here, token.view(1, 1)], 1)
+            if self._is_plain:
+                fresh, scores = self._agreed(ids, drafted, logits.float())
+            else:
+                fresh, scores = self._judged(ids, drafted, proposed, logits)
             self._keep(fed, len(fresh), before, out)
         except BaseException:
             self._session.rewind(before)
@@ -172,6 +179,39 @@ class _Writer:
         if self._trace is not None:
             kept = len(fresh)
             self._trace.record(out, started_s, tokens=kept, rows=(0,), batch=1, of_lanes=kept)
+        return fresh, scores
+
+    def _agreed(
+        self,
+        ids: Int[Tensor, "one columns"],
+        drafted: Int[Tensor, " drafted"],
+        logits: Float[Tensor, "tokens vocab"],
+    ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
+        """Plain greedy decoding: up to the first place at which full depth's best is another."""
+        best = best_token(process(self._processor, ids, logits))
+        kept = int((best[:-1] == drafted).cumprod(0).sum())
+        return best[: kept + 1], logits[kept, None]
+
+    def _judged(
+        self,
+        ids: Int[Tensor, "one columns"],
+        drafted: Int[Tensor, " drafted"],
+        proposed: list[Tensor],
+        logits: Float[Tensor, "tokens vocab"],
+    ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
+        """A token at a time, as what processors make of one depends on those before."""
+        fresh: list[Tensor] = []
+        here = ids
+        for place in range(len(drafted) + 1):
+            scores = process(self._processor, here, logits[place, None].float())
+            if place == len(drafted):
+                fresh.append(next_token(scores, self._sample)[0])
+                break
+            token, is_accepted = self._judge(drafted[place], proposed[place], scores)
+            fresh.append(token)
+            if not is_accepted:
+                break
+            here = torch.cat([here, token.view(1, 1)], 1)
         return torch.stack(fresh), scores
 
     def _judge(self, token: Tensor, proposed: Tensor, scores: Tensor) -> tuple[Tensor, bool]:

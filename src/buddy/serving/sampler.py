@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.errors import BuddyError, ModelError
+from buddy.generation.next_token import best_token
 from buddy.serving.grammar import GrammarState
 from buddy.serving.request import Sampling, TokenLogprobs
 
@@ -151,7 +152,7 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
             _LOG.exception("no token can be chosen for a row")
             errors[row] = "no token can be chosen with these sampling parameters"
     good = [row for row in range(len(pickers)) if row not in errors]
-    tokens: dict[int, int] = dict(enumerate(logits.argmax(-1).tolist()))
+    tokens: dict[int, int] = dict(enumerate(best_token(logits).tolist()))
     drawing = [row for row in good if not pickers[row].is_greedy]
     if drawing:
         chosen = sample(logits[drawing], [pickers[row] for row in drawing])
