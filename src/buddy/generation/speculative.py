@@ -38,8 +38,8 @@ from buddy.generation.next_token import (
 _LONGEST_DRAFT: Final = 8
 _DRAFTED_WORDS: Final = 0.25
 """Of the token ids, the share that drafts are made of, where an executor saves by it. Byte-pair
-encodings number frequent tokens first (90 % of the tokens of Alpaca's answers are in SmolLM2's first
-quarter), and the output projection is a third of a draft's work in a small model."""
+encodings number frequent tokens first (SmolLM2's first quarter has 90 % of the tokens of Alpaca's
+answers), and the output projection is a third of a draft's work in a small model."""
 _UNLIKELY: Final = -1e30
 """Logit of the other words: of probability 0, unless a processor forbids all that are drafted."""
 _LEAST_CHANCE: Final = 0.5
