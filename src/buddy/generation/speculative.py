@@ -24,6 +24,7 @@ from buddy.engine.executors.blocks import observation
 from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
+from buddy.engine.steer import Given
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, prefill_step
@@ -251,14 +252,19 @@ class _Writer:
     def _full(
         self, fed: Int[Tensor, "one tokens"]
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        """Full depth's logits after each token."""
-        return self._forward(fed, self._full_budget)
+        """Full depth's logits after each token.
+
+        The policy is not asked: `_keep` shows it what is accepted.
+        """
+        plan = DepthPlan.full(fed.shape[1], self._model.num_blocks, fed.device)
+        return self._forward(fed, self._full_budget, steering=Given(plan))
 
     def _forward(
         self,
         token_ids: Int[Tensor, "one tokens"],
         budget: ConstantBudget,
         words: int | None = None,
+        steering: Given | None = None,
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
         session, tokens = self._session, token_ids.shape[1]
         (one,) = session.find([self._number])
@@ -271,6 +277,7 @@ class _Writer:
             held=[replace(one, source=budget)],
             executor=self._executor,
             columns=tokens,
+            steering=steering,
             words=words,
         )
         return logits_of(self._model.backbone, out, words=words), out
