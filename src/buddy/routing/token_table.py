@@ -72,33 +72,35 @@ class TokenTable:
         elif isinstance(state, ContextState):
             weight = self.router.decision.down.weight.double()
             state = TableState(state.total @ weight.T, state.weight)
-        if token_ids.shape[1] == 1 and self._on_host is not None:
-            return self._observe_one(self._on_host[0], state, token_ids, router_sees)
+        is_even = token_ids.shape[1] == 1 or self.router.config.planner.decay == 1.0
+        if is_even and self._on_host is not None:
+            return self._observe_on_host(self._on_host[0], state, token_ids, router_sees)
         share, kept = token_weights(router_sees, self.router.config.planner.decay)
         rows = self.rows[token_ids].double()  # [B, T, r]
         total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
         return TableState(total, state.weight * kept + share.sum(1))
 
-    def _observe_one(
+    def _observe_on_host(
         self,
         table: NDArray[np.float32],
         state: TableState,
-        token_ids: Int[Tensor, "batch one"],
-        router_sees: Bool[Tensor, "batch one"],
+        token_ids: Int[Tensor, "batch tokens"],
+        router_sees: Bool[Tensor, "batch tokens"],
     ) -> TableState:
-        """Take in one token of each row.
+        """Take in one token of each row, or several that all weigh the same.
 
         The weights that a step reads drive all else out of the processor's caches, so what counts
         between two steps is how much code is called: numpy calls less than torch.
         """
         total, weight = state.total.numpy(), state.weight.numpy()
-        seen = router_sees[:, 0].numpy()
-        rows = table[token_ids[:, 0].numpy()] * seen[:, None]
+        seen = router_sees.numpy()
+        rows = table[token_ids.numpy()] * seen[..., None]
         decay = self.router.config.planner.decay
         if decay != 1.0:
-            kept = np.where(seen, decay, 1.0)
+            kept = np.where(seen[:, 0], decay, 1.0)
             total, weight = total * kept[:, None], weight * kept
-        return TableState(torch.from_numpy(total + rows), torch.from_numpy(weight + seen))
+        total = total + rows.sum(1, dtype=np.float64)
+        return TableState(torch.from_numpy(total), torch.from_numpy(weight + seen.sum(1)))
 
     def scores(self, state: TableState) -> Float[Tensor, "batch middle"]:
         """Fused scores of the middle blocks."""

@@ -39,12 +39,10 @@ def observation(
         kv: Where the context layer has left its keys and values.
         context_layer: 1-based; 0 = no layer.
     """
-    if lanes.is_one_each and context_layer == 0:  # a decode step: no more work than need be
-        ids = token_ids[:, None]
-        return Observation(
-            ids,
-            torch.ones_like(ids, dtype=torch.bool) if router_sees is None else router_sees[:, None],
-        )
+    if context_layer == 0 and len(set(lanes.counts)) == 1:  # no more work than need be
+        ids = token_ids.view(len(lanes.rows), -1)
+        sees = torch.ones_like(ids, dtype=torch.bool)
+        return Observation(ids, sees if router_sees is None else router_sees.view(ids.shape))
     frame = lanes.whole
     ids = frame.spread(token_ids)
     seen = torch.ones_like(ids, dtype=torch.bool)
