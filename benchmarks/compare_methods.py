@@ -72,7 +72,8 @@ ONLINE = {
     "adainfer": "AdaInfer",
 }
 STARTS_FROM = {"pudding": "random", "adainfer": "layerskip"}
-"""Methods that are fitted to the weights of another run; their settings are their own."""
+"""Methods that are fitted to the weights of another run; their settings are their own. Those of all
+others are their own, too, but for the learning rate, which goes with the model."""
 PUDDING_ROWS = 400
 PUDDING = [
     f'data.train=[{{path="runs/pudding-rows.jsonl", stop={PUDDING_ROWS}}}]',
@@ -187,8 +188,8 @@ def unseen_rows(text):
 def methods(args):
     """All of them, in the order in which they are trained."""
     depths = tuple(int(depth) for depth in args.depths.split(","))
-    base = read_recipe(Recipe, args.recipe, args.set).model.name
-    rounds = load_outline(base).num_blocks - min(depths)
+    recipe = read_recipe(Recipe, args.recipe, args.set)
+    rounds = load_outline(recipe.model.name).num_blocks - min(depths)
     orders = {one: f"static:{args.orders}/{one}.json" for one in STATIC}
     policies = tuple(f"{STATIC[one]}={spec}" for one, spec in orders.items())
     yield Method("untuned", "Untuned", None, (), depths, policies)
@@ -207,14 +208,14 @@ def methods(args):
             ]
             yield Method(f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,))
     for name, label in {**BUDGETED, **ONLINE}.items():
-        recipe = args.recipe.with_name(f"{name}.toml")
-        changes = args.set
+        changes = [f"optim.learning_rate={recipe.optim.learning_rate}", *args.set]
         if name in STARTS_FROM:
             changes = [f"model.name={args.runs / STARTS_FROM[name] / 'checkpoint'}"]
         if name == "pudding":
             shown = ", ".join(f'"{depth} blocks"' for depth in depths)
             changes += [*PUDDING, f"sets.rounds={rounds}", f"targets.depths=[{shown}]"]
-        yield Method(name, label, recipe, tuple(changes), depths, is_online=name in ONLINE)
+        own = args.recipe.with_name(f"{name}.toml")
+        yield Method(name, label, own, tuple(changes), depths, is_online=name in ONLINE)
 
 
 def trained(method, args):
