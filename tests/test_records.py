@@ -26,7 +26,6 @@ CHANGED = "made before records had to: from a source that was changed and not co
 OLD = {
     "results/decode-quality-choice-order.json": NO_COMMIT,
     "results/decode-quality.json": NO_COMMIT,
-    "results/engine-context-4096.json": NO_COMMIT,
     "results/eval/rouge.json": NO_COMMIT,
     "results/eval/tasks-smollm2-135m.json": NO_COMMIT,
     "results/eval/tasks-static-joined.json": NO_COMMIT,
