@@ -3,7 +3,7 @@
 import functools
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields, is_dataclass
 
 from buddy import BuddyForCausalLM
 from buddy.identity import differing
@@ -21,6 +21,7 @@ def is_trained(folder, recipe):
     found, wanted = read_record(path)["config"], asdict(recipe)
     for beside_it in {"processes", "measured_prior", "method"} - wanted.keys():
         found.pop(beside_it, None)
+    add_defaults(found, recipe)
     changed = differing(found, wanted)
     if changed:
         sys.exit(
@@ -28,6 +29,20 @@ def is_trained(folder, recipe):
             "delete it to train again, or name another --runs"
         )
     return True
+
+
+def add_defaults(found, recipe):
+    """A run from before there was a setting did what its default does."""
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        if field.name not in found:
+            default = field.default
+            if field.default_factory is not MISSING:
+                default = field.default_factory()
+            if default is not MISSING:
+                found[field.name] = asdict(default) if is_dataclass(default) else default
+        elif is_dataclass(value) and found[field.name] is not None:
+            add_defaults(found[field.name], value)
 
 
 def is_measured(path, arguments, checkpoint):

@@ -48,6 +48,22 @@ def test_a_run_of_the_same_recipe_is_used_and_one_of_another_refused(script, tmp
         trained(RECIPE, tmp_path / "run", ["optim.steps=8"])
 
 
+def test_a_run_from_before_there_was_a_setting_had_its_default(script, tmp_path):
+    is_trained = script("reuse")["is_trained"]
+    recipe = read_recipe(Recipe, RECIPE)
+    config = asdict(recipe)
+    del config["teacher"], config["optim"]["average"]
+    write(tmp_path / "run" / "record.json", config=config)
+    assert is_trained(tmp_path / "run", recipe)
+    averaged = replace(recipe, optim=replace(recipe.optim, average=0.5))
+    with pytest.raises(SystemExit, match=r"other optim\.average \(was 0\.0, is 0\.5\)"):
+        is_trained(tmp_path / "run", averaged)
+    del config["optim"]["steps"], config["model"]["name"]
+    write(tmp_path / "run" / "record.json", config=config)
+    with pytest.raises(SystemExit, match=r"other model\.name \(was not there"):
+        is_trained(tmp_path / "run", recipe)
+
+
 def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monkeypatch):
     recipe = read_recipe(Recipe, RECIPE, ["lora.keep_context=true", "lora.rank=3"])
     write(tmp_path / "buddy" / "record.json", config=asdict(recipe))
