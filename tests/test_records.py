@@ -43,7 +43,6 @@ OLD = {
     "results/importance/sleb.json": CHANGED,
     "results/importance/taylor-plus.json": CHANGED,
     "results/importance/taylor.json": CHANGED,
-    "results/speed.json": NO_COMMIT,
     "results/training/answers-choice-order.json": NO_COMMIT,
     "results/training/answers-four-orders.json": NO_COMMIT,
     "results/training/answers-frozen.json": NO_COMMIT,
