@@ -41,8 +41,12 @@ def test_processors_are_called_as_transformers_calls_them():
     assert torch.equal(process(listed, ids, logits.clone()), listed(ids, logits.clone()))
 
 
-def test_any_row_that_is_not_finite_is_refused():
-    logits = torch.randn(3, 50)
-    logits[1, 4] = torch.nan
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_any_row_that_is_not_finite_is_refused(wrong, dtype):
+    logits = torch.randn(3, 50).to(dtype)
+    logits[0, 7] = -torch.inf
+    assert process([FiniteLogits()], torch.zeros(1, 7, dtype=torch.long), logits) is logits
+    logits[1, 4] = wrong
     with pytest.raises(ModelError, match="the logits after 7 tokens are not finite"):
         process([FiniteLogits()], torch.zeros(1, 7, dtype=torch.long), logits)

@@ -32,7 +32,7 @@ class FiniteLogits(LogitsProcessor):
         Raises:
             ModelError: A row's are NaN or infinite.
         """
-        largest = _on_host(scores).max(-1) if _is_quick(scores) else scores.amax(-1).cpu().numpy()
+        largest = _on_host(scores).max(-1) if _is_quick(scores) else scores.amax(-1).tolist()
         if not np.isfinite(largest).all():
             raise ModelError(
                 f"the logits after {input_ids.shape[1]} tokens are not finite: the weights are "
