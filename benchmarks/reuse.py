@@ -19,7 +19,7 @@ def is_trained(folder, recipe):
     if not path.exists():
         return False
     found, wanted = read_record(path)["config"], asdict(recipe)
-    for beside_it in {"processes", "measured_prior", "method"} - wanted.keys():
+    for beside_it in {"processes", "measured_prior", "method", "taught_by"} - wanted.keys():
         found.pop(beside_it, None)
     add_defaults(found, recipe)
     changed = differing(found, wanted)

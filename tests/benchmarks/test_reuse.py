@@ -38,7 +38,12 @@ def test_a_run_of_the_same_recipe_is_used_and_one_of_another_refused(script, tmp
     recipe = read_recipe(Recipe, RECIPE, ["optim.steps=7"])
     write(
         tmp_path / "run" / "record.json",
-        config={**asdict(recipe), "processes": 2, "measured_prior": {"source": "found"}},
+        config={
+            **asdict(recipe),
+            "processes": 2,
+            "measured_prior": {"source": "found"},
+            "taught_by": None,
+        },
         results={"evaluation": [1]},
     )
     assert trained(RECIPE, tmp_path / "run", ["optim.steps=7"])["results"]["evaluation"] == [1]
