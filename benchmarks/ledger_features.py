@@ -1,12 +1,14 @@
 """What would a ledger gain if it knew more of a token than its id? On measured losses.
 
-Answers are measured at every level throughout, with the entropy and the two largest probabilities of
-each distribution. Four tables of expected losses are fitted on the recipe's training rows and spent by
-the ledger's rule on its validation rows: *nothing* (the mean loss at each level), *id*, *free* (what
-the step before said at the level that it ran: known before the pass, at no cost but the entropy's),
-and both. Losses are those of answers at one level throughout, so a token's loss does not know at what
-levels the tokens before it ran; `buddy train-ledger` measures that. *Nothing* gains where the losses of
-the levels are no convex curve: the rule mixes two levels that are better than the one between them.
+Answers are measured at every level throughout, with the entropy and the two largest probabilities
+of each distribution. Four tables of expected losses are fitted on the recipe's training rows and
+spent by the ledger's rule on its validation rows: *nothing* (the mean loss at each level), *id*,
+*free* (what the step before said at the level that it ran: known before the pass, at no cost but
+the entropy's), and *both*. *Nothing* gains where the losses of the levels are no convex curve: the
+rule mixes two levels that are better than the one between them.
+
+No answer is run at mixed levels here, as `buddy train-ledger` does, and a price is taken that is
+best on half of the training answers, whether or not chance may explain it.
 
     python benchmarks/ledger_features.py recipes/smollm2-135m-ledger.toml \
         --model smollm2-135m-buddy --out results/training/ledger-features.json
