@@ -146,7 +146,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         """An empty session for a batch."""
 
     @torch.no_grad()
-    def generate(  # type: ignore[override]  # transformers leaves its own untyped
+    def generate(  # type: ignore[override, unused-ignore]  # typed or not by version
         self,
         inputs: Int[Tensor, "batch tokens"] | None = None,
         *,
@@ -277,7 +277,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             return cast(Any, super())._sample(*steps, synced_gpus, streamer, **inputs)
         return decode_loop(self, *steps, streamer, **inputs)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(  # type: ignore[override, unused-ignore]
         self, input_ids: Tensor, tokenizer: Any = None, **inputs: Any
     ) -> Any:
         """What a step of transformers' loops feeds; a tokenizer is for stop strings alone."""
