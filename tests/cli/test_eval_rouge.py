@@ -1,14 +1,21 @@
 """`buddy eval rouge`: a record with both ways side by side, and a run that can be interrupted."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from buddy.cli.commands.eval_rouge import _show
 from buddy.cli.main import app
 from buddy.errors import BudgetError, DataError, PromptError, ResultError
+from buddy.evaluation.conditions import plan_conditions
+from buddy.evaluation.rouge.rouge_points import METRICS, to_results
 from buddy.model import BuddyForCausalLM
 from buddy.plots.read.points import read_execution, read_points, series_of
+from tests.evaluation.test_phases import POLICY, with_ledger
+from tests.evaluation.test_rouge import made
 from tests.tiny import tiny_model
 from tests.words import say, word_tokenizer
 
@@ -57,6 +64,16 @@ def test_the_record_has_both_ways_and_stdout_is_its_path(folder, tmp_path):
     for word in ("recompute", "reuse", "difference", "ROUGE-L"):
         assert word in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"rouge.json", "rouge.samples.jsonl"}
+
+
+def test_ways_that_spent_a_mean_unlike_are_compared_too():
+    """The depths that both ways ran can round to others than the budget's own."""
+    (condition,) = plan_conditions(with_ledger(), POLICY, ("mean:0.75",), means=True)
+    answers = {"step": [made(0.5, p0125=1)], "prefill": [made(0.4, p015=1)]}
+    text = io.StringIO()
+    _show(Console(file=text, width=80), to_results(condition, answers))
+    (row,) = [line for line in text.getvalue().splitlines() if "difference" in line]
+    assert row.split() == ["difference"] + ["+10.00"] * len(METRICS)
 
 
 def test_interrupted_it_goes_on(folder, tmp_path, monkeypatch):

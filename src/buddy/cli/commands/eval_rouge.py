@@ -108,13 +108,13 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         table.add_column(metric.replace("rouge", "ROUGE-"), justify="right", no_wrap=True)
     table.add_column("plans", justify="right", no_wrap=True)
     points, execution = _by_row(results["points"]), iter(results["execution"])
-    differences = _by_row(results["differences"])
+    differences = iter(_by_row(results["differences"]).values())
     for (label, blocks, way), row in points.items():
         plans = f"{next(execution)['distinct_plans_per_answer']:.1f}"
         route = "" if way is None else WAYS[way]
         table.add_row(label, str(blocks), route, *map(_percent, row), plans)
         if way == "prefill":
-            gains = [_percent(point, sign="+") for point in differences[label, blocks, "step"]]
+            gains = [_percent(point, sign="+") for point in next(differences)]
             table.add_row("", "", "difference", *gains, style="dim")
     show_table(console, table)
 
