@@ -193,10 +193,13 @@ def test_an_adapter_names_its_base_and_no_folder_of_this_machine(adapted, tmp_pa
 
 
 def test_an_adapter_is_written_alike_by_every_process(adapted, tmp_path):
-    adapted.model.peft_config["default"].target_modules = ["v_proj", "q_proj", "up_proj", "o_proj"]
+    held = adapted.model.peft_config["default"]
+    held.target_modules = ["v_proj", "q_proj", "up_proj", "o_proj"]
+    held.exclude_modules = ["model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.k_proj"]
     adapted.save_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model/adapter/adapter_config.json").read_text())
-    assert config["target_modules"] == ["o_proj", "q_proj", "up_proj", "v_proj"]
+    for names in (config["target_modules"], config["exclude_modules"]):
+        assert names == sorted(names)
 
 
 def test_a_merged_adapter_is_not_lost_when_saved_again(adapted, tmp_path):

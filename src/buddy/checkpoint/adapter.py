@@ -215,8 +215,9 @@ def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | 
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
     values = read_table(folder, CONFIG)
     values["base_model_name_or_path"] = source  # not the folder that it lay in on this machine
-    if isinstance(values["target_modules"], list):
-        values["target_modules"].sort()  # PEFT holds a set, in an order of each process's own
+    for names in (values["target_modules"], values["exclude_modules"]):
+        if isinstance(names, list):
+            names.sort()  # PEFT holds a set, in an order of each process's own
     (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     read_adapter_config(folder)
     weights = {name: one.to(dtype) for name, one in load_file(folder / WEIGHTS).items()}
