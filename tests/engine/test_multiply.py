@@ -32,11 +32,10 @@ int may_use(void)
 int has_dots(void) { return HAS_BF16_DOT; }
 static void by_rows(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *y)
 {
-    float *scratch = malloc(sizeof(float) * matrix->columns), *to[count];
+    float *to[count];
     for (int n = 0; n < count; n++)
         to[n] = y + (size_t)n * matrix->rows;
-    multiply_rows(matrix, x, count, begin, end, to, scratch);
-    free(scratch);
+    multiply_rows(matrix, x, count, begin, end, to);
 }
 #if HAS_TILES
 static Panels panels_of(const Vector *x, int count, int columns, bf16 *panels)
@@ -174,20 +173,6 @@ def test_products_are_exact_but_for_the_order_of_sums(kernel, rows, columns, dty
         torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, columns):
-    torch.manual_seed(0)
-    weights = torch.randn(rows, columns).to(torch.bfloat16)
-    x = torch.randn(max(COUNTS), columns)
-    if not kernel.has_dots():
-        pytest.skip("a single vector is multiplied without widening the row first")
-    for tiles in (True, False):
-        whole = products(kernel, weights, x, tiles=tiles)
-        for count in COUNTS:
-            assert torch.equal(products(kernel, weights, x[:count], tiles=tiles), whole[:count])
-        assert torch.equal(products(kernel, weights, x, parts=2, tiles=tiles), whole)
-
-
 def quantised(rows, columns, bits):
     """Random weights of few bits, their scales, and what they mean."""
     values = torch.randint(1 - 2 ** (bits - 1), 2 ** (bits - 1), (rows, columns))
@@ -198,6 +183,26 @@ def quantised(rows, columns, bits):
     low, high = (values + 8).view(rows, -1, 2, 16).unbind(2)
     packed = (low | high << 4).to(torch.uint8).view(rows, -1)
     return packed, scales, values * scales.repeat_interleave(32, 1)
+
+
+@pytest.mark.parametrize("format_name", ["bfloat16", "float32", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, columns, format_name):
+    torch.manual_seed(0)
+    weights, scales = torch.randn(rows, columns), None
+    if format_name.startswith("int"):
+        columns = -(-columns // 64) * 64
+        weights, scales, _ = quantised(rows, columns, int(format_name.removeprefix("int")))
+    elif format_name == "bfloat16":
+        weights = weights.bfloat16()
+    x = torch.randn(max(COUNTS), columns)
+    # With tiles, a vector of int8's that is alone is multiplied by rows.
+    for tiles in (False,) if format_name == "int8" else (True, False):
+        whole = products(kernel, weights, x, scales=scales, tiles=tiles)
+        for count in COUNTS:
+            found = products(kernel, weights, x[:count], scales=scales, tiles=tiles)
+            assert torch.equal(found, whole[:count])
+        assert torch.equal(products(kernel, weights, x, scales=scales, parts=2, tiles=tiles), whole)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

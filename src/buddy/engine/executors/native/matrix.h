@@ -10,8 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
 #define HAS_BF16_DOT 1
 #else
 #define HAS_BF16_DOT 0
@@ -59,24 +61,6 @@ static inline float dot_float(const float *restrict a, const float *restrict b, 
     return sum;
 }
 
-#define AT_ONCE 4
-
-/* One row times several vectors, whose sums do not wait for each other. */
-static inline void dots_float(
-    const float *restrict a, const Vector *x, int count, float *restrict out)
-{
-    const float *restrict x0 = x[0].wide, *restrict x1 = x[1].wide;
-    const float *restrict x2 = x[2].wide, *restrict x3 = x[3].wide;
-    float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    for (int i = 0; i < count; i++) {
-        s0 += a[i] * x0[i];
-        s1 += a[i] * x1[i];
-        s2 += a[i] * x2[i];
-        s3 += a[i] * x3[i];
-    }
-    out[0] = s0, out[1] = s1, out[2] = s2, out[3] = s3;
-}
-
 static inline float dot_bf16(const bf16 *restrict a, const float *restrict b, int count)
 {
     float sum = 0;
@@ -85,82 +69,168 @@ static inline float dot_bf16(const bf16 *restrict a, const float *restrict b, in
     return sum;
 }
 
-static inline float dot_int8(const int8_t *restrict a, const float *restrict b, int count)
+/* How far ahead of its use memory is asked for: rows are shorter than what the processor needs to
+ * foresee them, but one follows the other. */
+#define BYTES_AHEAD 8192
+
+/* Products without an instruction for bfloat16: weights are widened in registers. */
+#if defined(__AVX512F__)
+#define WIDTH 16
+#elif defined(__AVX2__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+
+/* WIDTH whole numbers as Ints. GCC turns its own conversions into more instructions than these. */
+#if defined(__AVX512F__)
+#define INTS_OF_U16(from) ((Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(from))))
+#define INTS_OF_S8(from) ((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
+#define INTS_OF_U8(from) ((Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(from))))
+#elif defined(__AVX2__)
+#define INTS_OF_U16(from) ((Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(from))))
+#define INTS_OF_S8(from) ((Ints)_mm256_cvtepi8_epi32(_mm_loadu_si64(from)))
+#define INTS_OF_U8(from) ((Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from)))
+#else
+#define CONVERTED(type, from)                                                                      \
+    ({                                                                                             \
+        type here __attribute__((vector_size(sizeof(type) * WIDTH)));                              \
+        memcpy(&here, from, sizeof here);                                                          \
+        __builtin_convertvector(here, Ints);                                                       \
+    })
+#define INTS_OF_U16(from) CONVERTED(uint16_t, from)
+#define INTS_OF_S8(from) CONVERTED(int8_t, from)
+#define INTS_OF_U8(from) CONVERTED(uint8_t, from)
+#endif
+
+/* WIDTH weights of a row, from a column on that WIDTH divides; those of INT8 without their scale. */
+static inline __attribute__((always_inline)) Floats widened(
+    const Matrix *matrix, int format, size_t row, int column)
 {
-    float sum = 0;
-    for (int i = 0; i < count; i++)
-        sum += (float)a[i] * b[i];
-    return sum;
+    size_t at = row * matrix->columns + column;
+    if (format == FLOAT32) {
+        Floats here;
+        memcpy(&here, (const float *)matrix->weights + at, sizeof here);
+        return here;
+    }
+    if (format == BFLOAT16)
+        return (Floats)(INTS_OF_U16((const bf16 *)matrix->weights + at) << 16);
+    if (format == INT8)
+        return __builtin_convertvector(INTS_OF_S8((const int8_t *)matrix->weights + at), Floats);
+    size_t group = at / GROUP, within = at % GROUP;
+    Ints pairs = INTS_OF_U8(
+        (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
+    Ints number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - 8;
+    return __builtin_convertvector(number, Floats) * matrix->scales[group];
 }
 
-static inline float dot_int4(
-    const uint8_t *restrict a, const float *restrict scales, const float *restrict b, int count)
+/* The last columns of a row of floats, and zeros. */
+static inline Floats rest_of(const float *from, int left)
 {
-    float sum = 0;
-    for (int group = 0; group < count / GROUP; group++) {
-        float part[GROUP / 2];
-        for (int i = 0; i < GROUP / 2; i++) {
-            uint8_t pair = a[group * (GROUP / 2) + i];
-            part[i] = (float)((int)(pair & 15) - 8) * b[group * GROUP + i];
-            part[i] += (float)((int)(pair >> 4) - 8) * b[group * GROUP + GROUP / 2 + i];
+    Floats here = {0};
+    memcpy(&here, from, sizeof(float) * left);
+    return here;
+}
+
+static inline Floats rest_of_row(const Matrix *matrix, int format, size_t row, int column, int left)
+{
+    size_t at = row * matrix->columns + column;
+    float wide[WIDTH];
+    for (int i = 0; i < left; i++)
+        wide[i] = format == FLOAT32  ? ((const float *)matrix->weights)[at + i]
+            : format == BFLOAT16 ? widen(((const bf16 *)matrix->weights)[at + i])
+                                 : (float)((const int8_t *)matrix->weights)[at + i];
+    return rest_of(wide, left);
+}
+
+/* The sum of each one's elements. Not inlined, so that all are added in one order. */
+static __attribute__((noinline)) void totals_of(const Floats *x, int count, float *out)
+{
+    typedef float Four __attribute__((vector_size(16)));
+    for (int n = 0; n < count; n++) {
+        Four sum = {0}, part;
+        for (int i = 0; i < WIDTH; i += 4) {
+            memcpy(&part, (const float *)(x + n) + i, sizeof part);
+            sum += part;
         }
-        float total = 0;
-        for (int i = 0; i < GROUP / 2; i++)
-            total += part[i];
-        sum += total * scales[group];
-    }
-    return sum;
-}
-
-/* One row of a matrix, widened. */
-static void widen_row(const Matrix *matrix, int row, float *restrict out)
-{
-    int columns = matrix->columns;
-    size_t at = (size_t)row * columns;
-    if (matrix->format == FLOAT32) {
-        memcpy(out, (const float *)matrix->weights + at, sizeof(float) * columns);
-    } else if (matrix->format == BFLOAT16) {
-        const bf16 *weights = (const bf16 *)matrix->weights + at;
-        for (int i = 0; i < columns; i++)
-            out[i] = widen(weights[i]);
-    } else if (matrix->format == INT8) {
-        const int8_t *weights = (const int8_t *)matrix->weights + at;
-        float scale = matrix->scales[row];
-        for (int i = 0; i < columns; i++)
-            out[i] = (float)weights[i] * scale;
-    } else {
-        const uint8_t *weights = (const uint8_t *)matrix->weights + at / 2;
-        const float *scales = matrix->scales + at / GROUP;
-        for (int group = 0; group < columns / GROUP; group++)
-            for (int i = 0; i < GROUP / 2; i++) {
-                uint8_t pair = weights[group * (GROUP / 2) + i];
-                out[group * GROUP + i] = (float)((int)(pair & 15) - 8) * scales[group];
-                out[group * GROUP + GROUP / 2 + i] = (float)((int)(pair >> 4) - 8) * scales[group];
-            }
+        out[n] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
     }
 }
 
-static inline float dot_row(const Matrix *matrix, int row, const float *x)
+#define MOST_SUMS 12
+
+/* R rows times N vectors; these and the format are known where it is inlined. */
+static inline __attribute__((always_inline)) void block_wide(
+    const Matrix *matrix, int format, int R, const Vector *x, int N, float *const *y, int row)
 {
-    int columns = matrix->columns;
-    size_t at = (size_t)row * columns;
-    switch (matrix->format) {
-    case FLOAT32:
-        return dot_float((const float *)matrix->weights + at, x, columns);
-    case BFLOAT16:
-        return dot_bf16((const bf16 *)matrix->weights + at, x, columns);
-    case INT8:
-        return dot_int8((const int8_t *)matrix->weights + at, x, columns) * matrix->scales[row];
-    default:
-        return dot_int4(
-            (const uint8_t *)matrix->weights + at / 2, matrix->scales + at / GROUP, x, columns);
+    Floats sums[MOST_SUMS];
+    const float *wide[MOST_VECTORS];
+    int columns = matrix->columns, column = 0;
+    for (int i = 0; i < R * N; i++)
+        sums[i] = (Floats){0};
+    for (int n = 0; n < N; n++)
+        wide[n] = x[n].wide;
+    int bits = format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT8 ? 8 : 4;
+    const char *ahead =
+        (const char *)matrix->weights + (size_t)row * columns * bits / 8 + BYTES_AHEAD;
+    for (; column + WIDTH <= columns; column += WIDTH) {
+        Floats w[MOST_SUMS];
+        if (format != INT4) /* which arithmetic holds up, not memory */
+            for (int at = 0; at < R * WIDTH * bits / 8; at += 64)
+                __builtin_prefetch(ahead + at);
+        ahead += R * WIDTH * bits / 8;
+        for (int r = 0; r < R; r++)
+            w[r] = widened(matrix, format, row + r, column);
+        for (int n = 0; n < N; n++) {
+            Floats v;
+            memcpy(&v, wide[n] + column, sizeof v);
+            for (int r = 0; r < R; r++)
+                sums[n * R + r] += w[r] * v;
+        }
+    }
+    if (column < columns) /* no INT4: whole groups */
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++)
+                sums[n * R + r] += rest_of_row(matrix, format, row + r, column, columns - column)
+                    * rest_of(wide[n] + column, columns - column);
+    Floats kept[MOST_SUMS]; /* in memory, as the sums are not until here */
+    float out[MOST_SUMS];
+    for (int i = 0; i < R * N; i++)
+        kept[i] = sums[i];
+    totals_of(kept, R * N, out);
+    for (int n = 0; n < N; n++)
+        for (int r = 0; r < R; r++)
+            y[n][row + r] = out[n * R + r] * (format == INT8 ? matrix->scales[row + r] : 1.0f);
+}
+
+#define WIDE_ROWS_TIMES(N, R)                                                                      \
+    case N:                                                                                        \
+        for (; row + R <= end; row += R)                                                           \
+            block_wide(matrix, format, R, x, N, y, row);                                           \
+        for (; row < end; row++)                                                                   \
+            block_wide(matrix, format, 1, x, N, y, row);                                           \
+        break;
+
+static inline __attribute__((always_inline)) void rows_wide(
+    const Matrix *matrix, int format, const Vector *x, int count, int begin, int end,
+    float *const *y)
+{
+    int row = begin;
+    switch (count) { /* as many sums as there are registers for */
+        WIDE_ROWS_TIMES(1, 4)
+        WIDE_ROWS_TIMES(2, 4)
+        WIDE_ROWS_TIMES(3, 3)
+        WIDE_ROWS_TIMES(4, 2)
+        WIDE_ROWS_TIMES(5, 2)
+        WIDE_ROWS_TIMES(6, 2)
+        WIDE_ROWS_TIMES(7, 1)
+        WIDE_ROWS_TIMES(8, 1)
     }
 }
 
 #if HAS_BF16_DOT
-/* How far ahead of its use memory is asked for: rows are shorter than what the processor needs to
- * foresee them, but one follows the other. */
-#define BYTES_AHEAD 8192
 #define SUMS 16
 
 /* The sum of each of 16 vectors' elements. All are added in the same order. */
@@ -243,30 +313,24 @@ static void rows_bf16(
 #define ROWS_AT_ONCE 16
 
 static void multiply_few(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-    float *scratch)
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
+    switch (matrix->format) {
+    case FLOAT32:
+        rows_wide(matrix, FLOAT32, x, count, begin, end, y);
+        break;
+    case BFLOAT16:
 #if HAS_BF16_DOT
-    if (matrix->format == BFLOAT16) {
         rows_bf16(matrix, x, count, begin, end, y);
-        return;
-    }
+#else
+        rows_wide(matrix, BFLOAT16, x, count, begin, end, y);
 #endif
-    for (int row = begin; row < end; row++) {
-        if (count == 1) {
-            y[0][row] = dot_row(matrix, row, x[0].wide);
-            continue;
-        }
-        widen_row(matrix, row, scratch);
-        int n = 0;
-        for (; n + AT_ONCE <= count; n += AT_ONCE) {
-            float out[AT_ONCE];
-            dots_float(scratch, x + n, matrix->columns, out);
-            for (int i = 0; i < AT_ONCE; i++)
-                y[n + i][row] = out[i];
-        }
-        for (; n < count; n++)
-            y[n][row] = dot_float(scratch, x[n].wide, matrix->columns);
+        break;
+    case INT8:
+        rows_wide(matrix, INT8, x, count, begin, end, y);
+        break;
+    default:
+        rows_wide(matrix, INT4, x, count, begin, end, y);
     }
 }
 

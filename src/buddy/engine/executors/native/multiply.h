@@ -5,19 +5,18 @@
 
 #include "matrix.h"
 
-/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is [columns]. */
+/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end. */
 static void multiply_rows(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-    float *scratch)
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
     if (count <= MOST_VECTORS) {
-        multiply_few(matrix, x, count, begin, end, y, scratch);
+        multiply_few(matrix, x, count, begin, end, y);
     } else {
         for (int row = begin; row < end; row += ROWS_AT_ONCE) {
             int stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
             for (int done = 0; done < count; done += MOST_VECTORS) {
                 int now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
-                multiply_few(matrix, x + done, now, row, stop, y + done, scratch);
+                multiply_few(matrix, x + done, now, row, stop, y + done);
             }
         }
     }

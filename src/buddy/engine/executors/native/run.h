@@ -33,7 +33,7 @@ static inline int slot_of(const Step *step, int lane)
     return step->slot[lane];
 }
 
-/* A thread's own memory: the normalised vectors, attention's weights, a row of a matrix. */
+/* A thread's own memory: the normalised vectors, attention's weights, what tiles work on. */
 typedef struct {
     float *normed;
     bf16 *normed_narrow;
@@ -79,9 +79,6 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
 {
     char *at = base;
     int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
-    int widest = model->inner > model->hidden ? model->inner : model->hidden;
-    int attended = model->heads * model->head_size;
-    widest = widest > attended ? widest : attended;
     int normed = model->by_tiles ? HOLES_AT_ONCE : lanes; /* for tiles all threads make panels */
     own->normed = take(&at, sizeof(float) * normed * model->hidden);
     own->normed_narrow = take(&at, sizeof(bf16) * normed * model->hidden);
@@ -89,12 +86,11 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
 #if HAS_TILES
+    int widest = model->inner > model->hidden ? model->inner : model->hidden;
+    int attended = model->heads * model->head_size;
+    widest = widest > attended ? widest : attended;
     own->attention = take(&at, attention_bytes(model, capacity));
-#endif
-#if HAS_TILES
     own->scratch = take(&at, tile_bytes(widest));
-#else
-    own->scratch = take(&at, sizeof(float) * widest);
 #endif
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
