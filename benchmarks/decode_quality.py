@@ -64,7 +64,7 @@ def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_bud
                 plans[row].add(out.plan.executed_sets[row])
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         new = torch.tensor(tokens)[:, None]
-        out = model(new, mask, past_key_values=out.past_key_values, **options)
+        out = model(new, mask, cache=out.cache, **options)
     took = [prefill_s / len(batch)] * len(batch), [(time.perf_counter() - started_s) / len(batch)]
     return [statistics.mean(row) for row in losses], [len(row) for row in plans], *took
 

@@ -45,9 +45,9 @@ def main():
     prefilled = peak_bytes()
     for _ in range(args.new_tokens):
         token = out.logits[:, -1:].argmax(-1)
-        out = model(token, budget=budget, past_key_values=out.past_key_values)
+        out = model(token, budget=budget, cache=out.cache)
     tensors = {p.data_ptr(): p.nbytes for p in model.model.parameters()}
-    needed = sum(tensors.values()) + out.past_key_values.kv.num_bytes()
+    needed = sum(tensors.values()) + out.cache.kv.num_bytes()
     results = {
         "weights_and_cache_bytes": needed,
         "loaded_bytes": loaded - before,

@@ -94,8 +94,8 @@ def test_adapters_and_quantised_weights_are_copied_too(way, kind):
 @torch.no_grad()
 def test_a_copied_session_goes_on_by_itself(engine, kv_policy):
     model = tiny_buddy(engine=engine, policy="random:1", kv_policy=kv_policy)
-    prompt = model(IDS, budget="3 blocks").past_key_values
-    model(IDS[:, :1], budget="3 blocks", past_key_values=prompt)
+    prompt = model(IDS, budget="3 blocks").cache
+    model(IDS[:, :1], budget="3 blocks", cache=prompt)
     made = copy.deepcopy(prompt)
     assert made.kv._project.__self__ is model.backbone
 
@@ -103,7 +103,7 @@ def test_a_copied_session_goes_on_by_itself(engine, kv_policy):
         """Blocks that were skipped now run, so that holes are closed."""
         steps = zip(random_ids(6, 1, seed=4), (4, 6, 3, 5, 6, 4), strict=True)
         return [
-            model(token[None], budget=f"{blocks} blocks", past_key_values=session).logits
+            model(token[None], budget=f"{blocks} blocks", cache=session).logits
             for token, blocks in steps
         ]
 

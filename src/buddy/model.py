@@ -37,7 +37,7 @@ from buddy.engine.tabulate import Tabulator
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import Budgets, check_predictor
 from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
-from buddy.generation.options import check_inputs
+from buddy.generation.options import check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
 from buddy.hub.inside import user_path
@@ -268,6 +268,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     # Lanes and plans are another shape at every step: a compiler would start anew each time.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own
+    @takes_old_cache_name
     def forward(
         self,
         input_ids: Int[Tensor, "batch tokens"] | None = None,
@@ -280,7 +281,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         prefill_budget: BudgetLike | None = None,
         budget_rows: Int[Tensor, " batch"] | None = None,
         prompt_mask: Bool[Tensor, "batch tokens"] | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         labels: Int[Tensor, "batch tokens"] | None = None,
         num_items_in_batch: int | Tensor | None = None,
         use_cache: bool | None = None,
@@ -306,7 +307,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             budget_rows: By row, its place in `budget`, where that is a tuple of sources.
             prompt_mask: Tokens that the route may see; by default all that are no pads. When the
                 continuation is fed along with the prompt, mark the prompt alone.
-            past_key_values: The `Session` of earlier steps.
+            cache: The `Session` of earlier steps.
             labels: Targets as in transformers (-100 = ignored); adds `loss`.
             num_items_in_batch: The loss is divided by it, in place of the number of targets.
             use_cache: Return a session to continue from; by default when gradients are off.
@@ -333,7 +334,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         if input_ids is None:
             raise PromptError("there are no new tokens: expected input_ids")
         valid = self._valid(input_ids, attention_mask)
-        session = past_key_values
+        session = cache
         check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
         batch, tokens = input_ids.shape
         sees = None if prompt_mask is None else valid & prompt_mask.bool()
@@ -393,7 +394,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         made = RoutedOutput(
             loss=loss,
             logits=logits,
-            past_key_values=session,
+            cache=session,
             plan=_by_row(out, rows, batch),
             executed_blocks=_executed_by_row(out, rows, batch),
             lanes=out,

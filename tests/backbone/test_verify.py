@@ -166,4 +166,4 @@ def test_where_longrope_changes_its_angles_is_the_end(monkeypatch):
         out = buddy(ids, budget=1.0)
         assert_close(out.logits, model(ids).logits)
         with pytest.raises(PromptError, match="beyond 20 this model's rotary embedding"):
-            buddy(ids[:, :1], budget=1.0, past_key_values=out.past_key_values)
+            buddy(ids[:, :1], budget=1.0, cache=out.cache)

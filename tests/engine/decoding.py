@@ -10,10 +10,8 @@ def decode(buddy, ids, mask, continuation, **options):
     logits, plans = [], []
     for step in range(continuation.shape[1]):
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        out = buddy(
-            continuation[:, step : step + 1], mask, past_key_values=out.past_key_values, **options
-        )
+        out = buddy(continuation[:, step : step + 1], mask, cache=out.cache, **options)
         logits.append(out.logits[:, 0])
         plans.append(out.plan.mask)
         assert out.executed_blocks.tolist() == out.plan.depth.tolist()
-    return torch.stack(logits, 1), torch.stack(plans, 1), out.past_key_values
+    return torch.stack(logits, 1), torch.stack(plans, 1), out.cache

@@ -16,12 +16,12 @@ def test_a_cache_that_grows_at_every_few_steps_changes_nothing(kv_policy):
     buddy = tiny_buddy("mistral", kv_policy=kv_policy, summary="ema", ema_decay=0.5)
     ids = random_ids(1, 20)
     session = buddy.new_session(1, 2)
-    out = buddy(ids[:, :4], budget="3 blocks", past_key_values=session)
+    out = buddy(ids[:, :4], budget="3 blocks", cache=session)
     expected, plans = naive_decode(
         buddy.backbone, buddy.policy, ids[0], 4, blocks=3, kv_policy=kv_policy
     )
     for step in range(4, 20):
-        out = buddy(ids[:, step : step + 1], budget="3 blocks", past_key_values=session)
+        out = buddy(ids[:, step : step + 1], budget="3 blocks", cache=session)
         assert_close(out.logits[0, -1], expected[step - 3], atol=5e-5, rtol=1e-4)
     assert len({tuple(plan.tolist()) for plan in plans}) > 1
 
@@ -34,7 +34,7 @@ def test_several_tokens_at_once_after_the_prefill(kv_policy):
     whole = buddy(ids, budget="4 blocks").logits
     out = buddy(ids[:, :5], budget="4 blocks")
     for part in (ids[:, 5:8], ids[:, 8:12]):
-        out = buddy(part, budget="4 blocks", past_key_values=out.past_key_values)
+        out = buddy(part, budget="4 blocks", cache=out.cache)
     assert_close(out.logits, whole[:, 8:], atol=2e-5, rtol=1e-5)
 
 
@@ -49,7 +49,7 @@ def test_rows_that_never_run_a_block_cost_the_others_nothing(monkeypatch):
     out = buddy(random_ids(2, 4), budget=["3 blocks", 1.0])
     for step in range(20):
         new = random_ids(2, 1, seed=step)
-        out = buddy(new, budget=["3 blocks", 1.0], past_key_values=out.past_key_values)
+        out = buddy(new, budget=["3 blocks", 1.0], cache=out.cache)
     assert touched == []
 
 
@@ -73,16 +73,14 @@ def test_a_finished_row_that_is_fed_pads_leaves_nothing_to_project(kv_policy, mo
     of_prompt = len(projected)
     for step in range(3):
         mask = torch.cat([mask, torch.tensor([[0], [1]])], 1)
-        out = buddy(
-            new[:, step : step + 1], mask, budget=budgets, past_key_values=out.past_key_values
-        )
+        out = buddy(new[:, step : step + 1], mask, budget=budgets, cache=out.cache)
     assert len(projected) == of_prompt
     # The finished row comes back: the blocks that it skipped now need its prompt, and no pad.
     mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-    out = buddy(new[:, 3:], mask, budget=1.0, past_key_values=out.past_key_values)
+    out = buddy(new[:, 3:], mask, budget=1.0, cache=out.cache)
     assert sorted(projected) == [(block, slot) for block in (1, 2, 3) for slot in range(4)]
     alone = buddy(ids[:1], budget=budgets[0])
-    alone = buddy(new[:1, 3:], budget=1.0, past_key_values=alone.past_key_values)
+    alone = buddy(new[:1, 3:], budget=1.0, cache=alone.cache)
     # atol: pads stand between the prompt and the new token, so sums run in another order.
     assert_close(out.logits[:1], alone.logits, atol=2e-5, rtol=1e-5)
 
@@ -96,20 +94,20 @@ def test_a_step_that_fails_leaves_the_session_as_it_was(engine, kv_policy):
     options = {"budget": "3 blocks"}
 
     def stepped(fails):
-        session = buddy(ids, **options).past_key_values
+        session = buddy(ids, **options).cache
         logits = []
         for step in range(4):
             token = new[:, step : step + 1]
             if fails:
                 with pytest.raises(IndexError):
-                    buddy(torch.full_like(token, 97), past_key_values=session, **options)
+                    buddy(torch.full_like(token, 97), cache=session, **options)
                 bias = buddy.router.decision.up.bias
                 kept = bias.clone()
                 bias.fill_(torch.nan)
                 with pytest.raises(PolicyError, match="NaN"):
-                    buddy(token, past_key_values=session, **options)
+                    buddy(token, cache=session, **options)
                 bias.copy_(kept)
-            logits.append(buddy(token, past_key_values=session, **options).logits)
+            logits.append(buddy(token, cache=session, **options).logits)
         return torch.cat(logits, 1)
 
     assert_close(stepped(fails=True), stepped(fails=False))
@@ -120,11 +118,11 @@ def test_generate_goes_on_from_a_session():
     buddy = tiny_buddy(summary="ema", ema_decay=0.5)
     ids = random_ids(1, 7)
     options = {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
-    session = buddy(ids[:, :5], budget="4 blocks").past_key_values
-    made = buddy.generate(ids, past_key_values=session, **options)
+    session = buddy(ids[:, :5], budget="4 blocks").cache
+    made = buddy.generate(ids, cache=session, **options)
     assert [one.length for one in session.sequences.values()] == [12]
-    again = buddy(ids[:, :5], budget="4 blocks").past_key_values
-    expected = buddy.generate(ids, past_key_values=again, return_dict_in_generate=True, **options)
+    again = buddy(ids[:, :5], budget="4 blocks").cache
+    expected = buddy.generate(ids, cache=again, return_dict_in_generate=True, **options)
     assert torch.equal(made, expected.sequences)
 
 
@@ -133,8 +131,8 @@ def test_generate_goes_on_from_a_session():
 def test_a_session_of_another_number_format_is_refused(engine):
     buddy = tiny_buddy(engine=engine)
     ids = random_ids(1, 5)
-    session = buddy(ids).past_key_values
+    session = buddy(ids).cache
     buddy.model.to(torch.bfloat16)
     buddy(ids)  # the weights are looked at anew
     with pytest.raises(ModelError, match="begin a new session"):
-        buddy(ids[:, :1], past_key_values=session)
+        buddy(ids[:, :1], cache=session)

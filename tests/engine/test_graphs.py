@@ -111,12 +111,10 @@ def test_a_session_may_change_paths_and_outgrow_its_arena(monkeypatch, kv_policy
     expected, _, _ = decode(general, ids, mask, continuation, **options)
     with torch.no_grad():
         session = general.new_session(2, 8, kv_policy)
-        out = general(ids, past_key_values=session, **options)
+        out = general(ids, cache=session, **options)
         for step in range(24):
             buddy = general if step % 3 == 0 else graphs
-            out = buddy(
-                continuation[:, step : step + 1], past_key_values=out.past_key_values, **options
-            )
+            out = buddy(continuation[:, step : step + 1], cache=out.cache, **options)
             assert_close(out.logits[:, 0], expected[:, step], **TOLERANCE)
     assert len(decoder._arenas) > 1
 
@@ -145,8 +143,8 @@ def test_two_sessions_at_once_do_not_share_an_arena(monkeypatch):
             for at in range(2):
                 made = []
                 for buddy in (graphs, general):
-                    before = sessions[buddy][at].past_key_values
-                    out = buddy(token, budget=0.7, past_key_values=before)
+                    before = sessions[buddy][at].cache
+                    out = buddy(token, budget=0.7, cache=before)
                     sessions[buddy][at] = out
                     made.append(out.logits)
                 assert_close(*made, **TOLERANCE)
@@ -169,8 +167,8 @@ def test_few_arenas_are_kept_for_sessions_to_come(monkeypatch):
     for length in range(4, 16):
         with torch.no_grad():
             session = graphs.new_session(1, 2 * length)
-            graphs(random_ids(1, length), past_key_values=session)
-            graphs(random_ids(1, 1), past_key_values=session)
+            graphs(random_ids(1, length), cache=session)
+            graphs(random_ids(1, 1), cache=session)
         del session
     assert len(decoder._arenas) == 8
 
@@ -205,9 +203,9 @@ def test_a_profiler_hears_what_graphs_replay(monkeypatch):
     ids, continuation = random_ids(1, 6), random_ids(1, 3, seed=1)
     with torch.no_grad():
         out = graphs(ids, budget="4 blocks")
-        graphs(continuation[:, :1], budget="4 blocks", past_key_values=out.past_key_values)
+        graphs(continuation[:, :1], budget="4 blocks", cache=out.cache)
         with profiled(HostClock()) as profiler:
-            graphs(continuation[:, 1:2], budget="4 blocks", past_key_values=out.past_key_values)
+            graphs(continuation[:, 1:2], budget="4 blocks", cache=out.cache)
     seconds = profiler.breakdown(1.0)
     assert min(seconds["blocks"], seconds["kv_fill"]) > 0
     assert seconds["head"] > 0

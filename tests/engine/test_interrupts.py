@@ -148,19 +148,19 @@ def test_forward_and_its_session_survive_being_cut_short(engine):
     model = tiny_buddy(summary="ema", ema_decay=0.5, engine=engine)
     ids, new = random_ids(2, 6), random_ids(2, 3, seed=1)
     options = {"budget": ["3 blocks", "5 blocks"]}
-    clean = model(ids, **options).past_key_values
-    session = model(ids, **options).past_key_values
+    clean = model(ids, **options).cache
+    session = model(ids, **options).cache
     for step in range(3):
         token = new[:, step : step + 1]
         counter = CutShort(KeyboardInterrupt())
-        expected = counter.run(lambda t=token: model(t, past_key_values=clean, **options))
+        expected = counter.run(lambda t=token: model(t, cache=clean, **options))
         for at in range(1, counter.count, max(1, counter.count // 25)):
             before = session.state
             with contextlib.suppress(KeyboardInterrupt):
                 CutShort(KeyboardInterrupt(), at).run(
-                    lambda t=token: model(t, past_key_values=session, **options)
+                    lambda t=token: model(t, cache=session, **options)
                 )
             session.rewind(before)
-        made = model(token, past_key_values=session, **options)
+        made = model(token, cache=session, **options)
         assert torch.equal(made.plan.mask, expected.plan.mask)
         assert_close(made.logits, expected.logits, atol=1e-6, rtol=1e-6)

@@ -96,7 +96,7 @@ def test_several_tokens_at_once_equal_the_general_path(kv_policy):
         with torch.no_grad():
             out = buddy(ids[:, :5], budget="4 blocks")
             for part in (ids[:, 5:8], ids[:, 8:12], ids[:, 12:]):
-                out = buddy(part, budget="4 blocks", past_key_values=out.past_key_values)
+                out = buddy(part, budget="4 blocks", cache=out.cache)
         made.append(out.logits)
     assert_close(made[0], made[1], **TOLERANCE)
 
@@ -112,9 +112,7 @@ def test_a_session_may_change_engines_at_any_step(kv_policy):
         out = general(ids, **options)
         for step in range(12):
             buddy = (native, general)[step % 3 == 0]
-            out = buddy(
-                continuation[:, step : step + 1], past_key_values=out.past_key_values, **options
-            )
+            out = buddy(continuation[:, step : step + 1], cache=out.cache, **options)
             assert_close(out.logits[:, 0], expected[:, step], **TOLERANCE)
 
 
@@ -227,7 +225,7 @@ def test_a_lanes_numbers_do_not_depend_on_those_beside_it():
             for step in range(6):
                 out = native(
                     continuation[:, step : step + 1],
-                    past_key_values=out.past_key_values,
+                    cache=out.cache,
                     budget=budgets,
                 )
                 logits.append(out.logits[:, 0])
@@ -380,14 +378,14 @@ def test_any_weight_that_moves_is_followed_by_the_next_session(name):
     native, general = twins("qwen3", policy="full")
     ids, new = random_ids(1, 4), random_ids(1, 1, seed=1)
     out, expected = native(ids), general(ids)
-    out = native(new, past_key_values=out.past_key_values)
-    expected = general(new, past_key_values=expected.past_key_values)
+    out = native(new, cache=out.cache)
+    expected = general(new, cache=expected.cache)
     stale = out.logits
     [weight] = [t for at, t in native.model.model.named_parameters() if at.startswith(name)]
     weight.data = weight.data * 1.5
     out, expected = native(ids), general(ids)
-    out = native(new, past_key_values=out.past_key_values)
-    expected = general(new, past_key_values=expected.past_key_values)
+    out = native(new, cache=out.cache)
+    expected = general(new, cache=expected.cache)
     assert_close(out.logits, expected.logits, **TOLERANCE)
     assert (out.logits - stale).abs().max() > 1e-3
 
@@ -396,14 +394,14 @@ def test_any_weight_that_moves_is_followed_by_the_next_session(name):
 def test_weights_that_change_their_format_between_two_steps_are_refused():
     native, _ = twins(policy="full")
     new = random_ids(1, 1, seed=1)
-    session = native(random_ids(1, 4)).past_key_values
-    native(new, past_key_values=session)
+    session = native(random_ids(1, 4)).cache
+    native(new, cache=session)
     native.model.to(torch.bfloat16)
     with pytest.raises(ModelError, match=r"float32 .*bfloat16.*begin a new session"):
-        native(new, past_key_values=session)
+        native(new, cache=session)
     native.model.to(torch.float16)
     with pytest.raises(ModelError, match="float16"):
-        native(new, past_key_values=session)
+        native(new, cache=session)
 
 
 def test_passes_without_a_session_ask_nothing_of_the_kernel(monkeypatch):
@@ -423,8 +421,8 @@ def test_gradients_take_the_general_path():
     native, _ = twins(policy="full")
     ids = random_ids(1, 4)
     with torch.no_grad():
-        session = native(ids).past_key_values
-    out = native(random_ids(1, 1, seed=1), past_key_values=session)
+        session = native(ids).cache
+    out = native(random_ids(1, 1, seed=1), cache=session)
     assert out.logits.requires_grad
 
 
@@ -436,9 +434,9 @@ def test_what_it_cannot_run_is_said():
     session = BuddyForCausalLM(model, engine="general")
     ids = random_ids(1, 3)
     with torch.no_grad():
-        started = session(ids).past_key_values
+        started = session(ids).cache
         with pytest.raises(ModelError, match="merge the adapter first"):
-            buddy(ids[:, :1], past_key_values=started)
+            buddy(ids[:, :1], cache=started)
 
 
 @pytest.mark.parametrize(
@@ -468,11 +466,11 @@ def test_token_ids_of_any_kind_are_read_and_foreign_ones_refused():
     ids = random_ids(1, 6)
     made = []
     for buddy in (native, general):
-        session = buddy(ids, budget=0.7).past_key_values
+        session = buddy(ids, budget=0.7).cache
         for wrong in (97, -1, 2**40):
             with pytest.raises(IndexError):
-                buddy(torch.tensor([[wrong]]), past_key_values=session)
-        made.append(buddy(torch.tensor([[5]], dtype=torch.int32), past_key_values=session).logits)
+                buddy(torch.tensor([[wrong]]), cache=session)
+        made.append(buddy(torch.tensor([[5]], dtype=torch.int32), cache=session).logits)
     assert_close(*made, **TOLERANCE)
 
 

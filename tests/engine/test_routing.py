@@ -43,7 +43,7 @@ def test_the_continuation_is_routed_alike_with_and_without_a_cache():
     prompt_mask = torch.arange(9).expand(2, -1) < 5
     kept = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=True)
     once = buddy(ids, budget="4 blocks", prompt_mask=prompt_mask, use_cache=False)
-    assert once.past_key_values is None
+    assert once.cache is None
     assert once.plan.executed_sets == kept.plan.executed_sets
     torch.testing.assert_close(once.logits, kept.logits, atol=1e-5, rtol=1e-5)
 
@@ -66,7 +66,7 @@ def test_a_budget_that_changes_between_steps_changes_the_plan_even_without_rerou
                 ids[:, :1],
                 budget=f"{blocks} blocks",
                 reroute="prefill",
-                past_key_values=out.past_key_values,
+                cache=out.cache,
             )
             assert out.executed_blocks.tolist() == [blocks]
 
@@ -81,7 +81,7 @@ def test_a_row_whose_budget_stays_keeps_its_plan_under_reuse():
                 random_ids(2, 1, seed=seed),
                 budget=["4 blocks", f"{3 + seed % 2 * 2} blocks"],
                 reroute="prefill",
-                past_key_values=out.past_key_values,
+                cache=out.cache,
             )
             assert out.plan.executed_sets[0] == kept
             assert out.executed_blocks.tolist() == [4, 3 + seed % 2 * 2]
@@ -90,9 +90,9 @@ def test_a_row_whose_budget_stays_keeps_its_plan_under_reuse():
 def test_a_refused_step_leaves_the_session_as_it_was():
     buddy, ids = tiny_buddy(context_layer=3), random_ids(1, 6)
     with torch.no_grad():
-        session = buddy(ids, budget="4 blocks").past_key_values
+        session = buddy(ids, budget="4 blocks").cache
         with pytest.raises(BudgetError, match="4 of the 6 blocks always run"):
-            buddy(ids[:, :1], budget="3 blocks", past_key_values=session)
+            buddy(ids[:, :1], budget="3 blocks", cache=session)
         assert session.get_seq_length() == 6
 
 
@@ -120,15 +120,15 @@ def test_bad_requests_are_refused():
     with pytest.raises(PromptError, match="attention_mask has shape"):
         buddy(ids, torch.ones(2, 4, dtype=torch.long))
     with torch.no_grad():
-        session = buddy(ids).past_key_values
+        session = buddy(ids).cache
     with pytest.raises(PromptError, match="holds 2 rows and 1 came"):
-        buddy(ids[:1], past_key_values=session)
+        buddy(ids[:1], cache=session)
     with pytest.raises(PromptError, match="there are no new tokens"):
-        buddy(ids[:, :0], past_key_values=session)
+        buddy(ids[:, :0], cache=session)
     with pytest.raises(PromptError, match="calls every one a pad"):
-        buddy(ids[:, :1], torch.tensor([[1] * 6 + [0]] * 2), past_key_values=session)
+        buddy(ids[:, :1], torch.tensor([[1] * 6 + [0]] * 2), cache=session)
     with torch.no_grad(), pytest.raises(PromptError, match="would have 66 tokens"):
-        buddy(random_ids(2, 60), past_key_values=session)
+        buddy(random_ids(2, 60), cache=session)
     with pytest.raises(PromptError, match="no tokens"):
         buddy(ids, torch.tensor([[0] * 6, [1] * 6]))
     with pytest.raises(PromptError, match="65 tokens, but the model's context holds 64"):

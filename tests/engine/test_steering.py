@@ -78,7 +78,7 @@ def test_a_policy_that_is_asked_before_blocks_equals_the_reference(engine, kv_po
     assert bool(runs[:, [0, 2, 5]].all())
     for step in range(5, 12):
         policy.asked.clear()
-        out = buddy(ids[:, step : step + 1], past_key_values=out.past_key_values)
+        out = buddy(ids[:, step : step + 1], cache=out.cache)
         assert policy.asked == [[1, 3, 4]]
         policy.asked.append([])
         expected_runs, expected = reference(buddy, policy, ids[0, : step + 1], runs, kv_policy)
@@ -139,8 +139,8 @@ def test_what_a_policy_leaves_in_the_residual_is_what_later_blocks_and_steps_see
     whole = buddy(ids)
     session, stepped = None, []
     for step in range(9):
-        out = buddy(ids[:, step : step + 1], past_key_values=session, use_cache=True)
-        session = out.past_key_values
+        out = buddy(ids[:, step : step + 1], cache=session, use_cache=True)
+        session = out.cache
         stepped.append(out.logits[0, -1])
         assert out.lanes.engine == "general"
     assert_close(torch.stack(stepped), whole.logits[0], **TOLERANCE)
@@ -159,7 +159,7 @@ def test_a_policy_is_told_of_sequences_places_and_what_ran_before():
 
     buddy = BuddyForCausalLM(tiny_model(), policy=Told((1, 3)))
     out = buddy(random_ids(2, 4), prompt_mask=torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool())
-    buddy(random_ids(2, 1), past_key_values=out.past_key_values)
+    buddy(random_ids(2, 1), cache=out.cache)
     first, second = told
     assert first.sequence.tolist() == [0] * 4 + [1] * 4
     assert first.position.tolist() == [0, 1, 2, 3] * 2

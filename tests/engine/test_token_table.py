@@ -30,11 +30,11 @@ def routes(buddy, ids, mask, continuation):
         blocks = torch.full((len(ids),), 4)
         with torch.no_grad():
             out = buddy(ids, mask, budget="4 blocks")
-            scores = [policy.scores(route_of(out.past_key_values), blocks)]
+            scores = [policy.scores(route_of(out.cache), blocks)]
             for step in range(continuation.shape[1]):
                 new = continuation[:, step : step + 1]
-                out = buddy(new, budget="4 blocks", past_key_values=out.past_key_values)
-                scores.append(policy.scores(route_of(out.past_key_values), blocks))
+                out = buddy(new, budget="4 blocks", cache=out.cache)
+                scores.append(policy.scores(route_of(out.cache), blocks))
         found[name] = torch.stack(scores)
     return found
 
@@ -89,10 +89,10 @@ def test_a_state_read_from_the_cache_is_carried_over():
     tabulate = buddy._tabulate
     with torch.no_grad():
         buddy._tabulate = lambda policy: policy
-        session = buddy(ids, budget="4 blocks").past_key_values
+        session = buddy(ids, budget="4 blocks").cache
         buddy._tabulate = tabulate
-        buddy(more, budget="4 blocks", past_key_values=session)
+        buddy(more, budget="4 blocks", cache=session)
         carried = buddy.inference_policy().scores(route_of(session), blocks)
-        whole = buddy(torch.cat([ids, more], 1), budget="4 blocks").past_key_values
+        whole = buddy(torch.cat([ids, more], 1), budget="4 blocks").cache
         expected = buddy.inference_policy().scores(route_of(whole), blocks)
     assert_close(carried, expected, atol=2e-4, rtol=1e-4)

@@ -291,8 +291,8 @@ def test_a_prompt_at_a_depth_of_its_own_is_that_of_decoding():
         total, session = 0.0, None
         for token in example.answer:
             with torch.no_grad():
-                out = model(ids, past_key_values=session, kv_policy="project", **options)
-            session = out.past_key_values
+                out = model(ids, cache=session, kv_policy="project", **options)
+            session = out.cache
             total -= float(out.logits[0, -1].log_softmax(-1)[token])
             ids = torch.tensor([[token]])
         assert nll == pytest.approx(total, rel=1e-4)

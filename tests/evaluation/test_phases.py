@@ -96,7 +96,7 @@ def test_answers_under_a_mean_lose_what_the_same_depths_lose_token_by_token():
     session = model.new_session(1, 16)
     lost, ran, column = 0.0, [], 0
     for fed in (ids[:2], *ids[2:-1].split(1)):
-        out = model(fed[None], budget="mean:0.75", past_key_values=session)
+        out = model(fed[None], budget="mean:0.75", cache=session)
         column += len(fed)
         lost -= float(out.logits[0, -1].log_softmax(-1)[ids[column]])
         ran += [len(out.plan.executed_sets[0])]

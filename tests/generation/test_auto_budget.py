@@ -113,11 +113,11 @@ def test_the_choice_holds_while_decoding_and_follows_its_row():
             token = random_ids(6, 1, seed=seed)
             ids = torch.cat([ids, token], 1)
             afresh.add(tuple(chosen(buddy, ids)))
-            out = buddy(token, budget="auto", past_key_values=out.past_key_values)
+            out = buddy(token, budget="auto", cache=out.cache)
             assert out.executed_blocks.tolist() == first
         assert afresh != {tuple(first)}, "a new choice would have been another"
-        out.past_key_values.reorder_cache(torch.tensor([2, 0, 1, 5, 4, 3]))
-        out = buddy(token, budget="auto", past_key_values=out.past_key_values)
+        out.cache.reorder_cache(torch.tensor([2, 0, 1, 5, 4, 3]))
+        out = buddy(token, budget="auto", cache=out.cache)
     assert out.executed_blocks.tolist() == [first[row] for row in (2, 0, 1, 5, 4, 3)]
 
 

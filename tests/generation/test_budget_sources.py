@@ -31,7 +31,7 @@ def test_a_prompt_at_a_depth_of_its_own_equals_the_reference(family, kv_policy, 
     out = buddy(ids[:, :8], **options)
     logits, plans = [out.logits[0, -1]], [out.plan.mask[0]]
     for step in range(8, 14):
-        out = buddy(ids[:, step : step + 1], past_key_values=out.past_key_values, **options)
+        out = buddy(ids[:, step : step + 1], cache=out.cache, **options)
         logits.append(out.logits[0, -1])
         plans.append(out.plan.mask[0])
     expected, expected_plans = naive_decode(

@@ -89,13 +89,13 @@ def test_the_session_goes_on_as_the_reference_does(kv_policy, engine):
         max_new_tokens=12,
         do_sample=False,
         draft_budget="3 blocks",
-        past_key_values=session,
+        cache=session,
     )
     (one,) = session.sequences.values()
     assert one.length == session.get_seq_length() == 18  # all but the last token were fed
     assert one.executed == 18 * NUM_BLOCKS
     assert one.runs.all()
-    logits = buddy(text[:, -1:], past_key_values=session, budget="4 blocks").logits[0, -1]
+    logits = buddy(text[:, -1:], cache=session, budget="4 blocks").logits[0, -1]
     runs = torch.ones(19, NUM_BLOCKS, dtype=torch.bool)
     runs[-1, 4:] = False
     hidden = naive_hidden(buddy.backbone, text[0], runs, kv_policy)
@@ -125,7 +125,7 @@ def test_a_draft_or_verification_that_fails_leaves_the_session_as_it_was(fails_a
             max_new_tokens=12,
             do_sample=False,
             draft_budget="3 blocks",
-            past_key_values=session,
+            cache=session,
         )
     # Three drafts, the last one's first blocks, the verification: none of them commits anything.
     assert all(state is session.state for state in states)

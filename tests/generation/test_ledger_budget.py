@@ -64,7 +64,7 @@ def test_rows_have_accounts_of_their_own():
 @torch.no_grad()
 def test_a_beginning_that_is_shared_is_of_the_prompt():
     buddy = with_ledger()
-    session = buddy(random_ids(1, 6), budget="4 blocks").past_key_values
+    session = buddy(random_ids(1, 6), budget="4 blocks").cache
     (first,) = session.sequences
     made = session.branch(first, 5, buddy.read_sources("mean:0.75", None, 1)[0])
     assert session.sequences[made].prompt_length == session.sequences[made].length == 5

@@ -162,7 +162,7 @@ def test_at_full_depth_it_is_what_transformers_gives(case, engine):
     assert type(made) is type(expected)
     assert made.keys() == expected.keys()
     assert torch.equal(made.sequences, expected.sequences)
-    for name in expected.keys() - {"sequences", "past_key_values"}:
+    for name in expected.keys() - {"sequences", "cache"}:
         # atol: other orders of sums; minus infinity is equal to itself.
         assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4)
 
@@ -186,7 +186,7 @@ REFUSED = {
     "cache_position": (torch.arange(7), "positions follow"),
     "token_type_ids": (torch.zeros_like(IDS), "has token types"),
     "labels": (IDS, "is what forward computes"),
-    "past_key_values": (DynamicCache(), "is a DynamicCache"),
+    "cache": (DynamicCache(), "is a DynamicCache"),
     "use_cache": (False, "plans of earlier tokens live in the cache"),
     "cache_implementation": ("static", "the cache is a session"),
     "cache_config": ({"backend": "quanto"}, "the cache is a session"),
@@ -308,7 +308,7 @@ def test_a_conversation_goes_on_from_its_session(engine):
         for model in (theirs, ours):
             first = model.generate(IDS, return_dict_in_generate=True, **options)
             ids = torch.cat([first.sequences, random_ids(1, 3, seed=5)], 1)
-            made.append(model.generate(ids, past_key_values=first.past_key_values, **options))
+            made.append(model.generate(ids, cache=first.cache, **options))
         assert torch.equal(*made)
 
 
@@ -368,7 +368,7 @@ def test_forward_is_that_of_transformers(engine):
     expected = theirs(BATCH, MASK, labels=BATCH)
     made = ours(BATCH, MASK, labels=BATCH)
     assert_close(made.logits[MASK.bool()], expected.logits[MASK.bool()])
-    assert list(made.keys()) == ["loss", "logits", "past_key_values"]
+    assert list(made.keys()) == ["loss", "logits", "cache"]
     assert_close(ours(IDS, labels=IDS).loss, theirs(IDS, labels=IDS).loss)
     assert_close(
         ours(IDS, labels=IDS, num_items_in_batch=11).loss,
@@ -391,7 +391,7 @@ def test_forward_is_that_of_transformers(engine):
         ({"position_ids": torch.arange(7)[None]}, "positions follow"),
         ({"output_hidden_states": True}, "use hooks"),
         ({"output_attentions": True}, "use hooks"),
-        ({"past_key_values": DynamicCache()}, "is a DynamicCache"),
+        ({"cache": DynamicCache()}, "is a DynamicCache"),
         ({"labels": IDS, "logits_to_keep": 1}, "labels need all logits"),
         ({"buget": 0.5}, "is it misspelt"),
         ({"input_ids": None}, "expected input_ids"),
@@ -407,6 +407,19 @@ def test_forward_refuses_in_one_line(inputs, words):
 def test_forward_takes_what_says_nothing(option):
     buddy_of()(IDS, **{option: None})
     buddy_of()(IDS, **{option: False})
+
+
+@torch.no_grad()
+def test_a_session_is_taken_under_its_old_name_too():
+    ours = shared_twins()[1]
+    first = ours(IDS[:, :4])
+    with pytest.warns(FutureWarning, match="Use `cache` instead"):
+        made = ours(IDS[:, 4:], past_key_values=first.past_key_values)
+    assert_close(made.logits, ours(IDS).logits[:, 4:])
+    first = ours(IDS[:, :4])
+    with pytest.warns(FutureWarning, match="Use `cache` instead"):
+        made = ours.generate(IDS, past_key_values=first.cache, **GREEDY)
+    assert torch.equal(made, ours.generate(IDS, **GREEDY))
 
 
 @every_engine

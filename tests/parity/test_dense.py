@@ -19,8 +19,8 @@ def test_full_budget_equals_transformers_in_prefill_and_32_decode_steps(family, 
         assert torch.equal(ours.logits, theirs.logits)
         for step in range(10, 42):
             new = ids[:, step : step + 1]
-            theirs = reference(new, past_key_values=theirs.past_key_values, use_cache=True)
-            ours = buddy(new, budget=1.0, past_key_values=ours.past_key_values)
+            theirs = reference(new, cache=theirs.cache, use_cache=True)
+            ours = buddy(new, budget=1.0, cache=ours.cache)
             # atol: a preallocated cache has other strides, so sums may run in another order.
             assert_close(ours.logits, theirs.logits, atol=2e-5, rtol=1e-5)
             assert ours.executed_blocks.tolist() == [6, 6]

@@ -48,7 +48,7 @@ def check_skipping(family, kv_policy, skipped):
         assert_close(ours.logits, theirs[:, :10], atol=2e-5, rtol=1e-5)
         for step in range(10, 14):
             new = ids[:, step : step + 1]
-            ours = buddy(new, budget=budget, past_key_values=ours.past_key_values)
+            ours = buddy(new, budget=budget, cache=ours.cache)
             assert_close(ours.logits[:, 0], theirs[:, step], atol=2e-5, rtol=1e-5)
         assert not torch.allclose(theirs, dense(ids).logits, atol=1e-2)
 

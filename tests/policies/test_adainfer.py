@@ -85,8 +85,8 @@ def test_a_threshold_of_1_is_full_depth_bit_for_bit(engine):
     assert torch.equal(found.logits, expected.logits)
     for step in range(3):
         new = random_ids(2, 1, seed=step)
-        found = buddy(new, past_key_values=found.past_key_values)
-        expected = full(new, past_key_values=expected.past_key_values)
+        found = buddy(new, cache=found.cache)
+        expected = full(new, cache=expected.cache)
         assert torch.equal(found.logits, expected.logits)
         assert found.executed_blocks.tolist() == [NUM_BLOCKS] * 2
 
@@ -136,7 +136,7 @@ def test_cached_decode_equals_the_reference_asked_block_by_block(engine, kv_poli
     out = buddy(ids[:, :5])
     runs = out.lanes.plan.mask
     for step in range(5, 16):
-        out = buddy(ids[:, step : step + 1], past_key_values=out.past_key_values)
+        out = buddy(ids[:, step : step + 1], cache=out.cache)
         runs, expected = reference(buddy, ids[0, : step + 1], runs, kv_policy)
         assert torch.equal(out.lanes.plan.mask[0], runs[-1])
         assert_close(out.lanes.hidden[0], expected, **TOLERANCE)
@@ -151,8 +151,8 @@ def test_tokens_decide_alike_in_one_pass_and_in_many():
     whole = buddy(ids)
     session, depths, logits = None, [], []
     for step in range(10):
-        out = buddy(ids[:, step : step + 1], past_key_values=session, use_cache=True)
-        session = out.past_key_values
+        out = buddy(ids[:, step : step + 1], cache=session, use_cache=True)
+        session = out.cache
         depths.append(int(out.executed_blocks[0]))
         logits.append(out.logits[0, -1])
     assert whole.lanes.executed.tolist() == depths

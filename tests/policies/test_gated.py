@@ -75,8 +75,8 @@ def test_cached_decoding_is_what_one_pass_over_everything_gives(method):
     assert 0 < int((~runs).sum()) < runs.numel() // 2
     session, logits = None, []
     for start, stop in ((0, 5), *((at, at + 1) for at in range(5, 12))):
-        out = made(ids[:, start:stop], past_key_values=session)
-        session = out.past_key_values
+        out = made(ids[:, start:stop], cache=session)
+        session = out.cache
         logits.append(out.logits)
     assert_close(torch.cat(logits, 1), whole.logits, **TOLERANCE)
 
@@ -110,9 +110,9 @@ def test_first_decides_by_the_mean_over_the_prompt_and_keeps_its_mask():
     other[0, 5:] = ids[0, 5:].flip(0) + 1  # an answer does not change the route
     again = made(other % 97, prompt_mask=sees)
     assert again.lanes.plan == out.lanes.plan
-    session = out.past_key_values
+    session = out.cache
     for _ in range(3):
-        step = made(random_ids(2, 1), past_key_values=session)
+        step = made(random_ids(2, 1), cache=session)
         assert step.plan == out.plan
     assert not bool(out.plan.mask.all())
 

@@ -48,7 +48,7 @@ def test_cached_decode_equals_the_reference(kv_policy, engine):
     out = buddy(ids[:, :6], budget="6 blocks")
     found = [out.logits[0, -1]]
     for step in range(6, 11):
-        out = buddy(ids[:, step : step + 1], past_key_values=out.past_key_values, budget="4 blocks")
+        out = buddy(ids[:, step : step + 1], cache=out.cache, budget="4 blocks")
         found.append(out.logits[0, -1])
     expected, _ = naive_decode(
         buddy.backbone, buddy.policy, ids[0], 6, blocks=4, kv_policy=kv_policy, prompt_blocks=6

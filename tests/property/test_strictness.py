@@ -70,8 +70,8 @@ def test_executed_blocks_equal_the_budget_at_every_step(script, kv_policy):
             new = ids[:, :3] if step == 0 else ids[:, 2 + step : 3 + step]
             counts.clear()
             with torch.no_grad():
-                out = buddy(new, budget=[f"{b} blocks" for b in budgets], past_key_values=session)
-            session = out.past_key_values
+                out = buddy(new, budget=[f"{b} blocks" for b in budgets], cache=session)
+            session = out.cache
             assert out.executed_blocks.tolist() == budgets
             assert sum(counts) == sum(budgets)
             assert bool(out.logits.isfinite().all())

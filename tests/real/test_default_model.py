@@ -58,8 +58,8 @@ def test_full_budget_is_transformers_in_prefill_32_decode_steps_and_text(buddy, 
         assert_close(ours.logits, theirs.logits, **TOLERANCE)
         for step in range(prompt, ids.shape[1]):
             new = ids[:, step : step + 1]
-            theirs = buddy.model(new, past_key_values=theirs.past_key_values, use_cache=True)
-            ours = buddy(new, budget=1.0, past_key_values=ours.past_key_values)
+            theirs = buddy.model(new, cache=theirs.cache, use_cache=True)
+            ours = buddy(new, budget=1.0, cache=ours.cache)
             assert_close(ours.logits, theirs.logits, **TOLERANCE)
 
 
@@ -94,7 +94,7 @@ def test_decode_under_changing_plans_is_the_naive_reference(buddy, tokenizer, kv
             assert_close(out.logits[0, -1], expected[step], **TOLERANCE)
             if step < len(expected) - 1:
                 new = ids[None, prompt + step : prompt + step + 1]
-                out = routed(new, budget=0.5, past_key_values=out.past_key_values)
+                out = routed(new, budget=0.5, cache=out.cache)
     assert len({tuple(plan.tolist()) for plan in plans}) > 3
 
 

@@ -30,7 +30,7 @@ def decoded(buddy, example, source, prompt):
     lost, ran = 0.0, []
     for fed, target in zip(example.answer, example.answer[1:], strict=False):
         out = buddy(
-            torch.tensor([[fed]]), past_key_values=out.past_key_values,
+            torch.tensor([[fed]]), cache=out.cache,
             budget=source, prefill_budget=prompt,
         )  # fmt: skip
         ran.append(int(out.executed_blocks[0]))

@@ -202,7 +202,7 @@ class Backbone:
             attention_mask=mask,
             position_ids=positions,
             position_embeddings=self._rotary_of(block, rotary),
-            past_key_values=kv,
+            cache=kv,
             use_cache=kv is not None,
         )
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)

@@ -12,7 +12,7 @@ class Family:
 
     The defaults are the Llama layout. A family fits when a block adds to the residual what it
     makes of it, rotary embeddings rotate halves, and the block is called as `block(hidden,
-    attention_mask=, position_ids=, position_embeddings=, past_key_values=)`. What happens inside
+    attention_mask=, position_ids=, position_embeddings=, cache=)`. What happens inside
     of a block (scaled residuals, norms after a layer, capped scores) needs no field: the block
     does it itself. Fields say what happens outside, and how keys and values are made.
     """

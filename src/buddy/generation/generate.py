@@ -22,7 +22,7 @@ from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
 from buddy.generation.loop import decode_loop
 from buddy.generation.next_token import FiniteLogits
-from buddy.generation.options import Prepared
+from buddy.generation.options import Prepared, takes_old_cache_name
 from buddy.generation.padding import left_padded
 from buddy.generation.speculative import check_speculation, speculative_loop
 from buddy.generation.trace import DepthTrace, FinishReason
@@ -81,8 +81,8 @@ def check_shapes(
         return
     if not isinstance(session, Session):
         raise PromptError(
-            f"past_key_values is a {type(session).__name__}, and Buddy keeps what skipped blocks "
-            "leave in a session of its own: pass the past_key_values that this model returned"
+            f"cache is a {type(session).__name__}, and Buddy keeps what skipped blocks "
+            "leave in a session of its own: pass the cache that this model returned"
         )
     if session.batch != len(token_ids):
         raise PromptError(
@@ -145,6 +145,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
         """An empty session for a batch."""
 
+    @takes_old_cache_name
     @torch.no_grad()
     def generate(  # type: ignore[override, unused-ignore]  # typed or not by version
         self,
@@ -190,7 +191,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         prepared, options = Prepared.read(self, options)
         mask = options.pop("attention_mask", None)
         mask = prepared.mask_from_pads(prompt) if mask is None else mask
-        check_shapes(prompt, valid=mask, prompt_mask=None, session=options.get("past_key_values"))
+        check_shapes(prompt, valid=mask, prompt_mask=None, session=options.get("cache"))
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
         check_prompts(prompt, mask.bool(), self.backbone)
         if prepared.is_guided and not (budget is None and prefill_budget is None):
@@ -301,9 +302,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         """Called by transformers: a session instead of its own cache."""
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+        if model_kwargs.get("cache") is None and generation_config.use_cache:
             copies = max(generation_config.num_beams, generation_config.num_return_sequences)
-            model_kwargs["past_key_values"] = self.new_session(
+            model_kwargs["cache"] = self.new_session(
                 batch_size * copies,
                 min(max_cache_length, self.config.max_position_embeddings),
                 model_kwargs["kv_policy"],

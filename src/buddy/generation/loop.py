@@ -66,7 +66,7 @@ def decode_loop(
     **inputs: Any,
 ) -> Int[Tensor, "batch columns"]:
     """Prefill, then a token at a time."""
-    session, trace = inputs["past_key_values"], inputs["trace"]
+    session, trace = inputs["cache"], inputs["trace"]
     stop = Stop(stopping_criteria)
     batch, columns = input_ids.shape
     room = max(stop.columns, columns + 1) if stop.columns else columns + 256
@@ -124,11 +124,11 @@ def prefill_step(
 ) -> Float[Tensor, "batch vocab"]:
     """Feed what a session has not seen of the prompt; logits after its last column, float32."""
     out = model(
-        input_ids[:, inputs["past_key_values"].get_seq_length() :],
+        input_ids[:, inputs["cache"].get_seq_length() :],
         inputs["attention_mask"],
         budget=inputs["budget"],
         budget_rows=inputs["budget_rows"],
-        past_key_values=inputs["past_key_values"],
+        cache=inputs["cache"],
         reroute=inputs["reroute"],
         batch_route=inputs["batch_route"],
         logits_to_keep=1,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
+from transformers.utils.deprecation import deprecate_kwarg
 
 from buddy.errors import PolicyError
 
@@ -29,11 +30,11 @@ OWN: Final = frozenset(
 _TAKEN: Final = frozenset(
     {
         "attention_mask",
+        "cache",
         "custom_generate",
         "logits_processor",
         "negative_prompt_attention_mask",
         "negative_prompt_ids",
-        "past_key_values",
         "prefix_allowed_tokens_fn",
         "stopping_criteria",
         "streamer",
@@ -42,6 +43,9 @@ _TAKEN: Final = frozenset(
     }
 )
 """Options beside those of a `GenerationConfig`."""
+
+takes_old_cache_name: Final = deprecate_kwarg("past_key_values", "6.0.0", new_name="cache")
+"""Decorates what takes a `cache`: its name of before is taken too, with transformers' warning."""
 
 _DRAFTS = (
     "Buddy drafts with its own blocks and needs no other model: draft_budget=0.5 drafts at half "

@@ -20,7 +20,7 @@ class RoutedOutput(ModelOutput):
     Attributes:
         loss: Mean next-token cross-entropy, where labels were given.
         logits: [batch, kept columns, vocab].
-        past_key_values: To continue from.
+        cache: To continue from.
         plan: Which blocks each row's last new token ran.
         executed_blocks: [batch], how many they were, counted where they ran.
         lanes: What ran for every new token, pads left out.
@@ -28,7 +28,7 @@ class RoutedOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: Session | None = None
+    cache: Session | None = None
     plan: InitVar[DepthPlan | None] = None
     executed_blocks: InitVar[Tensor | None] = None
     lanes: InitVar[StepOutput | None] = None

@@ -119,7 +119,7 @@ class _Writer:
         self, model: Any, inputs: dict[str, Any], processor: Any, do_sample: bool, blocks: int
     ) -> None:
         self._model, self._processor, self._sample = model, processor, do_sample
-        self._session: Session = inputs["past_key_values"]
+        self._session: Session = inputs["cache"]
         (self._number,) = self._session.sequences
         self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
         self._full_budget = ConstantBudget(model.num_blocks)

@@ -67,10 +67,10 @@ def routes_by_running(
         out: Any = model(
             torch.tensor([piece], device=model.device),
             budget=f"{depth} blocks",
-            past_key_values=session,
+            cache=session,
             use_cache=True,
             logits_to_keep=1,
         )
-        session = out.past_key_values
+        session = out.cache
         found.append(cast(Plan, out.plan.executed_sets[0]))
     return found

@@ -36,7 +36,7 @@ class SessionState:
 class Session:
     """Sequences, their route states and their cache.
 
-    It travels as `past_key_values`, and answers to the few names that `generate` calls.
+    It travels as `cache`, and answers to the few names that `generate` calls.
 
     Args:
         backbone: The model that will run.
@@ -47,6 +47,7 @@ class Session:
 
     is_compileable = False
     is_croppable = False
+    is_linear = (False,)  # no block keeps a state in the place of keys and values
 
     def __init__(self, backbone: Backbone, rows: int, capacity: int, kv_policy: KVPolicy) -> None:
         self.kv = BlockKVCache(
