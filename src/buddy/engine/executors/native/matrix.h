@@ -105,6 +105,15 @@ typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 #define INTS_OF_U8(from) CONVERTED(uint8_t, from)
 #endif
 
+/* A product that compilers may not take apart, since sums would then be rounded otherwise. */
+#if defined(__x86_64__)
+#define AS_IT_IS(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define AS_IT_IS(x) __asm__("" : "+w"(x))
+#else
+#define AS_IT_IS(x) (void)(x)
+#endif
+
 /* WIDTH weights of a row, from a column on that WIDTH divides; those of INT8 without their scale. */
 static inline __attribute__((always_inline)) Floats widened(
     const Matrix *matrix, int format, size_t row, int column)
@@ -123,7 +132,9 @@ static inline __attribute__((always_inline)) Floats widened(
     Ints pairs = INTS_OF_U8(
         (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
     Ints number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - 8;
-    return __builtin_convertvector(number, Floats) * matrix->scales[group];
+    Floats scaled = __builtin_convertvector(number, Floats) * matrix->scales[group];
+    AS_IT_IS(scaled);
+    return scaled;
 }
 
 /* The last columns of a row of floats, and zeros. */
