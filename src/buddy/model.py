@@ -268,7 +268,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     # Lanes and plans are another shape at every step: a compiler would start anew each time.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own
-    @takes_old_cache_name
+    @takes_old_cache_name  # type: ignore[untyped-decorator]  # transformers' own
     def forward(
         self,
         input_ids: Int[Tensor, "batch tokens"] | None = None,

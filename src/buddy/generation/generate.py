@@ -145,7 +145,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
     def new_session(self, batch: int, slots: int, kv_policy: KVPolicy | None = None) -> Session:
         """An empty session for a batch."""
 
-    @takes_old_cache_name
+    @takes_old_cache_name  # type: ignore[untyped-decorator]  # transformers' own
     @torch.no_grad()
     def generate(  # type: ignore[override, unused-ignore]  # typed or not by version
         self,
