@@ -32,10 +32,11 @@ int may_use(void)
 int has_dots(void) { return HAS_BF16_DOT; }
 static void by_rows(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *y)
 {
-    float *to[count];
+    float *scratch = malloc(sizeof(float) * scratch_floats(matrix->columns)), *to[count];
     for (int n = 0; n < count; n++)
         to[n] = y + (size_t)n * matrix->rows;
-    multiply_rows(matrix, x, count, begin, end, to);
+    multiply_rows(matrix, x, count, begin, end, to, scratch);
+    free(scratch);
 }
 #if HAS_TILES
 static Panels panels_of(const Vector *x, int count, int columns, bf16 *panels)
@@ -100,7 +101,7 @@ void gated(const Matrix *gate, const Matrix *up, const Vector *x, int count, uin
 }
 """
 SHAPES = [(64, 32), (48, 96), (70, 64), (33, 40), (16, 576), (5, 32)]
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 40)
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 40, 70)
 
 
 @pytest.fixture(scope="module", params=sets_of(platform.machine()), ids=lambda one: one.name)

@@ -172,6 +172,107 @@ static void attend_together(
 }
 #endif
 
+#if !HAS_BF16_DOT
+/* Prompts are attended 16 lanes of one row at once, in the heads that share a key head: keys are a
+ * matrix that all queries are multiplied with, and a value is widened once for three of them. */
+#define PROMPT_LANES 16
+#define MIXED_TOGETHER 3
+
+static inline __attribute__((always_inline)) void mix_columns(
+    const Matrix *values, int format, int at, int parts, const float *const *weights, int together,
+    const float *scales, float *const *out)
+{
+    Floats sums[4 * MIXED_TOGETHER], scale;
+    for (int i = 0; i < parts * together; i++)
+        sums[i] = (Floats){0};
+    for (int slot = 0; slot < values->rows; slot++)
+        for (int part = 0; part < parts; part++) {
+            Floats value = widened(values, format, slot, at + part * WIDTH);
+            for (int n = 0; n < together; n++)
+                sums[n * parts + part] += value * weights[n][slot];
+        }
+    for (int n = 0; n < together; n++)
+        for (int part = 0; part < parts; part++) {
+            scale = sums[n * parts + part] * scales[n];
+            memcpy(out[n] + at + part * WIDTH, &scale, sizeof scale);
+        }
+}
+
+static inline __attribute__((always_inline)) void mix_values(
+    const Matrix *values, int format, const float *const *weights, int together,
+    const float *scales, float *const *out)
+{
+    int at = 0, count = values->columns;
+    for (; at + 4 * WIDTH <= count; at += 4 * WIDTH)
+        mix_columns(values, format, at, 4, weights, together, scales, out);
+    for (; at < count; at += WIDTH)
+        mix_columns(values, format, at, 1, weights, together, scales, out);
+}
+
+/* out[n] = scales[n] * weights[n] . values */
+static void mix_all(
+    const Matrix *values, int format, const float *const *weights, int queries,
+    const float *scales, float *const *out)
+{
+    int n = 0;
+    for (; n + MIXED_TOGETHER <= queries; n += MIXED_TOGETHER) {
+        if (format == BFLOAT16)
+            mix_values(values, BFLOAT16, weights + n, MIXED_TOGETHER, scales + n, out + n);
+        else
+            mix_values(values, FLOAT32, weights + n, MIXED_TOGETHER, scales + n, out + n);
+    }
+    for (; n < queries; n++) {
+        if (format == BFLOAT16)
+            mix_values(values, BFLOAT16, weights + n, 1, scales + n, out + n);
+        else
+            mix_values(values, FLOAT32, weights + n, 1, scales + n, out + n);
+    }
+}
+
+static void attend_some(
+    const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
+{
+    const Model *model = run->model;
+    const Cache *cache = run->cache;
+    int count = model->head_size, sharing = model->heads / model->kv_heads;
+    int format = model->is_bf16 ? BFLOAT16 : FLOAT32, at_once = BLOCK_VECTORS / PROMPT_LANES;
+    size_t bytes = model->is_bf16 ? sizeof(bf16) : sizeof(float);
+    Sight last = sight_of(run, block, lanes[held - 1], kv_head); /* who sees most */
+    Matrix keys = {.weights = (const char *)cache->keys[block] + last.base * bytes,
+                   .rows = last.slots, .columns = count, .format = format};
+    Matrix values = keys;
+    values.weights = (const char *)cache->values[block] + last.base * bytes;
+    for (int from = 0; from < sharing; from += at_once) {
+        int heads = sharing - from < at_once ? sharing - from : at_once, queries = held * heads;
+        Vector query[BLOCK_VECTORS];
+        float *scores[BLOCK_VECTORS], *out[BLOCK_VECTORS], scales[BLOCK_VECTORS];
+        for (int n = 0; n < queries; n++) {
+            int lane = lanes[n / heads];
+            size_t at = ((size_t)lane * model->heads + kv_head * sharing + from + n % heads) * count;
+            rotate(model, run->query + at, model->blocks[block].query_norm,
+                   slot_of(run->step, lane));
+            query[n].wide = run->query + at;
+            scores[n] = own->attention + (size_t)n * cache->capacity;
+            out[n] = run->attended + at;
+        }
+        multiply_block(&keys, query, queries, 0, keys.rows, scores, own->scratch);
+        for (int n = 0; n < queries; n++) {
+            Sight sight = sight_of(run, block, lanes[n / heads], kv_head);
+            scales[n] = weigh(&sight, model->scaling, scores[n]);
+            memset(scores[n] + sight.slots, 0, (keys.rows - sight.slots) * sizeof(float));
+        }
+        mix_all(&values, format, (const float *const *)scores, queries, scales, out);
+        for (int n = 0; n < queries; n++)
+            narrow_all(out[n], run->attended_narrow + (out[n] - run->attended), count);
+    }
+}
+
+static int attends_some(const Model *model)
+{
+    return model->head_size % WIDTH == 0;
+}
+#endif
+
 #if HAS_TILES
 /* Prompts are attended by tiles, 16 queries of one row at once. Keys are the tiles' rows and queries
  * their columns, so 16 softmaxes go side by side. */
@@ -316,8 +417,10 @@ static void mix_tiles(
     _tile_stored(3, out + 3 * TILE * TILE, TILE * sizeof(float));
 }
 
+#define PROMPT_LANES TILE
+
 /* Attention of up to 16 lanes of one row, in the heads that share a key head. */
-static void attend_tiles(
+static void attend_some(
     const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
 {
     const Model *model = run->model;
@@ -372,30 +475,33 @@ static void attend_tiles(
     _tile_release();
 }
 
-/* From how many tokens of one row on they are attended by tiles: a prompt, and no draft. */
-#define LEAST_BY_TILES 16
+static int attends_some(const Model *model)
+{
+    return model->by_tiles && model->head_size % DEPTH == 0;
+}
+#endif
 
+#if HAS_TILES || !HAS_BF16_DOT
 /* Attend the rows that have many lanes here; the lanes of others come to the front of `rest`. */
 static int attend_prompts(
     const Run *run, Team *team, int thread, const Own *own, int block, int count, int32_t *rest)
 {
     const Model *model = run->model;
     int left = 0, unit = 0;
-    int is_for_tiles = run->by_tiles && model->head_size % DEPTH == 0;
     for (int begin = 0, end; begin < count; begin = end) {
         int row = row_of(run->step, own->active[begin]);
         for (end = begin + 1; end < count && row_of(run->step, own->active[end]) == row;)
             end++;
-        if (!is_for_tiles || end - begin < LEAST_BY_TILES) {
+        if (!attends_some(model) || end - begin < LEAST_OF_PROMPT) {
             for (int n = begin; n < end; n++)
                 rest[left++] = own->active[n];
             continue;
         }
-        for (int from = begin; from < end; from += TILE)
+        for (int from = begin; from < end; from += PROMPT_LANES)
             for (int head = 0; head < model->kv_heads; head++)
                 if (unit++ % size_of(team) == thread)
-                    attend_tiles(run, own, block, own->active + from,
-                                 end - from < TILE ? end - from : TILE, head);
+                    attend_some(run, own, block, own->active + from,
+                                end - from < PROMPT_LANES ? end - from : PROMPT_LANES, head);
     }
     return left;
 }
@@ -440,7 +546,7 @@ static void attend_all(Run *run, Team *team, int thread, Own *own, int block, in
 {
     const int32_t *alone = own->active;
     int left = count, heads = run->model->heads, begin, end;
-#if HAS_TILES
+#if HAS_TILES || !HAS_BF16_DOT
     int32_t rest[count];
     left = attend_prompts(run, team, thread, own, block, count, rest);
     alone = rest;

@@ -32,8 +32,10 @@ from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time; beyond, the general path."""
-MOST_BY_TILES: Final = 4096
-"""The same, of prompts too, where the processor multiplies by tiles."""
+MOST_OF_PROMPTS: Final = 4096
+"""The same, of prompts too, where the kernel multiplies faster than torch."""
+_WITHOUT_BF16: Final = ("avx512", "avx2")
+"""Sets that torch has no fast products of bfloat16 for; the kernel widens weights as it reads."""
 
 
 class NativeDecoder:
@@ -73,14 +75,16 @@ class NativeDecoder:
             self._calls.buddy_engine_free(engine)
 
     @property
-    def has_tiles(self) -> bool:
-        """Whether all products are made by tiles."""
-        return bool(self._weights.model.by_tiles)
+    def runs_prompts(self) -> bool:
+        """Whether prompts are for the kernel too."""
+        model = self._weights.model
+        widens = self.library.instructions in _WITHOUT_BF16 and model.is_bf16
+        return bool(model.by_tiles or widens)
 
     def takes(self, lanes: Lanes) -> bool:
-        """Whether this pass is for the kernel: few tokens, and no prompts, or all by tiles."""
-        if self.has_tiles:
-            return lanes.num <= MOST_BY_TILES
+        """Whether this pass is for the kernel: few tokens, and no prompts where torch is faster."""
+        if self.runs_prompts:
+            return lanes.num <= MOST_OF_PROMPTS
         return lanes.num <= MOST_LANES and any(lanes.starts)
 
     def begin(

@@ -320,9 +320,6 @@ static void rows_bf16(
 }
 #endif
 
-/* Rows that stay in the nearest cache while all vectors pass. */
-#define ROWS_AT_ONCE 16
-
 static void multiply_few(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {

@@ -5,19 +5,98 @@
 
 #include "matrix.h"
 
-/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end. */
-static void multiply_rows(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
+/* Of more vectors than MOST_VECTORS, blocks of BLOCK_VECTORS stay in a core's own cache while rows
+ * pass, which are widened once for all of them, and meet them in panels of as many sums as there are
+ * registers for. */
+#define BLOCK_VECTORS 64
+#define PANEL_VECTORS 4
+#define PANEL_ROWS 3
+#define SCRATCH 36864 /* floats of widened rows, that many or one panel's */
+
+#define ROWS_AT_ONCE 16 /* of bfloat16, which stay in the nearest cache while all vectors pass */
+
+static size_t scratch_floats(int columns)
 {
-    if (count <= MOST_VECTORS) {
-        multiply_few(matrix, x, count, begin, end, y);
-    } else {
-        for (int row = begin; row < end; row += ROWS_AT_ONCE) {
-            int stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
-            for (int done = 0; done < count; done += MOST_VECTORS) {
-                int now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
+    return columns > SCRATCH / PANEL_ROWS ? (size_t)columns * PANEL_ROWS : SCRATCH;
+}
+
+/* One row of a matrix, widened; of INT8 without its scale. */
+static void widen_row(const Matrix *matrix, int row, float *out)
+{
+    int column = 0, columns = matrix->columns;
+    Floats w;
+    for (; column + WIDTH <= columns; column += WIDTH) {
+        switch (matrix->format) {
+        case FLOAT32:
+            w = widened(matrix, FLOAT32, row, column);
+            break;
+        case BFLOAT16:
+            w = widened(matrix, BFLOAT16, row, column);
+            break;
+        case INT8:
+            w = widened(matrix, INT8, row, column);
+            break;
+        default:
+            w = widened(matrix, INT4, row, column);
+        }
+        memcpy(out + column, &w, sizeof w);
+    }
+    if (column < columns) {
+        w = rest_of_row(matrix, matrix->format, row, column, columns - column);
+        memcpy(out + column, &w, sizeof(float) * (columns - column));
+    }
+}
+
+static void multiply_block(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+    int columns = matrix->columns, most = (int)(scratch_floats(columns) / columns);
+    most -= most % PANEL_ROWS;
+    float *to[BLOCK_VECTORS];
+    for (int first = begin, stop; first < end; first = stop) {
+        stop = first + most < end ? first + most : end;
+        Matrix wide = {.weights = scratch, .columns = columns, .format = FLOAT32};
+        for (int row = first; row < stop; row++)
+            widen_row(matrix, row, scratch + (size_t)(row - first) * columns);
+        for (int n = 0; n < count; n++)
+            to[n] = y[n] + first;
+        int n = 0, rows = stop - first;
+        for (; n + PANEL_VECTORS <= count; n += PANEL_VECTORS) {
+            int row = 0;
+            for (; row + PANEL_ROWS <= rows; row += PANEL_ROWS)
+                block_wide(&wide, FLOAT32, PANEL_ROWS, x + n, PANEL_VECTORS, to + n, row);
+            for (; row < rows; row++)
+                block_wide(&wide, FLOAT32, 1, x + n, PANEL_VECTORS, to + n, row);
+        }
+        if (n < count)
+            multiply_few(&wide, x + n, count - n, 0, rows, to + n);
+        if (matrix->format == INT8)
+            for (n = 0; n < count; n++)
+                for (int row = first; row < stop; row++)
+                    y[n][row] *= matrix->scales[row];
+    }
+}
+
+/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is of as many
+ * floats as scratch_floats says, of more than MOST_VECTORS vectors alone. */
+static void multiply_rows(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+    int step = count <= MOST_VECTORS ? count : BLOCK_VECTORS, rows = end - begin;
+#if HAS_BF16_DOT
+    if (matrix->format == BFLOAT16 && count > MOST_VECTORS)
+        step = MOST_VECTORS, rows = ROWS_AT_ONCE;
+#endif
+    for (int row = begin; row < end; row += rows) {
+        int stop = row + rows < end ? row + rows : end;
+        for (int done = 0; done < count; done += step) {
+            int now = count - done < step ? count - done : step;
+            if (step <= MOST_VECTORS)
                 multiply_few(matrix, x + done, now, row, stop, y + done);
-            }
+            else
+                multiply_block(matrix, x + done, now, row, stop, y + done, scratch);
         }
     }
     if (matrix->bias != NULL)

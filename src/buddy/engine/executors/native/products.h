@@ -164,7 +164,7 @@ static void multiply_share(
 {
     int begin, end;
     share_of(matrix->rows, TILE, team, thread, &begin, &end);
-    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs);
+    multiply_rows(matrix, own->vectors, count, begin, end, own->outputs, own->scratch);
 }
 
 /* Normalise rows and multiply them with some matrices; the sums of active lane n go to
@@ -199,7 +199,7 @@ static void add_share(Team *team, int thread, const Run *run, Own *own, const Ma
     float *products[count];
     for (int n = 0; n < count; n++) /* the query's space is free by now */
         products[n] = run->query + (size_t)own->active[n] * hidden;
-    multiply_rows(matrix, own->vectors, count, begin, end, products);
+    multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
     for (int n = 0; n < count; n++) {
         float *residual = run->step->residual + (size_t)own->active[n] * hidden;
         for (int i = begin; i < end; i++)
@@ -253,8 +253,8 @@ static void add_mlp(
         gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
         ups[n] = gates[n] + model->inner;
     }
-    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates);
-    multiply_rows(&weights->up, own->vectors, count, begin, end, ups);
+    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
+    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
     for (int n = 0; n < count; n++) {
         bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
         for (int i = begin; i < end; i++)

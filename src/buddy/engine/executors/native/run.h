@@ -33,14 +33,14 @@ static inline int slot_of(const Step *step, int lane)
     return step->slot[lane];
 }
 
-/* A thread's own memory: the normalised vectors, attention's weights, what tiles work on. */
+/* A thread's own memory: the normalised vectors, attention's weights, what products work on. */
 typedef struct {
     float *normed;
     bf16 *normed_narrow;
     bf16 *byte_panels; /* of these */
     float *units;      /* [lanes]: of panels in bytes */
     float *weights;
-    float *attention; /* scores and values as tiles read them */
+    float *attention; /* scores of a prompt's lanes, and values as tiles read them */
     void *scratch;
     Vector *vectors;
     float **outputs;
@@ -51,6 +51,7 @@ typedef struct {
 } Own;
 
 #define HOLES_AT_ONCE 32
+#define LEAST_OF_PROMPT 16 /* tokens of one row that are attended together; a draft has fewer */
 #define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
 
 static void *take(char **at, size_t bytes)
@@ -85,13 +86,18 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed * model->hidden : 0);
     own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
-#if HAS_TILES
     int widest = model->inner > model->hidden ? model->inner : model->hidden;
     int attended = model->heads * model->head_size;
     widest = widest > attended ? widest : attended;
+    size_t scratch = scratch_floats(widest) * sizeof(float);
+#if HAS_TILES
     own->attention = take(&at, attention_bytes(model, capacity));
-    own->scratch = take(&at, tile_bytes(widest));
+    scratch = tile_bytes(widest) > scratch ? tile_bytes(widest) : scratch;
+#elif !HAS_BF16_DOT
+    if (step->lanes >= LEAST_OF_PROMPT)
+        own->attention = take(&at, sizeof(float) * capacity * BLOCK_VECTORS);
 #endif
+    own->scratch = take(&at, scratch);
     own->vectors = take(&at, sizeof(Vector) * lanes);
     own->outputs = take(&at, sizeof(float *) * lanes);
     own->active = take(&at, sizeof(int32_t) * lanes);
