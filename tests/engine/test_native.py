@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
-from transformers import MistralConfig
+from transformers import LlamaConfig, MistralConfig
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
 from buddy.depth.budget_source import ConstantBudget
+from buddy.engine.executors.native.decoder import NativeDecoder
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import Feed, logits_of, run_step
 from buddy.errors import ModelError
@@ -99,6 +100,52 @@ def test_several_tokens_at_once_equal_the_general_path(kv_policy):
                 out = buddy(part, budget="4 blocks", cache=out.cache)
         made.append(out.logits)
     assert_close(made[0], made[1], **TOLERANCE)
+
+
+def kernel_runs_prompts(monkeypatch):
+    """Wherever torch is the faster, too."""
+    monkeypatch.setattr(NativeDecoder, "runs_prompts", True)
+
+
+@every_family
+@every_kv_policy
+@torch.no_grad()
+def test_prompts_in_the_kernel_equal_the_general_path(monkeypatch, family, kv_policy):
+    kernel_runs_prompts(monkeypatch)
+    twins_of = twins(family, kv_policy=kv_policy)
+    ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (33, 9, 21)], "left")
+    more = random_ids(3, 17, seed=5)
+    made = []
+    for buddy in twins_of:
+        first = buddy(ids, mask, budget=["3 blocks", "4 blocks", 1.0])
+        columns = torch.cat([mask, torch.ones_like(more)], 1)
+        second = buddy(
+            more, columns, budget=["5 blocks", "3 blocks", "4 blocks"], cache=first.cache
+        )
+        assert not torch.equal(first.plan.mask, second.plan.mask)
+        made.append((first.logits[mask.bool()], second.logits))
+    for found, expected in zip(*made, strict=True):
+        assert_close(found, expected, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch):
+    kernel_runs_prompts(monkeypatch)
+    # Six heads to a key head, heads of 40 columns, and more tokens than a product takes at once.
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 40, "hidden_size": 36}
+    like = tiny_model("llama")
+    torch.manual_seed(0)
+    config = {**like.config.to_dict(), **sizes, "max_position_embeddings": 256}
+    model = type(like)(LlamaConfig(**config)).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.15)
+    options = {"policy": "static:1,3"}
+    native, general = (
+        BuddyForCausalLM(model, engine=engine, **options) for engine in ("native", "general")
+    )
+    ids = random_ids(2, 150)
+    made, expected = (one(ids, budget="4 blocks", use_cache=True) for one in (native, general))
+    assert_close(made.logits, expected.logits, **TOLERANCE)
 
 
 @every_kv_policy
