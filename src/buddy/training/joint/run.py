@@ -20,6 +20,7 @@ from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
+from buddy.training.fast import note_on_dtype
 from buddy.training.joint.evaluate import Evaluation, evaluate
 from buddy.training.joint.model import build_model, check_recipe
 from buddy.training.joint.recipe import OWN_PRIORS, BudgetSettings, Recipe
@@ -130,7 +131,7 @@ def train_as(
         for sources in (recipe.data.train, recipe.data.validation)
     )
     if accelerator.is_main_process:
-        for note in left_out:
+        for note in (*note_on_dtype(model.backbone), *left_out):
             listener.warned(note)
     start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
     if recipe.router.orders:

@@ -19,6 +19,7 @@ from buddy.policies.pudding import PuddingConfig
 from buddy.records import RunRecord
 from buddy.training.batches import check_context
 from buddy.training.card import with_pudding
+from buddy.training.fast import note_on_dtype
 from buddy.training.joint.recipe import BudgetSettings
 from buddy.training.joint.trainer import budget_range
 from buddy.training.log import TrainingLog, need_tensorboard
@@ -91,6 +92,8 @@ def train_pudding(
         policy="full",
         merge_adapter=True,
     )
+    for note in note_on_dtype(model.backbone):
+        listener.warned(note)
     model.eval().requires_grad_(False)
     make_folder(out)
     facts = model.facts()
