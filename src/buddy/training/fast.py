@@ -24,6 +24,6 @@ def note_on_dtype(backbone: Backbone) -> list[str]:
     if not is_slow or multiplies_bfloat16():
         return []
     return [
-        "this processor has no instructions for bfloat16, and training in it takes several times "
+        "this processor has no instructions for bfloat16, and training in it takes many times "
         "as long as in float32: consider --set model.dtype=float32"
     ]
