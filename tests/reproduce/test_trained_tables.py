@@ -106,3 +106,17 @@ def test_observations_have_both_figures(model, data, tmp_path):
     with pytest.raises(ValueError, match="64"):
         make("observations", model, data, out)
     assert list(out.glob("*.png")) == []
+
+
+def test_a_dtype_is_that_of_every_step(model, data, tmp_path):
+    out = tmp_path / "out"
+    _, record, said = make("omega", model, data, out, rows=1, dtype="bfloat16")
+    assert "--dtype bfloat16 " in said[0]
+    assert json.loads((out / "order-taylor.json").read_text())["config"]["dtype"] == (
+        "torch.bfloat16"
+    )
+    trained = json.loads((out / "omega-0.7" / "record.json").read_text())
+    assert trained["config"]["model"]["dtype"] == "bfloat16"
+    assert record["config"]["dtype"] == "bfloat16"
+    with pytest.raises(ResultError, match="another command"):
+        make("omega", model, data, out, rows=1, dtype="float32")

@@ -15,7 +15,7 @@ from rich.progress import TaskID
 
 from buddy.cli import options
 from buddy.cli.commands.importance import computed_by
-from buddy.cli.loading import load_checked
+from buddy.cli.loading import load_checked, say_if_slow
 from buddy.cli.views.bars import Bars
 from buddy.cli.views.display import fetch_progress, stderr
 from buddy.cli.views.tables import name_column, show_table
@@ -136,6 +136,7 @@ def eval_run(
     auto: bool = False,
     means: bool = False,
     generates: bool = False,
+    dtype: str | None = None,
     check: "Callable[[BuddyForCausalLM], object]" = lambda outline: None,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
@@ -149,6 +150,7 @@ def eval_run(
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
         means: Whether the ledger may: what is measured are answers.
         generates: Whether text is decoded, so that the engine has a part in it.
+        dtype: Of the model; as saved if None.
         check: Refuses what this model cannot do, before its weights are fetched.
 
     Raises:
@@ -165,7 +167,9 @@ def eval_run(
         check(outline)
         plan_conditions(outline, *asked, auto=auto, means=means)
 
-    loaded = load_checked(model, check_all, console, merge_adapter=True)
+    loaded = load_checked(model, check_all, console, dtype=dtype, merge_adapter=True)
+    if not generates:
+        say_if_slow(loaded, console)
     tokenizer = load_tokenizer(model)
     conditions = plan_conditions(loaded, *asked, auto=auto, means=means)
     with fetch_progress(console) as on_progress:

@@ -1,7 +1,7 @@
 """Loads a model once its config alone has shown that it can do what is asked."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
@@ -10,6 +10,9 @@ from buddy.errors import ResultError
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
+
+DTYPES: Final = ("bfloat16", "float32")
+"""What `--dtype` takes."""
 
 
 def load_checked(
@@ -20,6 +23,7 @@ def load_checked(
     policy: str | None = None,
     kv_policy: str | None = None,
     engine: str = "auto",
+    dtype: str | None = None,
     **options: Any,
 ) -> "BuddyForCausalLM":
     """Load a model; before its weights are fetched, let `check` look at what its config tells.
@@ -31,14 +35,18 @@ def load_checked(
         policy: In place of the model's own.
         kv_policy: In place of the model's own.
         engine: Who decodes.
+        dtype: One of `DTYPES`; as saved if None.
         **options: Others of `BuddyForCausalLM.from_pretrained`.
 
     Raises:
         BuddyError: What `check` raises, or what keeps the model from being loaded.
     """
+    import torch
+
     from buddy.checkpoint.folder import load_outline
     from buddy.model import BuddyForCausalLM
 
+    numbers = None if dtype is None else getattr(torch, dtype)
     with fetch_progress(console) as on_progress:
         routing: dict[str, Any] = {
             "policy": policy,
@@ -47,7 +55,15 @@ def load_checked(
             "on_progress": on_progress,
         }
         check(load_outline(name, **routing))
-        return BuddyForCausalLM.from_pretrained(name, **routing, **options)
+        return BuddyForCausalLM.from_pretrained(name, dtype=numbers, **routing, **options)
+
+
+def say_if_slow(model: "BuddyForCausalLM", console: Console) -> None:
+    """Say where a command that runs whole texts would take far less time in float32."""
+    from buddy.engine.slow import notes_on_dtype
+
+    for note in notes_on_dtype(model.backbone):
+        console.print(note, style="dim")
 
 
 def check_room(model: "BuddyForCausalLM", tokens: int) -> None:

@@ -110,6 +110,13 @@ def _check_quant(name: str) -> None:
     check_quantisation(name)
 
 
+def _check_dtype(name: str) -> None:
+    from buddy.cli.loading import DTYPES
+
+    if name not in DTYPES:
+        raise typer.BadParameter(f"must be {' or '.join(DTYPES)}, got {name!r}")
+
+
 def check_policy_spec(spec: str) -> None:
     """Refuse what is a policy of no model.
 
@@ -181,6 +188,13 @@ Engine = Annotated[
 Quant = Annotated[
     str | None,
     checked(_check_quant, help="Weights in fewer bits: int8 or int4. As they are if not given."),
+]
+Dtype = Annotated[
+    str | None,
+    checked(
+        _check_dtype,
+        help="Numbers of weights and sums: bfloat16 or float32. As saved if not given.",
+    ),
 ]
 Policy = Annotated[
     str | None,

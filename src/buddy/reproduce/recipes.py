@@ -20,6 +20,12 @@ def alpaca(run: Run, start: int, stop: int | None, template: str) -> dict[str, A
     return rows if stop is None else {**rows, "stop": stop}
 
 
+def weights(run: Run, model: str) -> dict[str, Any]:
+    """A model as a recipe names it."""
+    dtype = run.request.dtype
+    return {"name": model} if dtype is None else {"name": model, "dtype": dtype}
+
+
 def template_of(model: str) -> str:
     """How a model is asked."""
     from buddy.hub.loading import load_tokenizer
@@ -47,7 +53,7 @@ def stage_1(run: Run, router: Mapping[str, Any], *, steps: int) -> str:
     stop = None if full else HELD_OUT + 4 * steps
     return to_toml(
         {
-            "model": {"name": run.base()},
+            "model": weights(run, run.base()),
             "data": {
                 "max_tokens": _longest(run, 512 if full else 64),
                 "train": [alpaca(run, HELD_OUT, stop, template)],
@@ -82,7 +88,7 @@ def stage_2(run: Run, checkpoint: str, *, steps: int | None = None) -> str:
     quick: dict[str, Any] = {"steps": 400, "batch_size": 16, "learning_rate": 3e-4}
     train = None if paper else HELD_OUT + 96
     tables: dict[str, Any] = {
-        "model": {"name": checkpoint},
+        "model": weights(run, checkpoint),
         "data": {
             "max_tokens": _longest(run, 256 if paper else 128),
             "train": [alpaca(run, HELD_OUT, train, template)],

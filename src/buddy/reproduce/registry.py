@@ -280,6 +280,7 @@ def reproduce(run: Run) -> tuple[Collected, list[Path]]:
             "table": request.table,
             "model": request.model,
             "full": request.full,
+            "dtype": request.dtype,
             "data": "hub" if request.data_dir is None else "local",
             **collected.settings,
             "steps": run.steps,

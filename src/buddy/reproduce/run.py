@@ -43,6 +43,8 @@ class Request:
     """Whether the paper's settings are wanted."""
     rows: int | None = None
     """Of each task or set of prompts; those of the settings where None."""
+    dtype: str | None = None
+    """`bfloat16` or `float32`; as saved, or as recipes have it, if None."""
     methods: tuple[Method, ...] = ()
     """Beside the table's own."""
 
@@ -84,10 +86,16 @@ class Run:
     def model(self) -> "BuddyForCausalLM":
         """The model, its adapter merged; loaded once."""
         if self._model is None:
+            import torch
+
             from buddy.model import BuddyForCausalLM
 
+            dtype = self.request.dtype
             self._model = BuddyForCausalLM.from_pretrained(
-                self.request.model, merge_adapter=True, on_progress=self.on_progress
+                self.request.model,
+                dtype=None if dtype is None else getattr(torch, dtype),
+                merge_adapter=True,
+                on_progress=self.on_progress,
             )
         return self._model
 
@@ -121,7 +129,8 @@ class Run:
             ResultError: The command failed, or what is there is of another one.
         """
         path = self.path(f"{name}.json")
-        command = [*arguments, "--out", str(path)]
+        dtype = () if self.request.dtype is None else ("--dtype", self.request.dtype)
+        command = [*arguments, *dtype, "--out", str(path)]
         if path.exists():
             self._check_command(path, command, model)
         else:
@@ -171,7 +180,8 @@ class Run:
             ResultError: What is there is of other settings or another model.
         """
         path = self.path(f"{name}.json")
-        config = {"step": name, "model": self.request.model, **settings}
+        told = {"step": name, "model": self.request.model, "dtype": self.request.dtype}
+        config = {**told, **settings}
         if path.exists():
             record = read_record(path)
             changed = differing(record["config"], config)

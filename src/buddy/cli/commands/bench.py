@@ -47,6 +47,7 @@ def bench(
     ] = "independent",
     engine: options.Engine = "auto",
     quant: options.Quant = None,
+    dtype: options.Dtype = None,
     context: Annotated[int, options.count(1, help="Tokens of a prompt.")] = 256,
     new_tokens: Annotated[int, options.count(2, help="Tokens of a generation.")] = 64,
     batch: Annotated[int, options.count(1, help="Prompts at a time.")] = 1,
@@ -102,7 +103,14 @@ def bench(
         check_context(outline, context, new_tokens)
 
     loaded = load_checked(
-        model, check, console, kv_policy=kv_policy, engine=engine, merge_adapter=True, quant=quant
+        model,
+        check,
+        console,
+        kv_policy=kv_policy,
+        engine=engine,
+        dtype=dtype,
+        merge_adapter=True,
+        quant=quant,
     )
     conditions = plan_conditions(loaded, policy or [], budget)
     with fetch_progress(console) as on_progress:

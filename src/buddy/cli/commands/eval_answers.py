@@ -42,6 +42,7 @@ def answers(
     ] = None,
     against: eval_run.AgainstLog = None,
     batch: Annotated[int, options.count(1, help="Answers at a time.")] = 16,
+    dtype: options.Dtype = None,
 ) -> None:
     """Cross-entropy of answers, given their prompts, in nats a token.
 
@@ -61,7 +62,14 @@ def answers(
         return _longest(max_tokens, model.config.max_position_embeddings)
 
     with eval_run.eval_run(
-        model, out, policies=policy, budgets=budget, config=config, means=True, check=longest
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        means=True,
+        dtype=dtype,
+        check=longest,
     ) as run:
         run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
         run.config["against"] = None if earlier is None else earlier.describe()

@@ -25,6 +25,7 @@ def ppl(
     limit: Annotated[int | None, options.count(1, help="At most this many windows.")] = None,
     route_on: eval_run.RouteOn = "prompt",
     batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
+    dtype: options.Dtype = None,
 ) -> None:
     """Perplexity over sliding windows.
 
@@ -51,6 +52,7 @@ def ppl(
         policies=policy,
         budgets=budget,
         config=config,
+        dtype=dtype,
         check=lambda outline: check_room(outline, window),
     ) as run:
         windows = {}

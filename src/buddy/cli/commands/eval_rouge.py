@@ -30,6 +30,7 @@ def rouge(
     max_new_tokens: options.MaxNewTokens = 100,
     kv_policy: options.KVPolicy = None,
     batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
+    dtype: options.Dtype = None,
 ) -> None:
     """ROUGE of SAMSum summaries, routed by each token or the prompt.
 
@@ -65,6 +66,7 @@ def rouge(
         config=config,
         means=True,
         generates=True,
+        dtype=dtype,
         check=lambda outline: check_room(outline, max_new_tokens),
     ) as run:
         run.tell_left_out(left_out)

@@ -39,6 +39,7 @@ def tasks(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 16,
+    dtype: options.Dtype = None,
     against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
@@ -62,6 +63,7 @@ def gsm8k(
     reroute: options.Reroute = "step",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 8,
+    dtype: options.Dtype = None,
     against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
@@ -81,6 +83,7 @@ def mmlu(
     route_on: eval_run.RouteOn = "prompt",
     kv_policy: options.KVPolicy = None,
     batch: Batch = 16,
+    dtype: options.Dtype = None,
     against: eval_run.AgainstLog = None,
     seed: Seed = 1234,
 ) -> None:
@@ -108,6 +111,7 @@ def _evaluate(
     reroute: str,
     kv_policy: str | None,
     batch: int,
+    dtype: str | None,
     against: Path | None,
     seed: int,
 ) -> None:
@@ -144,6 +148,7 @@ def _evaluate(
         config=config,
         auto=True,
         generates=generates,
+        dtype=dtype,
     ) as run:
         lm = BuddyLM(
             run.model,

@@ -27,6 +27,7 @@ def importance(
     windows: Annotated[int, options.count(1, help="Windows of text.")] = 32,
     tokens: Annotated[int, options.count(2, help="Tokens of a window.")] = 512,
     batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
+    dtype: options.Dtype = None,
     protect: Annotated[
         str,
         typer.Option(help="Blocks that go last: ends (first, last), plus (0-3, last two) or none."),
@@ -41,7 +42,7 @@ def importance(
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
-    from buddy.cli.loading import check_room, load_checked
+    from buddy.cli.loading import check_room, load_checked, say_if_slow
     from buddy.cli.views.display import stderr
     from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import cut_windows, read_text
@@ -57,7 +58,8 @@ def importance(
         _protected(protect, outline.num_blocks)
         check_rounds(rounds or 0, outline.num_blocks)
 
-    loaded = load_checked(model, check, console, policy="full")
+    loaded = load_checked(model, check, console, policy="full", dtype=dtype)
+    say_if_slow(loaded, console)
     ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
     how = {
         "batch": batch,

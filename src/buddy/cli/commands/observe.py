@@ -33,6 +33,7 @@ def ranks(
     inputs: Inputs = 48,
     tokens: Annotated[int, options.count(4, help="Tokens of an input.")] = 256,
     batch: Batch = 1,
+    dtype: options.Dtype = None,
 ) -> None:
     """Rank the blocks by each input alone; rank 0 goes first.
 
@@ -42,7 +43,7 @@ def ranks(
 
     indicators, texts = indicator or ["delta-ppl"], text or ["wikitext2"]
     _check_indicators(indicators)
-    observed = _Observed(model, out, texts, data_dir, inputs, tokens, batch)
+    observed = _Observed(model, out, texts, data_dir, inputs, tokens, batch, dtype)
     series = [
         {"indicator": name, "text": source, **observed.measure(observe_ranks, name, source)}
         for source in texts
@@ -63,6 +64,7 @@ def context(
     end: Annotated[int, options.count(5, "--to", help="Longest context, tokens.")] = 512,
     every: Annotated[int, options.count(1, help="Tokens from one to the next.")] = 32,
     batch: Batch = 1,
+    dtype: options.Dtype = None,
 ) -> None:
     """Rank the blocks by more and more tokens of each input.
 
@@ -78,7 +80,7 @@ def context(
             f"contexts go from --from {start} up to --to {end} in whole steps of --every, "
             f"got {every}: give numbers that meet, such as 256, 512 and 32"
         )
-    observed = _Observed(model, out, [text], data_dir, inputs, end, batch)
+    observed = _Observed(model, out, [text], data_dir, inputs, end, batch, dtype)
     results = observed.measure(observe_context, indicator, text, list(contexts))
     results = {"indicator": indicator, "text": text, **results}
     observed.save("observe-context", results, indicators=[indicator], contexts=list(contexts))
@@ -96,8 +98,9 @@ class _Observed:
         inputs: int,
         tokens: int,
         batch: int,
+        dtype: str | None,
     ) -> None:
-        from buddy.cli.loading import check_room, load_checked
+        from buddy.cli.loading import check_room, load_checked, say_if_slow
         from buddy.cli.views.display import stderr
         from buddy.hub.loading import load_tokenizer
         from buddy.importance.calibration import cut_windows, read_text, spread
@@ -105,8 +108,13 @@ class _Observed:
         calibration = {source: read_text(source, data_dir) for source in texts}
         self._console, self._out, self._batch = stderr(), out, batch
         self._model = load_checked(
-            model, lambda outline: check_room(outline, tokens), self._console, policy="full"
+            model,
+            lambda outline: check_room(outline, tokens),
+            self._console,
+            policy="full",
+            dtype=dtype,
         )
+        say_if_slow(self._model, self._console)
         tokenizer = load_tokenizer(model)
         self._inputs = {
             source: spread(cut_windows(tokenizer, found, tokens=tokens), inputs)

@@ -50,6 +50,7 @@ def reproduce(
             help="Another row of accuracy, gsm8k or speed; repeat for more.",
         ),
     ] = None,
+    dtype: options.Dtype = None,
     listing: Annotated[
         bool, typer.Option("--list", help="Show the tables, what they need and how long they take.")
     ] = False,
@@ -80,6 +81,7 @@ def reproduce(
         data_dir=data_dir,
         full=full,
         rows=rows,
+        dtype=dtype,
         methods=tuple(map(read_method, method or ())),
     )
     about = found.full if full else f"about {found.minutes:g} min on the default model"

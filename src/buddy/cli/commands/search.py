@@ -35,6 +35,7 @@ def search(
     windows: Annotated[int, options.count(1, help="Windows of text, or rows.")] = 32,
     tokens: Annotated[int, options.count(2, help="Tokens of a window; of a row, the most.")] = 512,
     batch: Annotated[int, options.count(1, help="Windows or rows at a time.")] = 4,
+    dtype: options.Dtype = None,
     max_swaps: Annotated[
         int | None,
         options.count(0, help="Exchanges to try at each depth; until none helps if not given."),
@@ -47,7 +48,7 @@ def search(
     that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
     with `--policy searched:FILE.json`.
     """
-    from buddy.cli.loading import check_room, load_checked
+    from buddy.cli.loading import check_room, load_checked, say_if_slow
     from buddy.cli.views.display import stderr
     from buddy.data.examples import Source, check_source
     from buddy.hub.loading import load_tokenizer
@@ -66,13 +67,13 @@ def search(
         check_depths(read_order(order, outline.resources)[0], wanted, outline.num_blocks)
         check_room(outline, tokens)
 
-    loaded = load_checked(model, check, console, policy="full", merge_adapter=True)
+    loaded = load_checked(model, check, console, policy="full", dtype=dtype, merge_adapter=True)
+    say_if_slow(loaded, console)
     begun, _ = read_order(order, loaded.resources)
     left_out: list[str] = []
     passages = _passages(load_tokenizer(model), rows or content, windows, tokens, left_out.append)
     for note in left_out:
         console.print(note, style="dim")
-    dtype = str(loaded.dtype)
     with measuring(console) as bar:
         tasks = {depth: bar.add_task(f"{depth} blocks") for depth in wanted}
 
@@ -105,7 +106,7 @@ def search(
         "batch": batch,
         "max_swaps": max_swaps,
         "seed": seed,
-        "dtype": dtype,
+        "dtype": str(loaded.dtype),
     }
     _save(out, config, loaded.facts(), begun, found, passages.num_targets)
     for depth, one in found.items():

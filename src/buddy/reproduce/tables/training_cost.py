@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from buddy.reproduce.inputs import ALPACA_ROWS
 from buddy.reproduce.paper.read import read_paper
-from buddy.reproduce.recipes import HELD_OUT, alpaca, stage_2, template_of, to_toml
+from buddy.reproduce.recipes import HELD_OUT, alpaca, stage_2, template_of, to_toml, weights
 from buddy.reproduce.run import Run
 from buddy.reproduce.table import Collected, Sheet
 
@@ -67,7 +67,7 @@ def _recipe(run: Run, steps: int) -> str:
     room = int(run.outline().config.max_position_embeddings)
     return to_toml(
         {
-            "model": {"name": run.base()},
+            "model": weights(run, run.base()),
             "data": {
                 "max_tokens": min(512, room),
                 "train": [alpaca(run, HELD_OUT, HELD_OUT + BATCH * steps, template_of(run.base()))],

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.manifest import read_manifest
 from buddy.data.examples import Example, check_source, read_all
+from buddy.engine.slow import notes_on_dtype
 from buddy.errors import RecipeError, TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.manifest import MANIFEST
@@ -20,7 +21,6 @@ from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
-from buddy.training.fast import note_on_dtype
 from buddy.training.joint.evaluate import Evaluation, evaluate
 from buddy.training.joint.model import build_model, check_recipe
 from buddy.training.joint.recipe import OWN_PRIORS, BudgetSettings, Recipe
@@ -131,7 +131,7 @@ def train_as(
         for sources in (recipe.data.train, recipe.data.validation)
     )
     if accelerator.is_main_process:
-        for note in (*note_on_dtype(model.backbone), *left_out):
+        for note in (*notes_on_dtype(model.backbone), *left_out):
             listener.warned(note)
     start_router(model, examples, spread=recipe.router.spread, seed=recipe.optim.seed)
     if recipe.router.orders:

@@ -11,13 +11,13 @@ import torch
 
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
+from buddy.engine.slow import notes_on_dtype
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.training.batches import check_context, draw_rows
 from buddy.training.card import with_stage_2
-from buddy.training.fast import note_on_dtype
 from buddy.training.log import TrainingLog, need_tensorboard
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
@@ -106,7 +106,7 @@ def train_budget(
         read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
         for sources in (recipe.data.train, recipe.data.validation)
     )
-    for note in (*note_on_dtype(model.backbone), *left_out):
+    for note in (*notes_on_dtype(model.backbone), *left_out):
         listener.warned(note)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.optim.seed)

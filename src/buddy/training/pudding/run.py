@@ -11,6 +11,7 @@ import torch
 from buddy.checkpoint.folder import load, load_outline
 from buddy.data.examples import Example, check_source
 from buddy.data.questions import Question, read_questions
+from buddy.engine.slow import notes_on_dtype
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.importance.search.sleb import check_rounds
@@ -19,7 +20,6 @@ from buddy.policies.pudding import PuddingConfig
 from buddy.records import RunRecord
 from buddy.training.batches import check_context
 from buddy.training.card import with_pudding
-from buddy.training.fast import note_on_dtype
 from buddy.training.joint.recipe import BudgetSettings
 from buddy.training.joint.trainer import budget_range
 from buddy.training.log import TrainingLog, need_tensorboard
@@ -92,7 +92,7 @@ def train_pudding(
         policy="full",
         merge_adapter=True,
     )
-    for note in note_on_dtype(model.backbone):
+    for note in notes_on_dtype(model.backbone):
         listener.warned(note)
     model.eval().requires_grad_(False)
     make_folder(out)

@@ -1,4 +1,4 @@
-"""What a training run says of a model that trains far slower than it could."""
+"""What is said of a model whose dtype makes it far slower than it could be."""
 
 import platform
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from buddy.engine.executors.native import instructions
-from buddy.training.fast import note_on_dtype
+from buddy.engine.slow import notes_on_dtype
 from tests.tiny import tiny_buddy
 
 
@@ -27,6 +27,6 @@ def test_bfloat16_without_instructions_for_it_is_warned_of(
 ):
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(instructions, "cpu_features", lambda: frozenset(features))
-    notes = note_on_dtype(tiny_buddy().to(dtype).backbone)
+    notes = notes_on_dtype(tiny_buddy().to(dtype).backbone)
     assert len(notes) == is_slow
-    assert all("--set model.dtype=float32" in note for note in notes)
+    assert all("float32" in note for note in notes)
