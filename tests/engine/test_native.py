@@ -128,10 +128,12 @@ def test_prompts_in_the_kernel_equal_the_general_path(monkeypatch, family, kv_po
         assert_close(found, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("rows", [2, 5])
 @torch.no_grad()
-def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch):
+def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch, rows):
     kernel_runs_prompts(monkeypatch)
-    # Six heads to a key head, heads of 40 columns, and more tokens than a product takes at once.
+    # Six heads to a key head, heads of 40 columns, and more tokens than a product takes at once, and
+    # than are normalised at once.
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 40, "hidden_size": 36}
     like = tiny_model("llama")
     torch.manual_seed(0)
@@ -143,8 +145,8 @@ def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch):
     native, general = (
         BuddyForCausalLM(model, engine=engine, **options) for engine in ("native", "general")
     )
-    ids = random_ids(2, 150)
-    made, expected = (one(ids, budget="4 blocks", use_cache=True) for one in (native, general))
+    ids, budget = random_ids(rows, 250), ["4 blocks", "5 blocks", *[1.0] * (rows - 2)]
+    made, expected = (one(ids, budget=budget, use_cache=True) for one in (native, general))
     assert_close(made.logits, expected.logits, **TOLERANCE)
 
 

@@ -262,8 +262,6 @@ static void attend_some(
             memset(scores[n] + sight.slots, 0, (keys.rows - sight.slots) * sizeof(float));
         }
         mix_all(&values, format, (const float *const *)scores, queries, scales, out);
-        for (int n = 0; n < queries; n++)
-            narrow_all(out[n], run->attended_narrow + (out[n] - run->attended), count);
     }
 }
 
@@ -539,7 +537,7 @@ static void attend(const Run *run, const Own *own, int block, int lane, int head
     else
 #endif
         attend_alone(model, keys, values, &sight, query, own->weights, out);
-    narrow_all(out, run->attended_narrow + at, together * count);
+    narrow_for_products(out, run->attended_narrow + at, together * count);
 }
 
 static void attend_all(Run *run, Team *team, int thread, Own *own, int block, int count)

@@ -166,7 +166,7 @@ static size_t lay_out(Run *run, char *base, int threads)
     run->key = take(&at, sizeof(float) * holes * kv_width);
     run->value = take(&at, sizeof(float) * holes * kv_width);
     run->attended = take(&at, sizeof(float) * lanes * attended);
-    run->attended_narrow = take(&at, sizeof(bf16) * lanes * attended);
+    run->attended_narrow = take(&at, NARROW_BYTES * lanes * attended);
     if (run->by_tiles) {
         size_t held = (lanes + 15) / 16 * 16; /* whole panels */
         run->normed_panels = take(&at, sizeof(bf16) * held * model->hidden);
@@ -175,8 +175,12 @@ static size_t lay_out(Run *run, char *base, int threads)
         size_t most = widest > (size_t)model->inner ? widest : (size_t)model->inner;
         run->byte_panels = take(&at, sizeof(bf16) * held * most);
     } else {
-        run->inner = take(&at, sizeof(float) * 2 * lanes * model->inner);
-        run->inner_narrow = take(&at, sizeof(bf16) * lanes * model->inner);
+        size_t held = lanes < LANES_AT_ONCE ? lanes : LANES_AT_ONCE;
+        size_t shared = lanes > HOLES_AT_ONCE ? held * model->hidden : 0;
+        run->normed = take(&at, sizeof(float) * shared);
+        run->normed_narrow = take(&at, NARROW_BYTES * shared);
+        run->inner = take(&at, sizeof(float) * held * model->inner);
+        run->inner_narrow = take(&at, NARROW_BYTES * held * model->inner);
     }
     run->own = at;
     run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);

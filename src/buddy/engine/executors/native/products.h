@@ -5,21 +5,26 @@
 
 #include "run.h"
 
+/* Normalised rows as vectors: of few, each thread makes its own; of more, all make them together. */
 static void normalise(
-    const Run *run, Own *own, const float *norm, const float *residual, int index)
+    const Run *run, Team *team, int thread, Own *own, const float *const *rows, const float *norm,
+    int count)
 {
-    int hidden = run->model->hidden;
-    float *out = own->normed + (size_t)index * hidden;
-    bf16 *small = own->normed_narrow + (size_t)index * hidden;
-    rms_norm(residual, norm, run->model->epsilon, hidden, out);
-    narrow_all(out, small, hidden);
-    own->vectors[index] = (Vector){out, small};
-}
-
-static void set_outputs(Own *own, float *base, size_t stride, int count)
-{
-    for (int n = 0; n < count; n++)
-        own->outputs[n] = base + (size_t)own->active[n] * stride;
+    int hidden = run->model->hidden, together = count > HOLES_AT_ONCE, begin = 0, end = count;
+    float *wide = together ? run->normed : own->normed;
+    bf16 *small = together ? run->normed_narrow : own->normed_narrow;
+    if (together)
+        share_of(count, 1, team, thread, &begin, &end);
+    for (int n = 0; n < count; n++) {
+        size_t at = (size_t)n * hidden;
+        own->vectors[n] = (Vector){wide + at, small + at};
+        if (n < begin || n >= end)
+            continue;
+        rms_norm(rows[n], norm, run->model->epsilon, hidden, wide + at);
+        narrow_for_products(wide + at, small + at, hidden);
+    }
+    if (together)
+        barrier(team);
 }
 
 #if HAS_TILES
@@ -159,6 +164,14 @@ static void place_product(
 }
 #endif
 
+/* How many lanes come next. What those before them have left is overwritten. */
+static int lanes_from(Team *team, int from, int count)
+{
+    if (from > 0)
+        barrier(team);
+    return count - from < LANES_AT_ONCE ? count - from : LANES_AT_ONCE;
+}
+
 static void multiply_share(
     Team *team, int thread, const Own *own, const Matrix *matrix, int count)
 {
@@ -183,25 +196,30 @@ static void project(
     }
 #endif
     (void)together;
-    for (int n = 0; n < count; n++)
-        normalise(run, own, norm, rows[n], n);
-    for (int i = 0; i < number; i++) {
-        set_outputs(own, outputs[i], (size_t)matrices[i]->rows, count);
-        multiply_share(team, thread, own, matrices[i], count);
+    for (int from = 0, now; from < count; from += now) {
+        now = lanes_from(team, from, count);
+        normalise(run, team, thread, own, rows + from, norm, now);
+        for (int i = 0; i < number; i++) {
+            for (int n = 0; n < now; n++)
+                own->outputs[n] = outputs[i] + (size_t)own->active[from + n] * matrices[i]->rows;
+            multiply_share(team, thread, own, matrices[i], now);
+        }
     }
 }
 
-/* Add a product to the residual of the active lanes. */
-static void add_share(Team *team, int thread, const Run *run, Own *own, const Matrix *matrix, int count)
+/* Add a product to the residual of some lanes. */
+static void add_share(
+    Team *team, int thread, const Run *run, const Own *own, const Matrix *matrix,
+    const int32_t *lanes, int count)
 {
     int begin, end, hidden = run->model->hidden;
     share_of(matrix->rows, TILE, team, thread, &begin, &end);
     float *products[count];
     for (int n = 0; n < count; n++) /* the query's space is free by now */
-        products[n] = run->query + (size_t)own->active[n] * hidden;
+        products[n] = run->query + (size_t)lanes[n] * hidden;
     multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
     for (int n = 0; n < count; n++) {
-        float *residual = run->step->residual + (size_t)own->active[n] * hidden;
+        float *residual = run->step->residual + (size_t)lanes[n] * hidden;
         for (int i = begin; i < end; i++)
             residual[i] += products[n][i];
     }
@@ -223,7 +241,32 @@ static void add_attended(Run *run, Team *team, int thread, Own *own, const Matri
         size_t at = (size_t)own->active[n] * width;
         own->vectors[n] = (Vector){run->attended + at, run->attended_narrow + at};
     }
-    add_share(team, thread, run, own, output, count);
+    add_share(team, thread, run, own, output, own->active, count);
+}
+
+/* A thread's rows of the MLP's inner values: SiLU of the gate's times those of up. */
+static void gate_share(
+    const Run *run, Team *team, int thread, Own *own, const Block *weights, int count)
+{
+    int inner = run->model->inner, begin, end;
+    share_of(inner, TILE, team, thread, &begin, &end);
+    for (int done = 0; done < count; done += BLOCK_VECTORS) {
+        int held = count - done < BLOCK_VECTORS ? count - done : BLOCK_VECTORS;
+        float *gates[BLOCK_VECTORS], *ups[BLOCK_VECTORS];
+        for (int n = 0; n < held; n++) {
+            gates[n] = run->inner + (size_t)(done + n) * inner;
+            ups[n] = own->ups + (size_t)n * inner;
+        }
+        const Vector *x = own->vectors + done;
+        multiply_rows(&weights->gate, x, held, begin, end, gates, own->scratch);
+        multiply_rows(&weights->up, x, held, begin, end, ups, own->scratch);
+        for (int n = 0; n < held; n++) {
+            for (int i = begin; i < end; i++)
+                gates[n][i] = silu(gates[n][i]) * ups[n][i];
+            narrow_for_products(gates[n] + begin,
+                                run->inner_narrow + (size_t)(done + n) * inner + begin, end - begin);
+        }
+    }
 }
 
 /* The MLP, added to the residual. */
@@ -245,27 +288,17 @@ static void add_mlp(
         return;
     }
 #endif
-    int begin, end;
-    share_of(model->inner, TILE, team, thread, &begin, &end);
-    float *gates[count], *ups[count];
-    for (int n = 0; n < count; n++) {
-        normalise(run, own, weights->mlp_norm, rows[n], n);
-        gates[n] = run->inner + (size_t)(2 * own->active[n]) * model->inner;
-        ups[n] = gates[n] + model->inner;
+    for (int from = 0, now; from < count; from += now) {
+        now = lanes_from(team, from, count);
+        normalise(run, team, thread, own, rows + from, weights->mlp_norm, now);
+        gate_share(run, team, thread, own, weights, now);
+        barrier(team);
+        for (int n = 0; n < now; n++) {
+            size_t at = (size_t)n * model->inner;
+            own->vectors[n] = (Vector){run->inner + at, run->inner_narrow + at};
+        }
+        add_share(team, thread, run, own, &weights->down, own->active + from, now);
     }
-    multiply_rows(&weights->gate, own->vectors, count, begin, end, gates, own->scratch);
-    multiply_rows(&weights->up, own->vectors, count, begin, end, ups, own->scratch);
-    for (int n = 0; n < count; n++) {
-        bf16 *small = run->inner_narrow + (size_t)own->active[n] * model->inner;
-        for (int i = begin; i < end; i++)
-            gates[n][i] = silu(gates[n][i]) * ups[n][i];
-        narrow_all(gates[n] + begin, small + begin, end - begin);
-    }
-    barrier(team);
-    for (int n = 0; n < count; n++)
-        own->vectors[n] =
-            (Vector){gates[n], run->inner_narrow + (size_t)own->active[n] * model->inner};
-    add_share(team, thread, run, own, &weights->down, count);
 }
 
 #endif

@@ -14,8 +14,10 @@ typedef struct {
     Cache *cache;
     const Step *step;
     /* Shared by all threads. */
-    float *query, *key, *value, *attended, *inner; /* by lane */
-    bf16 *attended_narrow, *inner_narrow;
+    float *query, *key, *value, *attended; /* by lane */
+    bf16 *attended_narrow;
+    float *normed, *inner; /* of LANES_AT_ONCE at most, where no tiles multiply */
+    bf16 *normed_narrow, *inner_narrow;
     bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
     bf16 *byte_panels; /* of any of these */
     int by_tiles; /* all products */
@@ -35,9 +37,10 @@ static inline int slot_of(const Step *step, int lane)
 
 /* A thread's own memory: the normalised vectors, attention's weights, what products work on. */
 typedef struct {
-    float *normed;
+    float *normed; /* of HOLES_AT_ONCE at most; of more lanes, all threads make the run's */
     bf16 *normed_narrow;
     bf16 *byte_panels; /* of these */
+    float *ups;        /* of a block of vectors, where no tiles multiply */
     float *units;      /* [lanes]: of panels in bytes */
     float *weights;
     float *attention; /* scores of a prompt's lanes, and values as tiles read them */
@@ -51,6 +54,7 @@ typedef struct {
 } Own;
 
 #define HOLES_AT_ONCE 32
+#define LANES_AT_ONCE 512 /* whose inner values are there together, where no tiles multiply */
 #define LEAST_OF_PROMPT 16 /* tokens of one row that are attended together; a draft has fewer */
 #define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
 
@@ -76,14 +80,19 @@ static size_t attention_bytes(const Model *model, int capacity)
 }
 #endif
 
+/* What products read of a vector beside its floats. */
+#define NARROW_BYTES (HAS_BF16_DOT ? sizeof(bf16) : 0)
+
 static size_t lay_out_own(const Model *model, const Step *step, int capacity, char *base, Own *own)
 {
     char *at = base;
     int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
-    int normed = model->by_tiles ? HOLES_AT_ONCE : lanes; /* for tiles all threads make panels */
-    own->normed = take(&at, sizeof(float) * normed * model->hidden);
-    own->normed_narrow = take(&at, sizeof(bf16) * normed * model->hidden);
-    own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed * model->hidden : 0);
+    size_t normed = (size_t)HOLES_AT_ONCE * model->hidden;
+    int block = step->lanes < BLOCK_VECTORS ? step->lanes : BLOCK_VECTORS;
+    own->normed = take(&at, sizeof(float) * normed);
+    own->normed_narrow = take(&at, NARROW_BYTES * normed);
+    own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed : 0);
+    own->ups = take(&at, model->by_tiles ? 0 : sizeof(float) * block * model->inner);
     own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
     int widest = model->inner > model->hidden ? model->inner : model->hidden;
@@ -110,6 +119,16 @@ static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
 {
     for (int i = 0; i < count; i++)
         out[i] = narrow(x[i]);
+}
+
+/* Of a vector that products read next. */
+static void narrow_for_products(const float *restrict x, bf16 *restrict out, int count)
+{
+#if HAS_BF16_DOT
+    narrow_all(x, out, count);
+#else
+    (void)x, (void)out, (void)count;
+#endif
 }
 
 /* Not inlined, so that its sum has one order wherever it is called. */
