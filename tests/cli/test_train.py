@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM, load_tokenizer
@@ -165,8 +165,31 @@ def test_killed_at_any_moment_and_resumed_it_ends_the_same(folder, whole, tmp_pa
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    steps = [line["step"] for line in log(tmp_path) if line["kind"] == "train"]
-    assert steps == sorted(set(steps))
+    told = [
+        [{name: one for name, one in line.items() if name != "tokens_per_s"} for line in log(out)]
+        for out in (tmp_path, whole[0])
+    ]
+    assert told[0] == told[1]
+    assert evaluation(tmp_path) == evaluation(whole[0])
+
+
+def evaluation(out):
+    return json.loads((out / "record.json").read_text())["results"]["evaluation"]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_finished_run_that_is_resumed_keeps_its_evaluation(folder, whole, tmp_path, is_old):
+    out = tmp_path / "run"
+    shutil.copytree(whole[0], out)
+    if is_old:  # as states were written that held no evaluation
+        with safe_open(out / "state.safetensors", framework="pt") as file:
+            about = json.loads(file.metadata()["buddy"])
+        del about["extra"]["evaluation"], about["extra"]["plans"]
+        save_file(trained(out), out / "state.safetensors", {"buddy": json.dumps(about)})
+    run(folder, out, resume=True)
+    assert evaluation(out) == evaluation(whole[0])
+    cards = [read_card(one / "checkpoint").text for one in (out, whole[0])]
+    assert cards[0] == cards[1]
 
 
 def test_under_a_constant_rate_a_run_is_made_longer_until_its_rate_falls(folder, tmp_path):

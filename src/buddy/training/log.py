@@ -149,6 +149,18 @@ class RouteCounts:
 
     plans: dict[int, Counter[tuple[int, ...]]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, counted: Sequence[Sequence[Any]]) -> "RouteCounts":
+        """What `to_json` gave."""
+        made = cls()
+        for plan, times in counted:
+            made.plans.setdefault(len(plan), Counter())[tuple(plan)] = times
+        return made
+
+    def to_json(self) -> list[tuple[tuple[int, ...], int]]:
+        """Plans, and how often each ran."""
+        return [one for counts in self.plans.values() for one in counts.items()]
+
     def add(self, plans: Sequence[tuple[int, ...]]) -> None:
         """Count the executed blocks of some rows."""
         for plan in plans:

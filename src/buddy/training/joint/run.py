@@ -256,6 +256,8 @@ class _Run:
             begun, extra = load_state(self.out / STATE, **self._saved())
             self.seconds = float(extra["seconds"])
             self._check_length(begun, extra)
+            self.routes = RouteCounts.of(extra.get("plans", []))
+            self.found = [Evaluation(**one) for one in extra.get("evaluation", [])]
         if not self.is_main:
             for step in range(begun, self.trainer.steps):
                 self.trainer.step(step)
@@ -267,6 +269,8 @@ class _Run:
                 log.write(0, "data", left_out=self.left_out)
             for step in range(begun, self.trainer.steps):
                 self._step(log, step)
+            if not self.found:  # a state of an older version has none
+                self._evaluate(log, self.trainer.steps)
 
     def _step(self, log: TrainingLog, step: int) -> None:
         report = self.trainer.step(step)
@@ -279,7 +283,12 @@ class _Run:
         if last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
             self._evaluate(log, report.step)
         if last or report.step % settings.save_every == 0:
-            extra = {"seconds": self.seconds, "length": self._length()}
+            extra = {
+                "seconds": self.seconds,
+                "length": self._length(),
+                "plans": self.routes.to_json(),
+                "evaluation": [asdict(one) for one in self.found],
+            }
             save_state(self.out / STATE, step=report.step, extra=extra, **self._saved())
 
     def _length(self) -> list[int]:
