@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from buddy.cli.main import app
 from buddy.errors import BudgetError, DataError, PolicyError, ResultError
 from tests.cli import forked
+from tests.evaluation.task_rows import ROWS
 from tests.tiny import random_ids, tiny_model
 from tests.words import say, word_tokenizer
 
@@ -21,6 +22,9 @@ def folder(tmp_path_factory):
     word_tokenizer().save_pretrained(path)
     (path / "piqa").mkdir()
     (path / "boolq").mkdir()
+    (path / "gsm8k").mkdir()
+    (path / "gsm8k" / "test.jsonl").write_text(json.dumps(ROWS["gsm8k"]))
+    (path / "gsm8k" / "train.jsonl").write_text(json.dumps(ROWS["gsm8k"]))
     rows = [
         {"goal": say(3 + n, 4), "sol1": say(5 + n), "sol2": say(6 + n, 7), "label": n % 2}
         for n in range(6)
@@ -120,6 +124,7 @@ def test_a_full_disk_keeps_what_there_is_and_the_same_command_ends_the_run(folde
         (["--policy", "full", "-b", "0.7"], BudgetError, ""),
         (["--policy", "nobody", "-b", "0.7"], PolicyError, "no policy 'nobody'"),
         (["--route-on", "answer"], PolicyError, "route-on must be prompt or full"),
+        (["--task", "gsm8k", "--fewshot", "0"], DataError, "no room for a prompt in the model's"),
         (["--out", "/nowhere/t.json"], ResultError, "there is no folder"),
     ],
 )
@@ -129,6 +134,31 @@ def test_refused_before_anything_is_measured(folder, tmp_path, arguments, error,
     assert isinstance(done.exception, error), done.exception
     assert message in str(done.exception)
     assert not out.exists()
+
+
+def test_the_average_of_tasks_knows_no_error_where_one_row_has_none(folder, tmp_path):
+    out, one, other = tmp_path / "tasks.json", tmp_path / "one", tmp_path / "other"
+    for place, rows in ((one, 1), (other, 4)):
+        for task, row in (("piqa", ROWS["piqa"]), ("boolq", ROWS["boolq"])):
+            (place / task).mkdir(parents=True)
+            text = "\n".join([json.dumps(row)] * (rows if task == "piqa" else 4))
+            (place / task / "validation.jsonl").write_text(text)
+    for place, is_known in ((one, False), (other, True)):
+        command = ["eval", "tasks", "-m", str(folder), "--data-dir", str(place), "--out", str(out)]
+        done = CliRunner().invoke(app, [*command, "--task", "piqa", "--task", "boolq"])
+        assert done.exit_code == 0, done.stderr
+        points = json.loads(out.read_text())["results"]["points"]
+        (average,) = [point for point in points if point["task"] == "average"]
+        assert (average["stderr"] is not None) == is_known
+        out.with_suffix(".samples.jsonl").unlink()
+
+
+def test_the_blocks_of_prompts_are_filed_under_the_depth_of_prompts(folder, tmp_path):
+    out = tmp_path / "tasks.json"
+    phases = ["-b", "prefill:1.0,decode:4 blocks", "-b", "4 blocks", "--limit", "2"]
+    CliRunner().invoke(app, tasks(folder, out, *phases), catch_exceptions=False)
+    entries = json.loads(out.read_text())["results"]["execution"]
+    assert {(one["blocks"], round(sum(one["rates"]))) for one in entries} == {(6, 6), (4, 4)}
 
 
 def test_settings_of_another_run_do_not_mix(folder, tmp_path):
@@ -155,3 +185,22 @@ def test_perplexity_of_a_text_file(folder, tmp_path):
         ("words.txt", blocks, metric) for blocks in (4, 6) for metric in ("perplexity", "nll")
     }
     assert "words.txt" in done.stderr
+
+
+def test_two_texts_of_one_file_name_are_told_apart(folder, tmp_path):
+    paths = [tmp_path / name / "valid.txt" for name in ("a", "b")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(say(*random_ids(1, 60, seed=number)[0].tolist()))
+    values = []
+    for texts in (paths, paths[:1], paths[1:]):
+        out = tmp_path / f"{len(values)}.json"
+        given = [part for path in texts for part in ("--text", str(path))]
+        command = ["eval", "ppl", "-m", str(folder), *given, "--window", "16", "--stride", "8"]
+        done = CliRunner().invoke(app, [*command, "--out", str(out)])
+        assert done.exit_code == 0, done.stderr
+        points = json.loads(out.read_text())["results"]["points"]
+        values.append([p["value"] for p in points if p["metric"] == "perplexity"])
+    assert values[0] == values[1] + values[2]
+    tasks = {p["task"] for p in json.loads((tmp_path / "0.json").read_text())["results"]["points"]}
+    assert tasks == set(map(str, paths))

@@ -132,8 +132,8 @@ def test_prompts_in_the_kernel_equal_the_general_path(monkeypatch, family, kv_po
 @torch.no_grad()
 def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch, rows):
     kernel_runs_prompts(monkeypatch)
-    # Six heads to a key head, heads of 40 columns, and more tokens than a product takes at once, and
-    # than are normalised at once.
+    # Six heads to a key head, heads of 40 columns, and more tokens than a product takes at once,
+    # and than are normalised at once.
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 40, "hidden_size": 36}
     like = tiny_model("llama")
     torch.manual_seed(0)

@@ -35,6 +35,12 @@ def test_panels_are_indicator_by_text():
     assert titles == ["ΔPPL, WikiText-2", "Taylor, PTB"]
 
 
+def test_two_texts_of_one_file_name_are_told_apart():
+    record = ranks_record(6, 3, [("taylor", "a/valid.txt"), ("taylor", "b/valid.txt")])
+    titles = [axes.get_title(loc="left") for axes in ranks.draw([record]).axes]
+    assert titles == ["Taylor, a/valid", "Taylor, b/valid"]
+
+
 def test_ranks_that_do_not_fit_together_are_refused():
     with pytest.raises(ResultError, match="models with 6 and 8 blocks"):
         ranks.draw([ranks_record(6, 3, [("taylor", "ptb")]), ranks_record(8, 3, [("fisher", "x")])])

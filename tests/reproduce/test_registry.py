@@ -104,6 +104,7 @@ REFUSED = [
     ("paths", {"data_dir": "nowhere"}, DataError, "needs alpaca/train.jsonl, samsum/validation"),
     ("observations", {"data_dir": None}, DataError, "name it by --data-dir"),
     ("breakdown", {"methods": METHODS}, ResultError, "takes no --method: only accuracy"),
+    ("breakdown", {"rows": 3}, ResultError, "table breakdown takes no --rows"),
     ("heatmap", {"plain": True}, ModelError, "no trained router"),
     ("budgets", {"plain": True}, ModelError, "no trained router"),
 ]
@@ -118,11 +119,14 @@ def test_what_cannot_be_made_is_refused_first(
     folder = tmp_path / where if isinstance(where, str) else where
     name = plain if wrong.get("plain") else model
     with pytest.raises(error, match=says):
-        make(table, name, folder, out, methods=wrong.get("methods", ()))
+        make(table, name, folder, out, methods=wrong.get("methods", ()), rows=wrong.get("rows"))
     assert not out.exists()
 
 
 def test_two_methods_of_one_label_are_refused(model, data, tmp_path):
     own = (Method(label="Buddy", policy="random"),)
     with pytest.raises(BuddyError, match="two methods are called 'Buddy'"):
+        make("speed", model, data, tmp_path / "out", methods=own)
+    own = (Method(label="Mine", policy="routed"),)
+    with pytest.raises(BuddyError, match="'Buddy' and 'Mine' are one policy of one model, routed"):
         make("speed", model, data, tmp_path / "out", methods=own)

@@ -1,5 +1,8 @@
 """Tables that look at routes: made end to end on a tiny model, and gone on with."""
 
+import json
+import shutil
+
 import pytest
 from typer.testing import CliRunner
 
@@ -64,6 +67,20 @@ def test_a_step_of_another_model_is_not_used(model, data, tmp_path):
     tiny_buddy("llama", predictor=True).save_pretrained(own)
     with pytest.raises(ResultError, match="base"):
         make("paths", own, data, tmp_path / "out", rows=4)
+
+
+def test_a_step_of_other_data_is_not_used(model, data, tmp_path):
+    make("paths", model, data, tmp_path / "out", rows=4)
+    other = shutil.copytree(data, tmp_path / "other")
+    with pytest.raises(ResultError, match="other settings: data"):
+        make("paths", model, other, tmp_path / "out", rows=4)
+
+
+def test_a_step_of_a_time_before_dtypes_is_used(model, data, tmp_path):
+    _, first, _ = make("paths", model, data, tmp_path / "out", rows=4)
+    assert "dtype" not in json.loads((tmp_path / "out" / "routes.json").read_text())["config"]
+    _, again, said = make("paths", model, data, tmp_path / "out", rows=4)
+    assert (said, again["results"]) == ([], first["results"])
 
 
 def test_a_histogram_has_fifths_and_an_edge_is_below():

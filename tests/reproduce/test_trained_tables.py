@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from buddy import BuddyForCausalLM
 from buddy.errors import ResultError
 from buddy.reproduce.recipes import to_toml
 from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
-from tests.reproduce.made import make
+from tests.reproduce.made import make, save_model
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,17 @@ def test_grpo_has_the_curves_of_its_log(model, data, tmp_path, monkeypatch):
     assert len(curve["reward"]) == len(curve["entropy"]) == len(curve["blocks"]) == 40
     stage, _ = collected.sheets
     assert stage.rows[-1][1] == f"{curve['reward'][-1]:.3f}"
+
+
+def test_a_run_of_another_model_is_not_used(data, tmp_path):
+    own = save_model(tmp_path / "model")
+    make("grpo", own, data, tmp_path / "out")
+    changed = BuddyForCausalLM.from_pretrained(own)
+    for parameter in changed.router.parameters():
+        parameter.data.add_(0.1)
+    changed.save_pretrained(own)
+    with pytest.raises(ResultError, match="another model, with other router"):
+        make("grpo", own, data, tmp_path / "out")
 
 
 def test_reuse_and_recompute_answer_the_same_dialogues(model, data, tmp_path):

@@ -10,6 +10,8 @@ def execution_rates(
     condition: Condition,
     plans: Mapping[str, Sequence[tuple[int, ...]]],
     depths: Mapping[str, float | None] | None = None,
+    *,
+    of_prompts: bool = False,
 ) -> list[dict[str, Any]]:
     """Of each task, the share of inputs whose plan ran each block, and how many plans differ.
 
@@ -17,7 +19,9 @@ def execution_rates(
         condition: Whose plans they are.
         plans: By task, the blocks that ran for each input.
         depths: By task, the mean depth where it was counted by token.
+        of_prompts: Whether they are the prompts' plans, whatever depth the answers have.
     """
+    is_deeper = of_prompts and condition.prefill_blocks is not None
     entries = []
     for task, ran in plans.items():
         rates = [
@@ -27,6 +31,7 @@ def execution_rates(
         entries.append(
             {
                 **condition.describe(),
+                **({"blocks": condition.prefill_blocks} if is_deeper else {}),
                 **condition.spent(sum(rates)),
                 **condition.ran((depths or {}).get(task)),
                 "task": task,

@@ -63,6 +63,7 @@ TABLES: Final[dict[str, Table]] = {
         minutes=3.0,
         measured=True,
         full="eleven rounds",
+        rows=False,
         figures=("breakdown",),
         differs="The paper times Llama-2-7B on an A100, and has no KV fill; prompts here are "
         "random tokens.",
@@ -74,6 +75,7 @@ TABLES: Final[dict[str, Table]] = {
         measured=True,
         full="100 steps of each stage are timed",
         files=("alpaca/train",),
+        rows=False,
         figures=("bars",),
         differs="The paper trained on an A100 to the end; here some steps are timed, and their "
         "mean stands for all steps of the paper's recipe.",
@@ -174,6 +176,7 @@ TABLES: Final[dict[str, Table]] = {
         full="10,000 steps of 2 prompts by the paper's settings",
         files=("alpaca/train",),
         model="router",
+        rows=False,
         figures=("predictor",),
         differs="The paper's cost weight is 0.05; quick runs have 12, because here no block is "
         "worth saving under 0.05, and measure 96 prompts of at most 128 tokens at every depth.",
@@ -216,7 +219,7 @@ def check_request(run: Run) -> None:
 
     Raises:
         DataError: Data are missing.
-        ResultError: matplotlib is missing, or the table takes no methods.
+        ResultError: matplotlib is missing, or the table takes no methods or rows.
         ModelError: The model lacks what the table is about.
     """
     request = run.request
@@ -224,6 +227,8 @@ def check_request(run: Run) -> None:
     if request.methods and not table.methods:
         having = ", ".join(name for name, one in TABLES.items() if one.methods)
         raise ResultError(f"table {request.table} takes no --method: only {having} do")
+    if request.rows is not None and not table.rows:
+        raise ResultError(f"table {request.table} takes no --rows: it is of no rows that are drawn")
     if importlib.util.find_spec("matplotlib") is None:
         raise ResultError(
             'figures need matplotlib, which is not installed: pip install "buddy-llm[plots]"'

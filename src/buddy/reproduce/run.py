@@ -137,7 +137,7 @@ class Run:
             self._process(command)
         return self._kept(name, read_record(path))
 
-    def train(self, name: str, command: str, recipe: str, kind: type[Any]) -> Path:
+    def train(self, name: str, command: str, recipe: str, kind: type[Any], *, model: str) -> Path:
         """The folder of a finished training run; it is begun or gone on with if need be.
 
         Args:
@@ -145,9 +145,10 @@ class Run:
             command: `train` or `train-budget`.
             recipe: TOML.
             kind: Of the recipe.
+            model: That the recipe names.
 
         Raises:
-            ResultError: The command failed, or what is there is of another recipe.
+            ResultError: The command failed, or what is there is of another recipe or model.
         """
         from buddy.files import write_text
         from buddy.settings import read_recipe
@@ -156,11 +157,16 @@ class Run:
         record = folder / "record.json"
         write_text(file, recipe)
         if record.exists():
-            found = {k: v for k, v in read_record(record)["config"].items() if k not in _OWN}
-            wanted = asdict(read_recipe(kind, file))
-            changed = differing({k: found.get(k) for k in wanted}, wanted)
-            if changed:
-                raise _other(record.parent, f"another recipe, with other {', '.join(changed)}")
+            found = read_record(record)
+            recipes = {k: v for k, v in found["config"].items() if k not in _OWN}
+            models = dict(found.get("model") or {})
+            for what, saved, wanted in (
+                ("recipe", recipes, asdict(read_recipe(kind, file))),
+                ("model", models, _parts(_facts(model), "predictor")),
+            ):
+                changed = differing({k: saved.get(k) for k in wanted}, wanted)
+                if changed:
+                    raise _other(folder, f"another {what}, with other {', '.join(changed)}")
         else:
             self._process([command, str(file), "--out", str(folder), "--resume"])
         self._kept(name, read_record(record))
@@ -180,8 +186,9 @@ class Run:
             ResultError: What is there is of other settings or another model.
         """
         path = self.path(f"{name}.json")
-        told = {"step": name, "model": self.request.model, "dtype": self.request.dtype}
-        config = {**told, **settings}
+        data, dtype = self.request.data_dir, self.request.dtype
+        told = {"step": name, "model": self.request.model, "data": data and str(data)}
+        config = {**told, **({} if dtype is None else {"dtype": dtype}), **settings}
         if path.exists():
             record = read_record(path)
             changed = differing(record["config"], config)
@@ -247,9 +254,10 @@ def _facts(model: str) -> dict[str, Any]:
     return BuddyForCausalLM.from_pretrained(model, device="cpu").facts()
 
 
-def _parts(facts: Any) -> dict[str, Any]:
-    """What is trained or loaded; a prior may be measured in passing."""
-    return {name: one for name, one in dict(facts or {}).items() if name != "prior"}
+def _parts(facts: Any, *trained: str) -> dict[str, Any]:
+    """What is loaded, but for what a run trains; a prior may be measured in passing."""
+    left_out = {"prior", *trained}
+    return {name: one for name, one in dict(facts or {}).items() if name not in left_out}
 
 
 def _outline(name: str) -> "BuddyForCausalLM":

@@ -42,6 +42,8 @@ class Table:
     """What the model must have."""
     methods: bool = False
     """Whether `--method` adds rows."""
+    rows: bool = True
+    """Whether `--rows` changes how much is run."""
     figures: tuple[str, ...]
     """Of `buddy plot`, drawn from the record."""
     differs: str

@@ -55,7 +55,7 @@ def ppl(
         dtype=dtype,
         check=lambda outline: check_room(outline, window),
     ) as run:
-        windows = {}
+        windows, shown = {}, _names(list(texts))
         for name, content in texts.items():
             ids = run.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
             windows[name] = sliding_windows(ids, window=window, stride=stride, limit=limit)
@@ -71,7 +71,7 @@ def ppl(
                 run.model,
                 run.conditions,
                 ids,
-                text=Path(name).name,
+                text=shown[name],
                 stride=stride,
                 batch=batch,
                 leaks=route_on == "full",
@@ -80,6 +80,13 @@ def ppl(
             )
             for part, entries in found.items():
                 results[part] += entries
-    columns = [(Path(name).name, "perplexity") for name in windows]
+    columns = [(shown[name], "perplexity") for name in windows]
     eval_run.show_points(run.console, results["points"], columns)  # type: ignore[arg-type]
     eval_run.save_record(run, "eval-ppl", out, results)
+
+
+def _names(texts: list[str]) -> dict[str, str]:
+    """What each text is called: a file without its folders, where no other is called so."""
+    short = [Path(text).name for text in texts]
+    pairs = zip(texts, short, strict=True)
+    return {text: name if short.count(name) == 1 else text for text, name in pairs}

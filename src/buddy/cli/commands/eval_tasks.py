@@ -122,7 +122,12 @@ def _evaluate(
     require_lm_eval()
     from buddy.data.commonsense import COMMONSENSE
     from buddy.evaluation.tasks.harness import BuddyLM
-    from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
+    from buddy.evaluation.tasks.tasks import (
+        check_answers,
+        load_tasks,
+        longest_answers,
+        run_tasks,
+    )
 
     names = names or list(COMMONSENSE)
     earlier = None if against is None else Against(against)
@@ -139,7 +144,7 @@ def _evaluate(
         "batch": batch,
         "seed": seed,
     }
-    generates = any(one.OUTPUT_TYPE == "generate_until" for one in loaded["tasks"].values())
+    longest = longest_answers(loaded["tasks"])
     with eval_run.eval_run(
         model,
         out,
@@ -147,8 +152,9 @@ def _evaluate(
         budgets=budget,
         config=config,
         auto=True,
-        generates=generates,
+        generates=longest > 0,
         dtype=dtype,
+        check=lambda outline: check_answers(outline, longest),
     ) as run:
         lm = BuddyLM(
             run.model,

@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,6 +21,7 @@ from buddy.evaluation.conditions import Condition
 from buddy.evaluation.execution import execution_rates
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.harness import BuddyLM
+from buddy.model import BuddyForCausalLM
 
 _BOOTSTRAPS = 1000
 _SPLITS = {"training": "train", "validation": "validation", "test": "test"}
@@ -30,6 +31,8 @@ _PLACES: Final = (
     *("super_glue/boolq", "wikitext", "winogrande"),
 )
 """Folders of lm-eval that have the tasks of `LOCAL_TASKS`, a few among hundreds."""
+_ANSWER_TOKENS: Final = 256
+"""Of an answer, where a task does not say how many: lm-eval's own number."""
 OnCondition = Callable[[Condition], None]
 
 
@@ -79,6 +82,31 @@ def load_tasks(
         for name, task in loaded["tasks"].items():
             _check_shots(name, task)
     return loaded
+
+
+def longest_answers(tasks: Mapping[str, Any]) -> int:
+    """Most new tokens that a task lets a model write; 0 where none asks for text."""
+    written = [one for one in tasks.values() if one.OUTPUT_TYPE == "generate_until"]
+    asked = [dict(one.get_config("generation_kwargs") or {}) for one in written]
+    return max((int(one.get("max_gen_toks", _ANSWER_TOKENS)) for one in asked), default=0)
+
+
+def check_answers(model: BuddyForCausalLM, longest: int) -> None:
+    """Refuse tasks whose answers leave a prompt no room.
+
+    Args:
+        model: Its context is looked at.
+        longest: Most new tokens of an answer.
+
+    Raises:
+        DataError: The context holds no more than these.
+    """
+    room = model.config.max_position_embeddings
+    if longest >= room:
+        raise DataError(
+            f"answers of up to {longest} tokens leave no room for a prompt in the model's context "
+            f"of {room}: choose tasks of log-likelihoods, or a model with a longer context"
+        )
 
 
 def _check_shots(name: str, task: Any) -> None:
@@ -279,7 +307,7 @@ def run_tasks(
         plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
         depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
         points += _points(condition, found, depths)
-        execution += execution_rates(condition, lm.execution)
+        execution += execution_rates(condition, lm.execution, of_prompts=True)
     return {"points": points, "execution": execution, "against": differences}
 
 
@@ -373,13 +401,15 @@ def _mean(
     total = sum(weights)
     pairs = list(zip(points, weights, strict=True))
     value = sum(one["value"] * weight for one, weight in pairs) / total
-    errors = [one["stderr"] * weight if one["stderr"] else 0.0 for one, weight in pairs]
+    # One that is not known, as of a single row, leaves that of the mean unknown.
+    is_known = all(one["stderr"] is not None for one in points)
+    errors = [one["stderr"] * weight for one, weight in pairs] if is_known else []
     depth = sum(one.get("mean_blocks", one["blocks"]) * weight for one, weight in pairs) / total
     return condition.point(
         task,
         "acc",
         value,
-        stderr=math.hypot(*errors) / total,
+        stderr=math.hypot(*errors) / total if is_known else None,
         samples=sum(one["samples"] for one in points),
         tasks=[one["task"] for one in points],
         **condition.spent(depth),

@@ -53,7 +53,9 @@ def read_rank_series(records: Sequence[dict[str, Any]]) -> list[RankSeries]:
             or a series that is there twice.
     """
     opened = open_results(records, "ranks")
-    series = [_series(item) for results in opened for item in results.objects("series")]
+    items = [item for results in opened for item in results.objects("series")]
+    texts = {item.text("text") for item in items}
+    series = [_series(item, texts) for item in items]
     _refuse_twice([one.name for one in series], "ranks")
     same_num_blocks([len(one.ranks[0]) for one in series], "ranks")
     return series
@@ -106,8 +108,11 @@ def read_importance(records: Sequence[dict[str, Any]]) -> tuple[list[Importance]
     return found, num_blocks
 
 
-def _series(item: Fields) -> RankSeries:
-    name = f"{indicator_name(item.text('indicator'))}, {text_name(item.text('text'))}"
+def _series(item: Fields, texts: set[str]) -> RankSeries:
+    text = item.text("text")
+    twins = [one for one in texts if text_name(one) == text_name(text)]
+    told = text_name(text) if len(twins) == 1 else str(PurePath(text).with_suffix(""))
+    name = f"{indicator_name(item.text('indicator'))}, {told}"
     return RankSeries(name=name, ranks=_table(item, "ranks", None))
 
 

@@ -74,6 +74,7 @@ def collect(run: Run) -> Collected:
             "train",
             stage_1(run, router, steps=run.rows(STEPS, None) or STEPS),
             Recipe,
+            model=run.base(),
         )
         found = read_record(folder / "record.json")
         points += [
@@ -87,7 +88,9 @@ def collect(run: Run) -> Collected:
         results={"points": points, "panels": _panels(name, points, theirs), "paper": theirs},
         sheets=(_sheet(name, points, theirs),),
         facts=None,
-        settings={"steps": None if run.request.full else run.rows(STEPS, None)},
+        settings={"rows": run.request.rows}
+        if run.request.full
+        else {"steps": run.rows(STEPS, None)},
     )
 
 
@@ -96,6 +99,7 @@ def _accuracy(run: Run, setting: str, folder: Path) -> list[dict[str, Any]]:
     record = run.buddy(
         f"{folder.name}-tasks",
         *("eval", "tasks", "--model", checkpoint, *flags(BUDGETS), *run.data()),
+        *(() if run.request.rows is None else ("--limit", str(run.request.rows))),
         model=checkpoint,
     )
     return [

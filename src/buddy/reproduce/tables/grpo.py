@@ -12,7 +12,8 @@ def collect(run: Run) -> Collected:
     from buddy.records import read_record
     from buddy.training.predictor.recipe import BudgetRecipe
 
-    folder = run.train("predictor", "train-budget", stage_2(run, run.request.model), BudgetRecipe)
+    model = run.request.model
+    folder = run.train("predictor", "train-budget", stage_2(run, model), BudgetRecipe, model=model)
     record = read_record(folder / "record.json")
     results, config = record["results"], record["config"]
     return Collected(

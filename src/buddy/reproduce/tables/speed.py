@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from buddy.data.examples import Example
+from buddy.errors import PolicyError
 from buddy.reproduce.levels import BUDGETS, budget_at, level
 from buddy.reproduce.methods import Method, by_model, check_labels
 from buddy.reproduce.panels import REMOVED, line, panel, removed
@@ -108,6 +109,12 @@ def time_methods(
     from buddy.evaluation.speed.speed import measure_speed
 
     specs = {one.label: one.policy or model.policy_spec or "static" for one in methods}
+    for label, spec in specs.items():
+        twin = next(name for name, other in specs.items() if other == spec)
+        if twin != label:
+            raise PolicyError(
+                f"{twin!r} and {label!r} are one policy of one model, {spec}: leave one out"
+            )
     online = {n: s for n, s in specs.items() if is_online(build_policy(s, model.resources))}
     cells: list[dict[str, Any]] = []
     rounds: list[dict[str, Any]] = []

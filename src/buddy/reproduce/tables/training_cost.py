@@ -22,10 +22,14 @@ def collect(run: Run) -> Collected:
     from buddy.training.predictor.recipe import BudgetRecipe
 
     steps = _FULL_STEPS if run.request.full else STEPS
-    first = run.train("stage-1", "train", _recipe(run, steps), Recipe)
+    first = run.train("stage-1", "train", _recipe(run, steps), Recipe, model=run.base())
     checkpoint = str(first / "checkpoint")
     second = run.train(
-        "stage-2", "train-budget", stage_2(run, checkpoint, steps=steps), BudgetRecipe
+        "stage-2",
+        "train-budget",
+        stage_2(run, checkpoint, steps=steps),
+        BudgetRecipe,
+        model=checkpoint,
     )
     found = [read_record(folder / "record.json")["results"] for folder in (first, second)]
     seconds = [one["seconds"] / one["steps"] for one in found]
