@@ -91,7 +91,7 @@ static Panels attended_panels(const Run *run, Team *team, int thread, const Own 
     share_of((count + TILE - 1) / TILE * parts, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
         int first = unit / parts * TILE, column = unit % parts * DEPTH;
-        const bf16 *rows[TILE];
+        const bf16 *rows[TILE] = {NULL};
         for (int n = 0; n < TILE && first + n < count; n++)
             rows[n] = run->attended_narrow + (size_t)own->active[first + n] * width;
         pack_panel(rows, count - first, column, column + DEPTH,

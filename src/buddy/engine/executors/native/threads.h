@@ -112,7 +112,7 @@ typedef struct {
     int total, piece;
 } Queue;
 
-static Queue open_queue(Team *team, unsigned *opened, int total, int piece)
+static inline Queue open_queue(Team *team, unsigned *opened, int total, int piece)
 {
     unsigned here = (*opened)++;
     /* Of a barrier before: everybody has left it. Nobody opens it before the next. */
@@ -121,7 +121,7 @@ static Queue open_queue(Team *team, unsigned *opened, int total, int piece)
 }
 
 /* The next piece; 0 where none is left. */
-static int take_piece(Queue *queue, int *begin, int *end)
+static inline int take_piece(Queue *queue, int *begin, int *end)
 {
     *begin = atomic_fetch_add_explicit(queue->taken, queue->piece, memory_order_relaxed);
     *end = *begin + queue->piece < queue->total ? *begin + queue->piece : queue->total;

@@ -200,10 +200,12 @@ static inline __attribute__((always_inline)) void tiles_times(
 {
     size_t width = (size_t)x.lanes * sizeof(float);
 #define ADD(sum, weights, vectors)                                                                 \
-    if (are_bytes)                                                                                 \
-        _tile_dpbssd(sum, weights, vectors);                                                       \
-    else                                                                                           \
-        _tile_dpbf16ps(sum, weights, vectors)
+    do {                                                                                           \
+        if (are_bytes)                                                                             \
+            _tile_dpbssd(sum, weights, vectors);                                                   \
+        else                                                                                       \
+            _tile_dpbf16ps(sum, weights, vectors);                                                 \
+    } while (0)
     _tile_zero(0);
     if (is_two)
         _tile_zero(1);
