@@ -2,11 +2,16 @@
 
 import math
 import shutil
+import threading
 
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import StoppingCriteria
+from transformers import (
+    LogitsProcessor,
+    StoppingCriteria,
+    SynthIDTextWatermarkingConfig,
+)
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import PolicyError
@@ -35,6 +40,47 @@ def test_processors_see_each_token_of_a_draft(long_drafts):
     plain = buddy.generate(ids, **options)
     assert not torch.equal(plain, buddy.generate(ids, max_new_tokens=24, do_sample=False))
     assert torch.equal(buddy.generate(ids, draft_budget="3 blocks", **options), plain)
+
+
+class EveryThird(LogitsProcessor):
+    """Its state is how often it was called: each third token is a 7."""
+
+    def __init__(self):
+        self.columns = []
+
+    def __call__(self, input_ids, scores):
+        self.columns.append(input_ids.shape[1])
+        if len(self.columns) % 3:
+            return scores
+        return scores.index_fill(1, torch.tensor([7]), 1e3)
+
+
+def test_a_processor_with_a_state_is_called_once_for_each_token(long_drafts):
+    buddy, ids = tiny_buddy(), random_ids(1, 7)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    first, second = EveryThird(), EveryThird()
+    plain = buddy.generate(ids, logits_processor=[first], **options)
+    drafted = buddy.generate(ids, logits_processor=[second], draft_budget="3 blocks", **options)
+    assert torch.equal(drafted, plain)
+    assert second.columns == first.columns == list(range(7, 19))
+
+
+def test_a_drafted_text_has_the_watermark_of_a_plain_one(long_drafts):
+    buddy, ids = tiny_buddy(), random_ids(1, 7, seed=2)
+    mark = SynthIDTextWatermarkingConfig(keys=[654, 400, 836, 123], ngram_len=3)
+    options = {"max_new_tokens": 16, "do_sample": False}
+    plain = buddy.generate(ids, watermarking_config=mark, **options)
+    assert not torch.equal(plain, buddy.generate(ids, **options))
+    options["draft_budget"] = "3 blocks"
+    assert torch.equal(buddy.generate(ids, watermarking_config=mark, **options), plain)
+
+
+def test_a_processor_that_cannot_be_copied_is_refused_for_drafts():
+    locked = EveryThird()
+    locked.lock = threading.Lock()
+    options = {"max_new_tokens": 3, "do_sample": False, "logits_processor": [locked]}
+    with pytest.raises(PolicyError, match="one cannot be copied"):
+        tiny_buddy().generate(random_ids(1, 7), draft_budget="3 blocks", **options)
 
 
 def count_drafts(monkeypatch):

@@ -9,15 +9,17 @@ Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 """
 
+import copy
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor
 
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
@@ -101,6 +103,22 @@ def speculative_loop(
     return text.ids
 
 
+def _copied(processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
+    """Copies of processors, whose state of the text may go another way.
+
+    Raises:
+        PolicyError: One cannot be copied.
+    """
+    try:
+        return copy.deepcopy(processors)
+    except Exception as error:
+        names = ", ".join(type(one).__name__ for one in processors)
+        raise PolicyError(
+            f"draft_budget drafts with copies of the logits processors ({names}), and one cannot "
+            f"be copied ({error}): leave draft_budget out"
+        ) from error
+
+
 class _Text:
     """The text so far, which is streamed as it grows and knows where it ends."""
 
@@ -154,6 +172,8 @@ class _Writer:
         Plain greedy decoding does not ask what they were drawn from.
         """
         before = self._session.state
+        # Some processors keep a state of the text, and drafts are no text yet.
+        processor = self._processor if self._is_plain else _copied(self._processor)
         proposed: list[Tensor] = []
         here, columns, chance = ids, ids.shape[1], 1.0
         try:
@@ -164,7 +184,7 @@ class _Writer:
                 else:
                     others = self._model.backbone.vocab - self._words
                     logits = torch.nn.functional.pad(logits, (0, others), value=_UNLIKELY)
-                    scores = process(self._processor, here, logits)
+                    scores = process(processor, here, logits)
                     proposed.append(scores)
                     token, sure = next_token(scores, self._sample), float(scores.softmax(-1).max())
                 chance *= sure
