@@ -36,7 +36,12 @@ from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.engine.tabulate import Tabulator
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import Budgets, check_predictor
-from buddy.generation.generate import BudgetedGeneration, check_prompts, check_shapes
+from buddy.generation.generate import (
+    BudgetedGeneration,
+    check_columns,
+    check_prompts,
+    check_shapes,
+)
 from buddy.generation.options import check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
@@ -337,6 +342,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         session = cache
         check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
         batch, tokens = input_ids.shape
+        if session is not None:
+            check_columns(session, attention_mask, session.get_seq_length() + tokens)
         sees = None if prompt_mask is None else valid & prompt_mask.bool()
         if session is None or session.steps == 0:
             check_prompts(input_ids, valid, self.backbone)

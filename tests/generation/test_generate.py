@@ -80,6 +80,15 @@ def test_beam_search_with_a_router_runs_exactly_the_budget():
     assert len(trace.steps[1].executed) == 3
 
 
+def test_a_trace_of_batches_of_several_sizes_says_so():
+    buddy, trace = tiny_buddy(), DepthTrace()
+    for rows in (1, 2):
+        buddy.generate(random_ids(rows, 5), max_new_tokens=3, do_sample=False, trace=trace)
+    assert len(trace.steps) == 6
+    with pytest.raises(PolicyError, match="give each generation a DepthTrace"):
+        trace.to_json()
+
+
 def test_streamers_and_stopping_criteria_work():
     class Seen(BaseStreamer):
         def __init__(self):

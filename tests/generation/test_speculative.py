@@ -2,15 +2,22 @@
 
 import math
 import shutil
+import threading
 
 import pytest
 import torch
+from torch.testing import assert_close
+from transformers import (
+    LogitsProcessor,
+    StoppingCriteria,
+    SynthIDTextWatermarkingConfig,
+)
 
-from buddy import BuddyForCausalLM
+from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import PolicyError
 from buddy.generation import speculative
 from buddy.generation.speculative import _Writer
-from tests.tiny import every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
+from tests.tiny import NUM_BLOCKS, every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 
 @every_family
@@ -35,26 +42,73 @@ def test_processors_see_each_token_of_a_draft(long_drafts):
     assert torch.equal(buddy.generate(ids, draft_budget="3 blocks", **options), plain)
 
 
+class EveryThird(LogitsProcessor):
+    """Its state is how often it was called: each third token is a 7."""
+
+    def __init__(self):
+        self.columns = []
+
+    def __call__(self, input_ids, scores):
+        self.columns.append(input_ids.shape[1])
+        if len(self.columns) % 3:
+            return scores
+        return scores.index_fill(1, torch.tensor([7]), 1e3)
+
+
+def test_a_processor_with_a_state_is_called_once_for_each_token(long_drafts):
+    buddy, ids = tiny_buddy(), random_ids(1, 7)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    first, second = EveryThird(), EveryThird()
+    plain = buddy.generate(ids, logits_processor=[first], **options)
+    drafted = buddy.generate(ids, logits_processor=[second], draft_budget="3 blocks", **options)
+    assert torch.equal(drafted, plain)
+    assert second.columns == first.columns == list(range(7, 19))
+
+
+def test_a_drafted_text_has_the_watermark_of_a_plain_one(long_drafts):
+    buddy, ids = tiny_buddy(), random_ids(1, 7, seed=2)
+    mark = SynthIDTextWatermarkingConfig(keys=[654, 400, 836, 123], ngram_len=3)
+    options = {"max_new_tokens": 16, "do_sample": False}
+    plain = buddy.generate(ids, watermarking_config=mark, **options)
+    assert not torch.equal(plain, buddy.generate(ids, **options))
+    options["draft_budget"] = "3 blocks"
+    assert torch.equal(buddy.generate(ids, watermarking_config=mark, **options), plain)
+
+
+def test_a_processor_that_cannot_be_copied_is_refused_for_drafts():
+    locked = EveryThird()
+    locked.lock = threading.Lock()
+    options = {"max_new_tokens": 3, "do_sample": False, "logits_processor": [locked]}
+    with pytest.raises(PolicyError, match="one cannot be copied"):
+        tiny_buddy().generate(random_ids(1, 7), draft_budget="3 blocks", **options)
+
+
 def count_drafts(monkeypatch):
     """(tokens drafted, tokens kept) of each verification from now on."""
-    counts, original = [], _Writer.verify
+    counts, original = [], _Writer._keep
 
-    def verify(self, ids, drafted, proposed):
-        fresh, scores = original(self, ids, drafted, proposed)
-        counts.append((len(drafted), len(fresh)))
-        return fresh, scores
+    def keep(self, fed, tokens, *rest):
+        counts.append((fed.shape[1] - 1, tokens))
+        original(self, fed, tokens, *rest)
 
-    monkeypatch.setattr(_Writer, "verify", verify)
+    monkeypatch.setattr(_Writer, "_keep", keep)
     return counts
 
 
-def test_drafts_are_really_used(monkeypatch, long_drafts):
-    # Where the skipped blocks add nothing, a draft is always right.
+def drafts_rightly(policy="static:1,2,3", idle=range(1, NUM_BLOCKS - 1)):
+    """A model whose skipped blocks add nothing, so that a draft is always right."""
     model = tiny_model("llama-mha")  # whose projections have no bias
-    for layer in model.model.layers[1:-1]:
+    for block in idle:
+        layer = model.model.layers[block]
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    buddy = BuddyForCausalLM(model, policy="static:1,2,3")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # no token is as good as another
+    return BuddyForCausalLM(model, policy=policy)
+
+
+def test_drafts_are_really_used(monkeypatch, long_drafts):
+    buddy = drafts_rightly()
     counts = count_drafts(monkeypatch)
     ids = random_ids(1, 7)
     plain = buddy.generate(ids, max_new_tokens=30, do_sample=False)
@@ -69,9 +123,9 @@ def test_drafts_are_of_the_first_words_and_text_of_all(monkeypatch, do_sample):
     monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
     drafts, original = [], _Writer.verify
 
-    def verify(self, ids, drafted, proposed):
+    def verify(self, text, drafted, proposed):
         drafts.extend(drafted.tolist())
-        return original(self, ids, drafted, proposed)
+        return original(self, text, drafted, proposed)
 
     monkeypatch.setattr(_Writer, "verify", verify)
     buddy, ids = tiny_buddy(), random_ids(1, 7)
@@ -105,6 +159,51 @@ def test_end_of_text_inside_a_draft_ends_the_text(long_drafts):
     assert torch.equal(
         buddy.generate(ids, draft_budget="3 blocks", **options), buddy.generate(ids, **options)
     )
+
+
+class EndsWith(StoppingCriteria):
+    """A criterion of the caller's: the text ends with this token."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **options):
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"policy": "layerskip", "idle": range(3, NUM_BLOCKS)}], ids=["static", "exit"]
+)
+@pytest.mark.parametrize("is_sampled", [False, True])  # the likeliest token alone
+@pytest.mark.parametrize("is_eos", [False, True])
+def test_a_session_holds_what_was_returned_where_a_draft_goes_past_the_end(
+    model, is_sampled, is_eos, monkeypatch, long_drafts
+):
+    buddy, ids = drafts_rightly(**model), random_ids(1, 5, seed=3)
+    options = {"max_new_tokens": 20, "do_sample": False}
+    if is_sampled:
+        options |= {"do_sample": True, "top_k": 1}
+    text = buddy.generate(ids, **options)[0].tolist()
+    end = next(token for at, token in enumerate(text) if at > 6 and token not in text[:at])
+    ending = {"eos_token_id": end} if is_eos else {"stopping_criteria": [EndsWith(end)]}
+    counts, trace = count_drafts(monkeypatch), DepthTrace()
+    made = []
+    for drafts in ({}, {"draft_budget": "3 blocks", "trace": trace}):
+        session = buddy.new_session(1, 32)
+        made.append((buddy.generate(ids, cache=session, **options, **ending, **drafts), session))
+    (plain, first), (drafted, second) = made
+    assert counts[-1][0] == 8 > counts[-1][1]  # of a draft that was right
+    assert torch.equal(drafted, plain)
+    assert sum(step.fed for step in trace.steps) == second.get_seq_length()
+    assert second.get_seq_length() == first.get_seq_length() == plain.shape[1] - 1
+    lengths = [[one.length for one in each.sequences.values()] for each in (first, second)]
+    assert lengths[1] == lengths[0] == [plain.shape[1] - 1]
+    more = torch.cat([plain, random_ids(1, 3)], 1)
+    fresh = buddy(more).logits[:, -1]
+    for session in (first, second):
+        # atol: the cache changes the order of sums, and logits are 20 times as large.
+        logits = buddy(more[:, session.get_seq_length() :], cache=session).logits[:, -1]
+        assert_close(logits, fresh, atol=1e-3, rtol=1e-4)
 
 
 def test_sampling_is_distributed_as_full_depth_draws():

@@ -24,7 +24,7 @@ from transformers import (
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import ModelError, PolicyError, PromptError
 from tests.engine.test_lanes import needs_cc
-from tests.tiny import VOCAB, padded, random_ids, random_router, tiny_model
+from tests.tiny import VOCAB, padded, random_ids, random_router, tiny_buddy, tiny_model
 
 every_engine = pytest.mark.parametrize(
     "engine", ["general", pytest.param("native", marks=needs_cc)]
@@ -310,6 +310,44 @@ def test_a_conversation_goes_on_from_its_session(engine):
             ids = torch.cat([first.sequences, random_ids(1, 3, seed=5)], 1)
             made.append(model.generate(ids, cache=first.cache, **options))
         assert torch.equal(*made)
+
+
+@every_engine
+@pytest.mark.parametrize(("budget", "batch_route"), [(1.0, "independent"), ("4 blocks", "shared")])
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_batch_whose_rows_end_apart_goes_on_from_its_session(
+    engine, budget, batch_route, is_dict
+):
+    buddy = tiny_buddy(policy="static:1,2,3,4")
+    buddy.executor.engine = engine
+    options = {**GREEDY, "budget": budget, "batch_route": batch_route, "pad_token_id": 0}
+    free = buddy.generate(BATCH, attention_mask=MASK, **options)[:, BATCH.shape[1] :].tolist()
+    end = next(token for row in free for token in row[1:9] if any(token not in o for o in free))
+    options["eos_token_id"] = end
+    alone = buddy.generate(BATCH, attention_mask=MASK, **options)
+    session, trace = buddy.new_session(len(BATCH), 32), DepthTrace()
+    options |= {"cache": session, "return_dict_in_generate": is_dict, "trace": trace}
+    out = buddy.generate(BATCH, attention_mask=MASK, **options)
+    out = out.sequences if is_dict else out
+    assert torch.equal(out, alone)
+    assert 0 < int((out[:, -1] == 0).sum()) < len(out)  # rows that were filled up
+    ids = torch.cat([out, random_ids(len(out), 3, seed=5)], 1)
+    new = out[:, BATCH.shape[1] :]
+    mask = torch.cat([MASK, (new != 0).long(), torch.ones(len(out), 3, dtype=torch.long)], 1)
+    lengths = mask[:, : session.get_seq_length()].sum(1).tolist()
+    assert [one.length for one in session.sequences.values()] == lengths
+    blocks = 4 if budget == "4 blocks" else buddy.num_blocks
+    assert [one.executed for one in session.sequences.values()] == [n * blocks for n in lengths]
+    fresh = buddy(ids, mask, budget=budget).logits[:, -1]
+    unmasked = torch.ones_like(mask)
+    for refused in (unmasked, torch.cat([MASK * 0, mask[:, BATCH.shape[1] :]], 1)):
+        with pytest.raises(PromptError, match="attention_mask says that row"):
+            buddy(ids[:, session.get_seq_length() :], refused, cache=session)
+        with pytest.raises(PromptError, match="attention_mask says that row"):
+            buddy.generate(ids, attention_mask=refused, cache=session)
+    more = buddy(ids[:, session.get_seq_length() :], mask, cache=session, budget=budget)
+    # atol: the cache changes the order of sums.
+    assert_close(more.logits[:, -1], fresh, atol=1e-4, rtol=1e-4)
 
 
 @every_engine

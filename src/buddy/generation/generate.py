@@ -20,7 +20,7 @@ from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
-from buddy.generation.loop import decode_loop
+from buddy.generation.loop import EndedRows, decode_loop
 from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared, takes_old_cache_name
 from buddy.generation.padding import left_padded
@@ -89,6 +89,30 @@ def check_shapes(
             f"the session holds {session.batch} rows and {len(token_ids)} came: "
             "feed all rows of a batch at every step"
         )
+
+
+def check_columns(session: Session | None, mask: Tensor | None, columns: int) -> None:
+    """Refuse a mask that takes other columns for pads than those that the session was fed as pads.
+
+    Args:
+        session: What was fed.
+        mask: 0 = pad. One over other columns than all says nothing of those before.
+        columns: In all, the new ones too.
+
+    Raises:
+        PromptError: A row has more or fewer tokens by the mask than in the session.
+    """
+    seen = 0 if session is None else session.get_seq_length()
+    if session is None or not seen or mask is None or mask.shape[-1] != columns:
+        return
+    real = mask[:, :seen].bool().sum(1).tolist()
+    for row, (count, one) in enumerate(zip(real, session.sequences.values(), strict=False)):
+        if count != one.length:
+            raise PromptError(
+                f"attention_mask says that row {row} has {count} tokens in the {seen} columns "
+                f"that were fed, and its session holds {one.length}: expected 1 for them, and 0 "
+                "for pads, those after the row's end too"
+            )
 
 
 def _the_one(inputs: Any, options: dict[str, Any]) -> Any:
@@ -194,6 +218,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         check_shapes(prompt, valid=mask, prompt_mask=None, session=options.get("cache"))
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
         check_prompts(prompt, mask.bool(), self.backbone)
+        check_columns(options.get("cache"), mask, prompt.shape[1])
         if prepared.is_guided and not (budget is None and prefill_budget is None):
             raise PolicyError(
                 "guidance_scale runs another prompt too, which a budget does not reach: leave the "
@@ -275,7 +300,11 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         if draft_blocks is not None:
             return speculative_loop(self, *steps, streamer, draft_blocks=draft_blocks, **inputs)
         if synced_gpus or generation_config.return_dict_in_generate:
-            return cast(Any, super())._sample(*steps, synced_gpus, streamer, **inputs)
+            criteria = EndedRows(stopping_criteria, inputs["cache"])
+            steps = (input_ids, logits_processor, criteria, generation_config)
+            out = cast(Any, super())._sample(*steps, synced_gpus, streamer, **inputs)
+            criteria.take_pads_back()
+            return out
         return decode_loop(self, *steps, streamer, **inputs)
 
     def prepare_inputs_for_generation(  # type: ignore[override, unused-ignore]
@@ -302,7 +331,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         """Called by transformers: a session instead of its own cache."""
-        if model_kwargs.get("cache") is None and generation_config.use_cache:
+        if model_kwargs.get("cache") is not None:
+            model_kwargs["cache"]._is_user_defined = True
+        elif generation_config.use_cache:
             copies = max(generation_config.num_beams, generation_config.num_return_sequences)
             model_kwargs["cache"] = self.new_session(
                 batch_size * copies,

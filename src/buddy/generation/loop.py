@@ -5,6 +5,7 @@ step is a forward pass, a token and little else. Other modes (beams, assistants,
 go through transformers' own loop, which is the reference.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
     StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from buddy.engine.run import Feed, logits_of, run_step
+from buddy.engine.state.sequence import SequenceState
+from buddy.engine.state.session import Session
 from buddy.generation.next_token import next_token, process
 
 
@@ -93,30 +97,66 @@ def decode_loop(
             ended_rows |= set(ended.nonzero()[:, 0].tolist())
             if len(ended_rows) == batch:
                 break
-            if stop.pads:
-                open_rows = [row for row in open_rows if row not in ended_rows]
+        fed_rows = open_rows
+        if ended is not None and stop.pads:
+            open_rows = [row for row in open_rows if row not in ended_rows]
+            # A caller who goes on from the session takes a row's last token for fed.
+            fed_rows = fed_rows if session._is_user_defined else open_rows
         started_s = 0.0 if trace is None else trace.clock()
-        is_whole = len(open_rows) == batch
+        is_whole = len(fed_rows) == batch
         made = run_step(
             model.backbone,
             policy,
             session,
-            numbers if is_whole else [numbers[row] for row in open_rows],
-            Feed(token_ids=token if is_whole else token[open_rows], counts=(1,) * len(open_rows)),
+            numbers if is_whole else [numbers[row] for row in fed_rows],
+            Feed(token_ids=token if is_whole else token[fed_rows], counts=(1,) * len(fed_rows)),
             batch_route=inputs["batch_route"],
             executor=executor,
             columns=1,
+            apart=[numbers[row] for row in fed_rows if row in ended_rows] if stop.pads else (),
         )
         last = logits_of(model.backbone, made, executor)
         if is_whole:
             logits = last.float()
         else:  # a row that has ended is fed no more, and keeps its last logits
-            logits = logits.index_copy(0, torch.tensor(open_rows, device=ids.device), last.float())
+            logits = logits.index_copy(0, torch.tensor(fed_rows, device=ids.device), last.float())
         if trace is not None:
-            trace.record(made, started_s, tokens=1, rows=open_rows, batch=batch)
+            trace.record(made, started_s, tokens=1, rows=fed_rows, batch=batch)
     if streamer is not None:
         streamer.end()
     return ids[:, :columns]
+
+
+class EndedRows(StoppingCriteriaList):
+    """The criteria for transformers' loop, which feeds pads to rows that have ended.
+
+    It remembers each row as it was when its last token had been fed.
+    """
+
+    def __init__(self, criteria: list[StoppingCriteria], session: Session) -> None:
+        super().__init__(criteria)
+        self._session, self._pads = session, Stop(criteria).pads
+        self._ended, self._before_pads = set[int](), dict[int, SequenceState]()
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch columns"], scores: Any, **options: Any
+    ) -> Bool[Tensor, " batch"]:
+        """The rows that end with the newest column."""
+        now = list(self._session.sequences.values())
+        self._before_pads |= {row: now[row] for row in self._ended - self._before_pads.keys()}
+        done: Bool[Tensor, " batch"] = super().__call__(input_ids, scores, **options)
+        if self._pads:
+            self._ended |= set(done.nonzero()[:, 0].tolist())
+        return done
+
+    def take_pads_back(self) -> None:
+        """Leave in the session what was written, without the pads."""
+        if not self._before_pads:
+            return
+        state = self._session.state
+        held = enumerate(state.sequences.items())
+        kept = {number: self._before_pads.get(row, one) for row, (number, one) in held}
+        self._session.rewind(replace(state, sequences=kept))
 
 
 def prefill_step(

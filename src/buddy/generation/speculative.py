@@ -9,13 +9,17 @@ Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 """
 
+import copy
 import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor
 
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
@@ -50,6 +54,9 @@ In greedy decoding it estimates the chance that all of them are accepted; a toke
 be thrown away is not worth drafting.
 """
 
+Chosen = tuple[Int[Tensor, " one"], Float[Tensor, "one vocab"]]
+"""A token, and the scores that it was chosen by."""
+
 
 def check_speculation(batch: int, source: BudgetSource, num_blocks: int, draft: int) -> None:
     """Refuse what cannot be drafted for.
@@ -82,34 +89,61 @@ def speculative_loop(
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications."""
-    stop = Stop(stopping_criteria)
-    ids, logits = input_ids, prefill_step(model, input_ids, inputs)
+    text = _Text(input_ids, stopping_criteria, streamer)
+    logits = prefill_step(model, input_ids, inputs)
     kind = _ExitWriter if exits(model.policy) else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
-    scores = process(logits_processor, ids, logits)
-    pending = next_token(scores, generation_config.do_sample)
-    while True:
-        ids = torch.cat([ids, pending[None]], 1)
-        if streamer is not None:
-            streamer.put(pending.cpu())
-        if stop(ids, scores) is not None:
-            break
-        room = stop.columns - ids.shape[1] - 1 if stop.columns else _LONGEST_DRAFT
-        tokens, proposed = writer.draft(ids, max(0, min(_LONGEST_DRAFT, room)))
-        fresh, scores = writer.verify(ids, tokens, proposed)
-        for token in fresh[:-1]:
-            ids = torch.cat([ids, token.view(1, 1)], 1)
-            if streamer is not None:
-                streamer.put(token.view(1).cpu())
-            if stop(ids, scores) is not None:
-                break
-        else:
-            pending = fresh[-1:]
-            continue
-        break
+    scores = process(logits_processor, input_ids, logits)
+    text.write([(next_token(scores, generation_config.do_sample), scores)])
+    while not text.is_ended:
+        drafted, proposed = writer.draft(text.ids, min(_LONGEST_DRAFT, text.room - 1))
+        writer.verify(text, drafted, proposed)
     if streamer is not None:
         streamer.end()
-    return ids
+    return text.ids
+
+
+def _copied(processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
+    """Copies of processors, whose state of the text may go another way.
+
+    Raises:
+        PolicyError: One cannot be copied.
+    """
+    try:
+        return copy.deepcopy(processors)
+    except Exception as error:
+        names = ", ".join(type(one).__name__ for one in processors)
+        raise PolicyError(
+            f"draft_budget drafts with copies of the logits processors ({names}), and one cannot "
+            f"be copied ({error}): leave draft_budget out"
+        ) from error
+
+
+class _Text:
+    """The text so far, which is streamed as it grows and knows where it ends."""
+
+    def __init__(self, ids: Int[Tensor, "one columns"], criteria: Any, streamer: Any) -> None:
+        self.ids, self.is_ended = ids, False
+        self._stop, self._streamer = Stop(criteria), streamer
+
+    @property
+    def room(self) -> int:
+        """Most tokens that may still be written."""
+        end = self._stop.columns
+        return end - self.ids.shape[1] if end else sys.maxsize
+
+    def write(self, chosen: Iterable[Chosen]) -> int:
+        """Append tokens up to one that ends the text; returns how many they were."""
+        count = 0
+        for token, scores in chosen:
+            self.ids = torch.cat([self.ids, token[None]], 1)
+            count += 1
+            if self._streamer is not None:
+                self._streamer.put(token.cpu())
+            if self._stop(self.ids, scores) is not None:
+                self.is_ended = True
+                break
+        return count
 
 
 class _Writer:
@@ -138,6 +172,8 @@ class _Writer:
         Plain greedy decoding does not ask what they were drawn from.
         """
         before = self._session.state
+        # Some processors keep a state of the text, and drafts are no text yet.
+        processor = self._processor if self._is_plain else _copied(self._processor)
         proposed: list[Tensor] = []
         here, columns, chance = ids, ids.shape[1], 1.0
         try:
@@ -148,7 +184,7 @@ class _Writer:
                 else:
                     others = self._model.backbone.vocab - self._words
                     logits = torch.nn.functional.pad(logits, (0, others), value=_UNLIKELY)
-                    scores = process(self._processor, here, logits)
+                    scores = process(processor, here, logits)
                     proposed.append(scores)
                     token, sure = next_token(scores, self._sample), float(scores.softmax(-1).max())
                 chance *= sure
@@ -157,79 +193,66 @@ class _Writer:
             self._session.rewind(before)
         return here[0, columns:], proposed
 
-    def verify(
-        self,
-        ids: Int[Tensor, "one columns"],
-        drafted: Int[Tensor, " drafted"],
-        proposed: list[Tensor],
-    ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
-        """The drafted tokens that full depth accepts, and one of its own; its last scores."""
+    def verify(self, text: _Text, drafted: Int[Tensor, " drafted"], proposed: list[Tensor]) -> None:
+        """Write the drafted tokens that full depth accepts, and one of its own."""
         before = self._session.state
         started_s = 0.0 if self._trace is None else self._trace.clock()
-        fed = torch.cat([ids[:, -1:], drafted[None]], 1)
+        fed = torch.cat([text.ids[:, -1:], drafted[None]], 1)
         try:
             logits, out = self._full(fed)
             if self._is_plain:
-                fresh, scores = self._agreed(ids, drafted, logits.float())
+                chosen = self._agreed(text, drafted, logits.float())
             else:
-                fresh, scores = self._judged(ids, drafted, proposed, logits)
-            self._keep(fed, len(fresh), before, out)
+                chosen = self._judged(text, drafted, proposed, logits)
+            written = text.write(chosen)
+            self._keep(fed, written, before, out)
         except BaseException:
             self._session.rewind(before)
             raise
         if self._trace is not None:
-            kept = len(fresh)
-            self._trace.record(out, started_s, tokens=kept, rows=(0,), batch=1, of_lanes=kept)
-        return fresh, scores
+            self._trace.record(out, started_s, tokens=written, rows=(0,), batch=1, of_lanes=written)
 
     def _agreed(
-        self,
-        ids: Int[Tensor, "one columns"],
-        drafted: Int[Tensor, " drafted"],
-        logits: Float[Tensor, "tokens vocab"],
-    ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
+        self, text: _Text, drafted: Int[Tensor, " drafted"], logits: Float[Tensor, "tokens vocab"]
+    ) -> Iterator[Chosen]:
         """Plain greedy decoding: up to the first place at which full depth's best is another."""
-        best = best_token(process(self._processor, ids, logits))
+        best = best_token(process(self._processor, text.ids, logits))
         kept = int((best[:-1] == drafted).cumprod(0).sum())
-        return best[: kept + 1], logits[kept, None]
+        for place in range(kept + 1):
+            yield best[place, None], logits[place, None]
 
     def _judged(
         self,
-        ids: Int[Tensor, "one columns"],
+        text: _Text,
         drafted: Int[Tensor, " drafted"],
         proposed: list[Tensor],
         logits: Float[Tensor, "tokens vocab"],
-    ) -> tuple[Int[Tensor, " fresh"], Float[Tensor, "one vocab"]]:
-        """A token at a time, as what processors make of one depends on those before."""
-        fresh: list[Tensor] = []
-        here = ids
-        for place in range(len(drafted) + 1):
-            scores = process(self._processor, here, logits[place, None].float())
-            if place == len(drafted):
-                fresh.append(next_token(scores, self._sample)[0])
-                break
-            token, is_accepted = self._judge(drafted[place], proposed[place], scores)
-            fresh.append(token)
+    ) -> Iterator[Chosen]:
+        """A token at a time, written before the next: processors read the text."""
+        for place in range(len(drafted)):
+            scores = process(self._processor, text.ids, logits[place, None].float())
+            token, is_accepted = self._judge(drafted[place, None], proposed[place], scores)
+            yield token, scores
             if not is_accepted:
-                break
-            here = torch.cat([here, token.view(1, 1)], 1)
-        return torch.stack(fresh), scores
+                return
+        scores = process(self._processor, text.ids, logits[-1:].float())
+        yield next_token(scores, self._sample), scores
 
     def _judge(self, token: Tensor, proposed: Tensor, scores: Tensor) -> tuple[Tensor, bool]:
         """Speculative sampling: what comes out is distributed as full depth alone would draw it."""
         if not self._sample:
-            best = scores.argmax(-1)[0]
+            best = scores.argmax(-1)
             return best, bool(best == token)
         draft, full = proposed.softmax(-1)[0], scores.softmax(-1)[0]
         if bool(torch.rand(()) * draft[token] < full[token]):
             return token, True
         rest = (full - draft).clamp(min=0)
-        return torch.multinomial(rest / rest.sum(), 1)[0], False
+        return torch.multinomial(rest / rest.sum(), 1), False
 
     def _keep(
         self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
     ) -> None:
-        """Go on from what was accepted: the policy is shown just that."""
+        """Go on from what was written: the policy is shown just that."""
         session, policy, number = self._session, self._policy, self._number
         old = before.sequences[number]
         seen = observation(out.lanes, fed[0], None, session.kv, policy.context_layer).first(tokens)
@@ -254,7 +277,7 @@ class _Writer:
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
         """Full depth's logits after each token.
 
-        The policy is not asked: `_keep` shows it what is accepted.
+        The policy is not asked: `_keep` shows it what is written.
         """
         plan = DepthPlan.full(fed.shape[1], self._model.num_blocks, fed.device)
         return self._forward(fed, self._full_budget, steering=Given(plan))

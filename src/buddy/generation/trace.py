@@ -15,6 +15,7 @@ from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
 from buddy.engine.run import StepOutput
+from buddy.errors import PolicyError
 
 FinishReason = Literal["stop", "length", "context"]
 """Why a sequence ended: an end of text or a criterion of the caller's, as many tokens as were asked
@@ -154,7 +155,17 @@ class DepthTrace:
 
     @property
     def changes(self) -> int:
-        """How often a row's plan was another one than at the step before."""
+        """How often a row's plan was another one than at the step before.
+
+        Raises:
+            PolicyError: The trace has collected batches of several sizes.
+        """
+        sizes = sorted({len(step.plans) for step in self.steps})
+        if len(sizes) > 1:
+            raise PolicyError(
+                f"the trace has steps of batches of {sizes} rows, whose plans cannot be compared: "
+                "give each generation a DepthTrace() of its own"
+            )
         pairs = pairwise(step.plans for step in self.steps)
         return sum(b != a for old, new in pairs for a, b in zip(old, new, strict=True) if b)
 

@@ -48,6 +48,7 @@ class Session:
     is_compileable = False
     is_croppable = False
     is_linear = (False,)  # no block keeps a state in the place of keys and values
+    _is_user_defined = False  # whether a caller passed it to `generate`, as transformers notes it
 
     def __init__(self, backbone: Backbone, rows: int, capacity: int, kv_policy: KVPolicy) -> None:
         self.kv = BlockKVCache(
