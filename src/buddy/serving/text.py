@@ -12,8 +12,9 @@ _LONGEST: Final = 4
 class TokenText:
     """Turns tokens into text, one at a time.
 
-    What it gives, put together, is what the tokenizer makes of all tokens at once. A decoder writes
-    one sign for a character that is cut off, so all but that sign is sure.
+    What it gives, put together, is what the tokenizer makes of all tokens at once. For a character
+    that is cut off a decoder writes U+FFFD: once, or for each of its bytes, and then also for whole
+    characters in the same run of bytes. So all but the U+FFFD at the end is sure.
 
     Args:
         tokenizer: Of the tokenizers library, as transformers wraps it.
@@ -32,13 +33,15 @@ class TokenText:
         """The new text; none where a character is not complete."""
         self._ids.append(token)
         text = self._text()
-        is_open = text.endswith(_BROKEN)
-        new = text[self._given : len(text) - is_open]
+        sure = len(text.rstrip(_BROKEN))
+        new = text[self._given : sure]
         self._given += len(new)
-        if not is_open and new:
-            self._move(self._read)
+        if sure == len(text) and new:
+            self._ids = self._ids[self._read :]
+            self._read = len(self._ids)
+            self._given = len(self._text())
         elif len(self._ids) > _WINDOW:
-            self._move(len(self._ids) - _LONGEST)
+            new += self._let_go(text)
         return new
 
     def flush(self) -> str:
@@ -47,12 +50,15 @@ class TokenText:
         new, self._given = text[self._given :], len(text)
         return new
 
-    def _move(self, first: int) -> None:
-        """Forget the tokens before this one."""
-        self._ids = self._ids[first:]
+    def _let_go(self, text: str) -> str:
+        """What is too old to become a character, broken as it is; the window begins after it."""
+        ids, self._ids = self._ids, self._ids[-_LONGEST:]
+        old = self._decode(ids[:-_LONGEST], skip_special_tokens=True)
+        new = old[self._given :]
+        left = len(text) - max(self._given, len(old))
         self._read = len(self._ids)
-        text = self._text()
-        self._given = len(text) - text.endswith(_BROKEN)
+        self._given = max(0, len(self._text()) - left)
+        return str(new)
 
     def _text(self) -> str:
         return str(self._decode(self._ids, skip_special_tokens=True))
