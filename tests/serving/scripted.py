@@ -58,6 +58,7 @@ class ScriptedEngine:
         self.facts = EngineFacts(
             model="tiny",
             num_blocks=NUM_BLOCKS,
+            least_blocks=3,
             context=256,
             has_predictor=has_predictor,
             means=means,

@@ -28,6 +28,8 @@ class EngineFacts:
     model: str
     """As clients name it."""
     num_blocks: int
+    least_blocks: int
+    """The smallest budget that can be named."""
     context: int
     """Tokens that prompt and answer may have together."""
     has_predictor: bool

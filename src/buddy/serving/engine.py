@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.depth.budget import check_mean, no_predictor
+from buddy.depth.budget import check_mean, least_blocks, no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
@@ -74,6 +74,7 @@ class Engine:
         self._facts = EngineFacts(
             model=name,
             num_blocks=model.num_blocks,
+            least_blocks=max(least_blocks(model.num_blocks), self._pinned),
             context=min(context or model.backbone.context, model.backbone.context),
             has_predictor=model.predictor is not None,
             means=None if model.ledger is None else model.ledger.range,
