@@ -117,6 +117,21 @@ FIELDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "w9 \ud800"}, "prompt"),
+        ("completions", {"prompt": ["w9", "w9 \udc00"]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "w9 \ud83d"}]}, "messages"),
+    ],
+)
+def test_half_a_character_is_400_and_says_where(client, path, body, param):
+    headers = {"Content-Type": "application/json"}
+    error = refusal(client.post(f"/v1/{path}", content=json.dumps(body), headers=headers))
+    assert error["message"].startswith("character 4 of the text is half a character")
+    assert error["param"] == param
+
+
 @pytest.mark.parametrize(("kind", "change", "param"), FIELDS, ids=[str(f[1])[:40] for f in FIELDS])
 def test_a_known_field_with_a_wrong_value_is_400_and_named(client, running, kind, change, param):
     before = len(running.engine.seen)

@@ -35,14 +35,14 @@ class PromptReader:
         """Token ids of a conversation in the model's chat template.
 
         Raises:
-            PromptError: There is no template, or it refuses the conversation.
+            PromptError: There is no template, it refuses the conversation, or a text is no Unicode.
         """
         if not self.has_chat:
             raise PromptError(
                 "this model has no chat template, so it takes no messages: send a prompt to "
                 "/v1/completions"
             )
-        plain = [{"role": _role(one.role), "content": one.text} for one in messages]
+        plain = [{"role": _role(one.role), "content": _whole(one.text)} for one in messages]
         try:
             made = apply_chat(self._tokenizer, plain, return_dict=True)
         except PromptError as error:  # it says where the model lies, which clients need not know
@@ -62,7 +62,7 @@ class PromptReader:
             prompt: A text, token ids, or a list of either.
 
         Raises:
-            PromptError: A prompt has no tokens, or one that the model does not know.
+            PromptError: A prompt has no tokens, one that the model does not know, or is no Unicode.
         """
         if isinstance(prompt, str):
             return [self._of_text(prompt)]
@@ -94,7 +94,7 @@ class PromptReader:
         return text, None if _LOST in text else list(text.encode())
 
     def _of_text(self, text: str) -> tuple[int, ...]:
-        return self._checked(self._tokenizer(text)["input_ids"])
+        return self._checked(self._tokenizer(_whole(text))["input_ids"])
 
     def _checked(self, ids: Any) -> tuple[int, ...]:
         if not ids:
@@ -109,6 +109,22 @@ class PromptReader:
 def _role(name: str) -> str:
     """OpenAI's newer name for system messages is unknown to templates."""
     return "system" if name == "developer" else name
+
+
+def _whole(text: str) -> str:
+    """A text that can be written in UTF-8.
+
+    Raises:
+        PromptError: JSON may escape half of a pair alone, for which there are no bytes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"character {error.start + 1} of the text is half a character (a lone surrogate, "
+            f"{shown(text[error.start])}): send valid Unicode"
+        ) from error
+    return text
 
 
 def finite(logprob: float) -> float:
