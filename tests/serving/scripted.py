@@ -62,6 +62,7 @@ class ScriptedEngine:
             context=256,
             has_predictor=has_predictor,
             means=means,
+            most_answers=max(1, max_rows + max_queue),
             engine="scripted",
             least_ms_per_token=2.0,
         )

@@ -227,6 +227,24 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_of_the_request_stays()
         until(lambda: running.engine.in_flight == 0)
 
 
+def test_more_answers_than_the_server_ever_holds_are_400_and_not_try_again():
+    with (
+        served(max_rows=2, max_queue=3) as running,
+        httpx.Client(base_url=running.url, timeout=10) as client,
+    ):
+        for path, body in [
+            ("completions", {**COMPLETION, "prompt": ["w9"] * 6}),
+            ("completions", {**COMPLETION, "prompt": ["w9"] * 3, "n": 2}),
+            ("chat/completions", {**CHAT, "n": 6}),
+        ]:
+            error = refusal(client.post(f"/v1/{path}", json=body))
+            assert (
+                "6 answers in one request are more than this server holds (5)" in error["message"]
+            )
+            assert error["param"] == "n"
+        assert client.post("/v1/completions", json={**COMPLETION, "n": 5}).status_code == 200
+
+
 def test_a_draining_server_takes_nothing_and_says_so():
     with served() as running, httpx.Client(base_url=running.url) as client:
         assert client.get("/ready").json() == {"status": "ready"}

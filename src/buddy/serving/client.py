@@ -36,6 +36,8 @@ class EngineFacts:
     """Whether `auto` can be asked for."""
     means: tuple[int, int] | None = None
     """The smallest and the largest mean of an answer that can be asked for, in blocks."""
+    most_answers: int | None = None
+    """That the engine holds at once, those that wait included; None = any number."""
     engine: str
     """In a few words for a person."""
     least_ms_per_token: float
