@@ -147,7 +147,7 @@ class ScriptedEngine:
         logprobs = ()
         if request.top_logprobs is not None:
             top = tuple((token + i, -0.5 - i) for i in range(request.top_logprobs))
-            logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top),)
+            logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top, offset=len(before)),)
         events = [Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,))]
         job[2:] = step + 1, before + text
         if reason is None and step + 1 == request.max_tokens:

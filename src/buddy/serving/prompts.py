@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from buddy.data.chat import apply_chat
 from buddy.errors import PromptError, shown
 from buddy.serving.schema import Message
-
-_LOST = "\ufffd"
-"""What a tokenizer writes for a part of a character."""
+from buddy.serving.token_bytes import TokenBytes
 
 
 class PromptReader:
@@ -25,6 +24,10 @@ class PromptReader:
     def __init__(self, tokenizer: Any, vocabulary: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     @property
     def has_chat(self) -> bool:
@@ -88,10 +91,13 @@ class PromptReader:
             made[token] = float(value)
         return made
 
-    def token_text(self, token: int) -> tuple[str, list[int] | None]:
-        """A token alone, and its UTF-8 bytes; None for what is a part of a character."""
-        text = self._tokenizer.decode([token])
-        return text, None if _LOST in text else list(text.encode())
+    def token_text(self, token: int) -> tuple[str, list[int]]:
+        r"""A token alone, and its UTF-8 bytes; a part of a character is called `bytes:\xe2\x80`."""
+        utf8 = self._bytes.of(token)
+        try:
+            return utf8.decode(), list(utf8)
+        except UnicodeDecodeError:
+            return f"bytes:{str(utf8)[2:-1]}", list(utf8)
 
     def _of_text(self, text: str) -> tuple[int, ...]:
         return self._checked(self._tokenizer(_whole(text))["input_ids"])

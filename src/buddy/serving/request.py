@@ -116,6 +116,8 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """The most likely tokens, best first."""
+    offset: int = 0
+    """Characters of the answer that are complete before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -205,6 +205,7 @@ class TopLogprob(_Reply):
     token: str
     logprob: float
     bytes: list[int] | None
+    """UTF-8; a part of a character is called by them, such as `bytes:\\xe2\\x80`."""
 
 
 class ChatLogprob(TopLogprob):

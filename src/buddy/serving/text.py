@@ -18,6 +18,9 @@ class TokenText:
 
     Args:
         tokenizer: Of the tokenizers library, as transformers wraps it.
+
+    Attributes:
+        length: Characters that have been given in all.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -28,6 +31,7 @@ class TokenText:
         """Where the next such window begins."""
         self._given = 0
         """Characters of the window that have been given."""
+        self.length = 0
 
     def push(self, token: int) -> str:
         """The new text; none where a character is not complete."""
@@ -42,12 +46,14 @@ class TokenText:
             self._given = len(self._text())
         elif len(self._ids) > _WINDOW:
             new += self._let_go(text)
+        self.length += len(new)
         return new
 
     def flush(self) -> str:
         """What is left, broken or not."""
         text = self._text()
         new, self._given = text[self._given :], len(text)
+        self.length += len(new)
         return new
 
     def _let_go(self, text: str) -> str:
