@@ -66,3 +66,21 @@ def test_a_better_alternative_is_never_lost_to_a_worse_one(running):
         assert len(top) == 5, "bytes that are no character alone are told apart"
         assert max(top.values()) == value, "the greedy token is the best"
         assert list(top.values()) == sorted(top.values(), reverse=True)
+
+
+def test_a_completion_keeps_the_spaces_that_its_tokens_have_and_a_chat_begins_without():
+    tokenizer = fallback_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    engine = Engine(byte_buddy("static:2,3,4,1", vocab=len(tokenizer)), tokenizer, "tiny")
+    world = tokenizer.convert_tokens_to_ids("▁world")
+    always = {"max_tokens": 3, "logit_bias": {str(world): 100}}
+    with served(engine, tokenizer=tokenizer) as running:
+        choice = completion(running, prompt="Hello", **always)
+        body = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True, **always}
+        chat = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=30).json()
+    assert choice["text"] == " world world world"
+    assert choice["logprobs"]["tokens"] == [" world"] * 3
+    assert choice["logprobs"]["text_offset"] == [0, 6, 12]
+    (choice,) = chat["choices"]
+    assert choice["message"]["content"] == "world world world"
+    assert bytes(choice["logprobs"]["content"][0]["bytes"]) == b" world"

@@ -15,6 +15,12 @@ def pieces(tokens):
     return [text.push(token) for token in tokens], text
 
 
+def fallback_ids(tokenizer, text):
+    """Its tokens within a text: this tokenizer begins every text with a space."""
+    ids = tokenizer(text).input_ids
+    return ids[1:] if tokenizer.convert_ids_to_tokens(ids[0]) == "▁" else ids
+
+
 def ids_of(text):
     return byte_tokenizer()(text).input_ids
 
@@ -84,6 +90,27 @@ def test_after_bytes_that_are_no_character_text_goes_on():
     text = TokenText(tokenizer)
     made = "".join(map(text.push, [*broken, *tokenizer("a世b").input_ids])) + text.flush()
     assert made == "\ufffd" * 40 + " a世b"
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, fallback_tokenizer])
+@pytest.mark.parametrize("prompt", ["a", "a ", "世", "Hello", "a</s>"])
+@pytest.mark.parametrize("answer", [" world!", "a b", "世 é", " "])
+def test_what_goes_on_from_a_prompt_keeps_its_first_space(make, prompt, answer):
+    tokenizer = make()
+    before = tokenizer(prompt).input_ids
+    whole = fallback_ids(tokenizer, answer)
+    text = TokenText(tokenizer, before)
+    made = "".join(map(text.push, whole)) + text.flush()
+    assert made == answer
+    assert text.length == len(answer)
+
+
+@pytest.mark.parametrize("prompt", [[0xE4], [0xE4, 0xB8], [0x41, 0xE4]])
+def test_a_prompt_that_ends_within_a_character_costs_no_letter(prompt):
+    tokenizer = fallback_tokenizer()
+    text = TokenText(tokenizer, [3 + byte for byte in prompt])
+    made = "".join(map(text.push, [3 + 0x96, *fallback_ids(tokenizer, "ab!")])) + text.flush()
+    assert made.endswith("ab!")
 
 
 def cut(text, stop):

@@ -124,6 +124,7 @@ def _requests(
             stop=stop,
             top_logprobs=top_logprobs,
             grammar=grammar,
+            continues=isinstance(body, CompletionBody),
             ignore_eos=bool(body.ignore_eos),
         )
         for prompt in prompts

@@ -188,7 +188,7 @@ class Batcher:
             picker=Picker(
                 request.sampling, request.prompt, self._vocab, request.top_logprobs, one.grammar
             ),
-            text=TokenText(self._tokenizer),
+            text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),
             wanted=self._wanted(one),
             spends=self._spends(one),

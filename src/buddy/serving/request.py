@@ -104,6 +104,8 @@ class GenerationRequest:
     top_logprobs: int | None = None
     """How many alternatives come with each token's logprob; None = no logprobs."""
     grammar: Grammar | None = None
+    continues: bool = False
+    """The text goes on from the prompt's, as a completion does: it may begin with a space."""
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
 
