@@ -146,7 +146,7 @@ class Usage:
     budget_blocks: int
     """The largest budget of a token of the answer."""
     blocks_per_token: float
-    """Mean over the tokens of the answer."""
+    """Mean over the tokens of the answer; the first ran at the depth of the prompt."""
     distinct_plans: int
     source: str
     """fixed, mean, auto, deadline or default."""

@@ -173,7 +173,7 @@ class DepthUsage(_Reply):
     blocks_executed: int
     """Of all tokens that were fed, prompt included, cached ones not."""
     blocks_per_token: float
-    """Mean over the tokens of the answer."""
+    """Mean over the tokens of the answer; the first ran at the depth of the prompt."""
     num_blocks: int
     distinct_plans: int
     """Of several answers, those of the one that has most."""
