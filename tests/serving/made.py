@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from buddy import BuddyForCausalLM
@@ -31,11 +31,35 @@ def byte_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>")
 
 
-def byte_buddy(policy=None, *, kv_policy="lazy", predictor=False, ends=None, engine="auto", **more):
-    """A tiny random model whose tokens are bytes."""
+def fallback_tokenizer():
+    """A few words and letters; a token for each byte of all else, as Llama 2 has it."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "▁Hello", "▁world", *"abdelorwH!"]
+    vocab = {piece: at for at, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def byte_buddy(
+    policy=None, *, kv_policy="lazy", predictor=False, ends=None, engine="auto", vocab=VOCAB, **more
+):
+    """A tiny random model whose tokens are bytes, unless it has more of them."""
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS["llama"])
-    config.vocab_size, config.max_position_embeddings = VOCAB, 128
+    config.vocab_size, config.max_position_embeddings = vocab, 128
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -58,9 +58,11 @@ class ScriptedEngine:
         self.facts = EngineFacts(
             model="tiny",
             num_blocks=NUM_BLOCKS,
+            least_blocks=3,
             context=256,
             has_predictor=has_predictor,
             means=means,
+            most_answers=max(1, max_rows + max_queue),
             engine="scripted",
             least_ms_per_token=2.0,
         )
@@ -145,7 +147,7 @@ class ScriptedEngine:
         logprobs = ()
         if request.top_logprobs is not None:
             top = tuple((token + i, -0.5 - i) for i in range(request.top_logprobs))
-            logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top),)
+            logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top, offset=len(before)),)
         events = [Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,))]
         job[2:] = step + 1, before + text
         if reason is None and step + 1 == request.max_tokens:

@@ -60,6 +60,7 @@ def served(engine=None, *, tokenizer=None, keys=None, patience=None, rules=None,
         num_blocks=engine.facts.num_blocks,
         has_predictor=engine.facts.has_predictor,
         means=engine.facts.means,
+        num_pinned=engine.facts.least_blocks,
     )
     service = Service(engine=engine, reader=PromptReader(tokenizer), rules=rules)
     server = make_server(make_app(service, keys=keys, patience=patience))

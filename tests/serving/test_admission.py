@@ -71,6 +71,14 @@ def test_a_queue_of_none_lets_in_what_finds_a_free_row():
         admission.check(request(), queue(running=8), PACE, 0.0)
 
 
+def test_who_will_find_a_free_row_takes_no_place_in_the_queue():
+    admission = Admission(AdmissionConfig(max_queue=4))
+    for running in range(9):
+        admission.check(request(), queue(size=11 - running, running=running), PACE, 0.0)
+        with pytest.raises(Refused, match="4 requests wait already"):
+            admission.check(request(), queue(size=12 - running, running=running), PACE, 0.0)
+
+
 def test_a_deadline_below_what_is_reached_names_what_is():
     wish = Deadline(ms_per_token=4.0, least=3, most=30)
     with pytest.raises(BudgetError, match=r"at least 7\.3 ms here at 3 blocks"):

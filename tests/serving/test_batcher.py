@@ -245,6 +245,16 @@ def test_ends_and_what_ignores_them():
     assert told.tokens == free.tokens
 
 
+def test_the_first_token_counts_at_the_depth_of_the_prompt_that_made_it():
+    wish = Fixed(prefill=6, decode=3)
+    one, three = Bench().run(
+        request([1, 2], max_tokens=1, wish=wish), request([1, 2], max_tokens=3, wish=wish)
+    )
+    usage = one.finished.usage
+    assert (usage.budget_blocks, usage.blocks_per_token) == (3, 6.0)
+    assert three.finished.usage.blocks_per_token == (6 + 3 + 3) / 3
+
+
 def test_a_client_that_fails_hurts_nobody_else():
     def breaks(event):
         raise RuntimeError("gone")

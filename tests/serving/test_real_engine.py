@@ -11,9 +11,13 @@ import torch
 
 engines = pytest.importorskip("buddy.serving.engine")
 
+from buddy import BuddyForCausalLM  # noqa: E402
+from buddy.cli.commands.serve import start_engine  # noqa: E402
+from buddy.serving import calibrate  # noqa: E402
+from tests.engine.test_steering import ByNorm  # noqa: E402
 from tests.generation.test_ledger_budget import random_ledger  # noqa: E402
 from tests.serving.serving import chat_tokenizer, served, until  # noqa: E402
-from tests.tiny import NUM_BLOCKS, tiny_buddy  # noqa: E402
+from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +175,49 @@ def test_json_obeys_its_schema_and_a_schema_that_is_none_is_400():
         refused = httpx.post(f"{running.url}/v1/completions", json=body("nonsense"), timeout=20)
         assert refused.status_code == 400
         assert "\n" not in refused.json()["error"]["message"]
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Starts an engine as `buddy serve` does."""
+    monkeypatch.setattr(calibrate, "cache_home", lambda: tmp_path)
+
+    def start(model, min_blocks=3):
+        return start_engine(
+            model,
+            chat_tokenizer(),
+            name="tiny",
+            max_rows=2,
+            max_queue=2,
+            slo_ttft_ms=None,
+            slo_itl_ms=1000.0,
+            min_blocks=min_blocks,
+            batch_route="shared",
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("policy", ["full", ByNorm(range(2, 5))], ids=["pinned", "online"])
+def test_a_policy_that_leaves_no_choice_serves_who_names_no_budget(policy, started):
+    with served(started(BuddyForCausalLM(tiny_model(), policy=policy), NUM_BLOCKS)) as running:
+
+        def status(**budget):
+            body = {"prompt": "w5 w6", "max_tokens": 2, **budget}
+            return httpx.post(f"{running.url}/v1/completions", json=body).status_code
+
+        assert status() == status(budget=1.0) == 200
+        assert status(budget=0.5) == 400
+        facts = httpx.get(f"{running.url}/v1/models/tiny").json()["buddy"]
+        assert facts["least_blocks"] == NUM_BLOCKS
+
+
+def test_an_idle_server_takes_as_many_answers_as_it_holds_and_never_more(started, model):
+    with served(started(model)) as running:
+
+        def status(answers):
+            body = {"prompt": "w5 w6", "max_tokens": 20, "ignore_eos": True, "n": answers}
+            return httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).status_code
+
+        assert [status(4) for _ in range(3)] == [200] * 3
+        assert status(5) == 400

@@ -117,6 +117,21 @@ FIELDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "w9 \ud800"}, "prompt"),
+        ("completions", {"prompt": ["w9", "w9 \udc00"]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "w9 \ud83d"}]}, "messages"),
+    ],
+)
+def test_half_a_character_is_400_and_says_where(client, path, body, param):
+    headers = {"Content-Type": "application/json"}
+    error = refusal(client.post(f"/v1/{path}", content=json.dumps(body), headers=headers))
+    assert error["message"].startswith("character 4 of the text is half a character")
+    assert error["param"] == param
+
+
 @pytest.mark.parametrize(("kind", "change", "param"), FIELDS, ids=[str(f[1])[:40] for f in FIELDS])
 def test_a_known_field_with_a_wrong_value_is_400_and_named(client, running, kind, change, param):
     before = len(running.engine.seen)
@@ -210,6 +225,24 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_of_the_request_stays()
                 assert response.headers["content-type"] == "application/json"
             assert running.engine.in_flight == 1
         until(lambda: running.engine.in_flight == 0)
+
+
+def test_more_answers_than_the_server_ever_holds_are_400_and_not_try_again():
+    with (
+        served(max_rows=2, max_queue=3) as running,
+        httpx.Client(base_url=running.url, timeout=10) as client,
+    ):
+        for path, body in [
+            ("completions", {**COMPLETION, "prompt": ["w9"] * 6}),
+            ("completions", {**COMPLETION, "prompt": ["w9"] * 3, "n": 2}),
+            ("chat/completions", {**CHAT, "n": 6}),
+        ]:
+            error = refusal(client.post(f"/v1/{path}", json=body))
+            assert (
+                "6 answers in one request are more than this server holds (5)" in error["message"]
+            )
+            assert error["param"] == "n"
+        assert client.post("/v1/completions", json={**COMPLETION, "n": 5}).status_code == 200
 
 
 def test_a_draining_server_takes_nothing_and_says_so():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from buddy.serving.text import StopStrings, TokenText
-from tests.serving.made import END, Bench, byte_buddy, byte_tokenizer, request
+from tests.serving.made import END, Bench, byte_buddy, byte_tokenizer, fallback_tokenizer, request
 
 TEXT = "héllo, 日本語 🙂 cafe\u0301 \u200d👩‍👩‍👧 end"
 
@@ -13,6 +13,12 @@ TEXT = "héllo, 日本語 🙂 cafe\u0301 \u200d👩‍👩‍👧 end"
 def pieces(tokens):
     text = TokenText(byte_tokenizer())
     return [text.push(token) for token in tokens], text
+
+
+def fallback_ids(tokenizer, text):
+    """Its tokens within a text: this tokenizer begins every text with a space."""
+    ids = tokenizer(text).input_ids
+    return ids[1:] if tokenizer.convert_ids_to_tokens(ids[0]) == "▁" else ids
 
 
 def ids_of(text):
@@ -46,6 +52,65 @@ def test_a_character_that_the_end_cuts_off_is_given_broken():
     parts, text = pieces(ids_of("a日")[:-1])
     assert parts[0] == "a"
     assert text.flush() == "\ufffd"
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, fallback_tokenizer])
+@pytest.mark.parametrize("seed", range(10))
+def test_any_text_comes_whole_whatever_a_cut_character_is_decoded_to(make, seed):
+    draw, tokenizer = random.Random(seed), make()
+    said = "".join(draw.choice("ab !é世界😀日\u0301") for _ in range(60))
+    ids = tokenizer(said).input_ids
+    text = TokenText(tokenizer)
+    parts = [text.push(token) for token in ids]
+    assert "".join(parts) == said == tokenizer.decode(ids)
+    assert text.flush() == ""
+    assert len(text._ids) < 24, "what has been given is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (byte_tokenizer, "a\ufffd"),
+        (byte_tokenizer, "\ufffd" * 40),
+        (byte_tokenizer, "a" + "\ufffd" * 20 + "b"),
+        (fallback_tokenizer, "a\ufffd"),
+        (fallback_tokenizer, "a\ufffd\ufffdb\ufffd"),
+    ],
+)
+def test_the_sign_for_broken_characters_is_a_character_too(make, said):
+    tokenizer = make()
+    text = TokenText(tokenizer)
+    parts = [text.push(token) for token in tokenizer(said).input_ids]
+    assert "".join(parts) + text.flush() == said
+
+
+def test_after_bytes_that_are_no_character_text_goes_on():
+    tokenizer = fallback_tokenizer()
+    broken = tokenizer.convert_tokens_to_ids(["<0xE4>"] * 40)
+    text = TokenText(tokenizer)
+    made = "".join(map(text.push, [*broken, *tokenizer("a世b").input_ids])) + text.flush()
+    assert made == "\ufffd" * 40 + " a世b"
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, fallback_tokenizer])
+@pytest.mark.parametrize("prompt", ["a", "a ", "世", "Hello", "a</s>"])
+@pytest.mark.parametrize("answer", [" world!", "a b", "世 é", " "])
+def test_what_goes_on_from_a_prompt_keeps_its_first_space(make, prompt, answer):
+    tokenizer = make()
+    before = tokenizer(prompt).input_ids
+    whole = fallback_ids(tokenizer, answer)
+    text = TokenText(tokenizer, before)
+    made = "".join(map(text.push, whole)) + text.flush()
+    assert made == answer
+    assert text.length == len(answer)
+
+
+@pytest.mark.parametrize("prompt", [[0xE4], [0xE4, 0xB8], [0x41, 0xE4]])
+def test_a_prompt_that_ends_within_a_character_costs_no_letter(prompt):
+    tokenizer = fallback_tokenizer()
+    text = TokenText(tokenizer, [3 + byte for byte in prompt])
+    made = "".join(map(text.push, [3 + 0x96, *fallback_ids(tokenizer, "ab!")])) + text.flush()
+    assert made.endswith("ab!")
 
 
 def cut(text, stop):

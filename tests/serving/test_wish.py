@@ -120,6 +120,14 @@ def test_auto_needs_a_predictor_wherever_it_is_written():
         BudgetRules(num_blocks=30, has_predictor=False, efforts={"lazy": "0.5"})
 
 
+@pytest.mark.parametrize("min_budget", [None, "12 blocks"])
+def test_nothing_elastic_goes_below_what_the_policy_always_runs(min_budget):
+    rules = BudgetRules(num_blocks=30, has_predictor=True, num_pinned=20, min_budget=min_budget)
+    assert rules.wish(None, None, None) == Unnamed(least=20, most=30)
+    assert rules.wish("auto", None, None) == Auto(least=20, most=30)
+    assert rules.wish({"ms_per_token": 9, "min": 0.5}, None, None).least == 20
+
+
 def test_a_name_may_have_a_budget_after_its_last_at():
     assert split_model("tiny", "tiny") == ("tiny", None)
     assert split_model("tiny@0.6", "tiny") == ("tiny", "0.6")

@@ -114,10 +114,11 @@ class Admission:
                 "token or more"
             )
         ttft_s = predict_ttft(len(request.prompt), queue, pace)
-        if queue.size >= config.max_queue and queue.running + queue.size >= pace.rows:
+        waiting = queue.size - max(0, pace.rows - queue.running)  # those who find no free row
+        if waiting >= config.max_queue:
             raise Refused(
                 "queue_full",
-                f"{queue.size} requests wait already, and at most {config.max_queue} may: try "
+                f"{waiting} requests wait already, and at most {config.max_queue} may: try "
                 "again later",
                 ttft_s,
             )

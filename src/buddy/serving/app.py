@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from buddy import __version__
-from buddy.depth.budget import least_blocks
 from buddy.errors import BuddyError
 from buddy.serving.asking import chat_requests, completion_requests, wish_of
 from buddy.serving.auth import Authenticated, Keys
@@ -101,7 +100,7 @@ class Service:
             "owned_by": "buddy",
             "buddy": {
                 "num_blocks": facts.num_blocks,
-                "least_blocks": least_blocks(facts.num_blocks),
+                "least_blocks": facts.least_blocks,
                 "context": facts.context,
                 "has_predictor": facts.has_predictor,
                 "means": facts.means,

@@ -106,6 +106,14 @@ def _requests(
 ) -> list[GenerationRequest]:
     if body.stream_options is not None and not body.stream:
         raise Refusal(400, "stream_options needs stream: true", param="stream_options")
+    answers, most = len(prompts) * (body.n or 1), facts.most_answers
+    if most is not None and answers > most:  # it would be "try again later" for ever
+        raise Refusal(
+            400,
+            f"{answers} answers in one request are more than this server holds ({most}): send "
+            "fewer",
+            param="n",
+        )
     grammar, stop = _grammar(body), _stop(body)
     return [
         GenerationRequest(
@@ -116,6 +124,7 @@ def _requests(
             stop=stop,
             top_logprobs=top_logprobs,
             grammar=grammar,
+            continues=isinstance(body, CompletionBody),
             ignore_eos=bool(body.ignore_eos),
         )
         for prompt in prompts

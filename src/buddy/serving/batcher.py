@@ -188,7 +188,7 @@ class Batcher:
             picker=Picker(
                 request.sampling, request.prompt, self._vocab, request.top_logprobs, one.grammar
             ),
-            text=TokenText(self._tokenizer),
+            text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),
             wanted=self._wanted(one),
             spends=self._spends(one),
@@ -384,6 +384,7 @@ class Batcher:
                 self._deliver(row, Delta(text=text, tokens=()))
             self._finish(row, "stop")
             return
+        offset = row.text.length
         text, is_stopped = row.stop.push(row.text.push(token))
         reason: FinishReason | None = "stop" if is_stopped else None
         grammar = row.picker.grammar
@@ -395,7 +396,7 @@ class Batcher:
             rest, is_stopped = row.stop.push(row.text.flush())
             text += rest if is_stopped else rest + row.stop.flush()
             reason = "stop" if is_stopped else reason
-        logprobs = () if picked.logprobs is None else (picked.logprobs,)
+        logprobs = () if picked.logprobs is None else (replace(picked.logprobs, offset=offset),)
         self._deliver(row, Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,)))
         if reason is not None:
             self._finish(row, reason)

@@ -29,6 +29,7 @@ from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
 from buddy.records import processor
 from buddy.serving.cost import CostModel, StepShape, fit
+from buddy.serving.engine import num_pinned
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -146,7 +147,13 @@ class Bench:
 
 
 def samples(
-    num_blocks: int, rows: int, longest: int, token_bytes: float, seed: int = 0
+    num_blocks: int,
+    rows: int,
+    longest: int,
+    token_bytes: float,
+    *,
+    num_pinned: int = 1,
+    seed: int = 0,
 ) -> Iterator[list[Sample]]:
     """What is measured, by round; the first steps of a round say most.
 
@@ -155,9 +162,10 @@ def samples(
         rows: At most.
         longest: Tokens of a cache.
         token_bytes: That a token takes in the cache.
+        num_pinned: Blocks that run whatever the budget.
         seed: Of the order.
     """
-    least, full = least_blocks(num_blocks), num_blocks
+    least, full = max(least_blocks(num_blocks), num_pinned), num_blocks
     half = max(least, num_blocks // 2)
     sizes = sorted({*(size for size in (1, 2, 4, 8, 16, 32) if size < rows), rows})
     room = int(_MOST_CACHE_BYTES / max(token_bytes, 1.0))
@@ -217,7 +225,9 @@ def measure(
     shapes: list[StepShape] = []
     taken: list[float] = []
     token_bytes = 2.0 * model.backbone.kv_width * model.dtype.itemsize * model.num_blocks
-    rounds = samples(model.num_blocks, rows, bench.longest, token_bytes)
+    rounds = samples(
+        model.num_blocks, rows, bench.longest, token_bytes, num_pinned=num_pinned(model)
+    )
     for number, plan in zip(range(_ROUNDS), rounds, strict=False):
         if number == 0:
             bench.run(plan[0], clock)  # what is made once is no part of a step

@@ -28,12 +28,16 @@ class EngineFacts:
     model: str
     """As clients name it."""
     num_blocks: int
+    least_blocks: int
+    """The smallest budget that can be named."""
     context: int
     """Tokens that prompt and answer may have together."""
     has_predictor: bool
     """Whether `auto` can be asked for."""
     means: tuple[int, int] | None = None
     """The smallest and the largest mean of an answer that can be asked for, in blocks."""
+    most_answers: int | None = None
+    """That the engine holds at once, those that wait included; None = any number."""
     engine: str
     """In a few words for a person."""
     least_ms_per_token: float

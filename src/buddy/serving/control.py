@@ -113,8 +113,8 @@ class Gauges:
 class Control(Protocol):
     """Decides, and counts.
 
-    `admit`, `least_ms_per_token` and `metrics` are called from any thread, the others from the
-    engine's; all return soon.
+    `admit`, `metrics` and the properties are called from any thread, the others from the engine's;
+    all return soon.
     """
 
     @property
@@ -123,6 +123,11 @@ class Control(Protocol):
 
         0 = it is not known.
         """
+        ...
+
+    @property
+    def max_queue(self) -> int | None:
+        """Requests that may wait; None = any number."""
         ...
 
     def admit(self, request: GenerationRequest, queue: QueueView) -> None:
@@ -158,6 +163,7 @@ class Plainly:
     prompt_tokens: int = 256
     """That a pass may feed."""
     least_ms_per_token: float = 0.0
+    max_queue: int | None = None
 
     def admit(self, request: GenerationRequest, queue: QueueView) -> None:
         """All are let in."""

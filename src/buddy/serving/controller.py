@@ -79,7 +79,9 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._cost, self._clock = config, cost, clock
-        self._metrics, self._admission = metrics, Admission(admission or AdmissionConfig())
+        admission = admission or AdmissionConfig()
+        self._metrics, self._admission = metrics, Admission(admission)
+        self._max_queue = admission.max_queue
         self._lock = Lock()
         self._trim = Trim(config.min_blocks, config.num_blocks)
         self._correction = Correction()
@@ -100,6 +102,11 @@ class Controller:
     def least_ms_per_token(self) -> float:
         """The shortest time for a token that this machine reaches alone, at the smallest budget."""
         return self._least_ms
+
+    @property
+    def max_queue(self) -> int | None:
+        """Requests that may wait."""
+        return self._max_queue
 
     @property
     def cap(self) -> int:

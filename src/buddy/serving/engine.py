@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.depth.budget import check_mean, no_predictor
+from buddy.depth.budget import check_mean, least_blocks, no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
@@ -66,17 +66,21 @@ class Engine:
         if not is_online(model.policy):
             prepare(model.policy, (max(1, self._pinned),))
         ends = end_tokens(model)
-        self._batcher = Batcher(model, tokenizer, self._control, options or BatcherOptions(), ends)
+        options = options or BatcherOptions()
+        self._batcher = Batcher(model, tokenizer, self._control, options, ends)
         vocab = model.backbone.embedding.num_embeddings
         self._vocab = vocab
         self._grammars = GrammarMaker(tokenizer, vocab, ends)
         threading.Thread(target=self._grammars.prepare, name="buddy-grammar", daemon=True).start()
+        max_queue = self._control.max_queue
         self._facts = EngineFacts(
             model=name,
             num_blocks=model.num_blocks,
+            least_blocks=max(least_blocks(model.num_blocks), self._pinned),
             context=min(context or model.backbone.context, model.backbone.context),
             has_predictor=model.predictor is not None,
             means=None if model.ledger is None else model.ledger.range,
+            most_answers=None if max_queue is None else options.rows + max_queue,
             engine=model.executor.describe(),
             least_ms_per_token=self._control.least_ms_per_token,
         )

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from buddy.data.chat import apply_chat
 from buddy.errors import PromptError, shown
 from buddy.serving.schema import Message
-
-_LOST = "\ufffd"
-"""What a tokenizer writes for a part of a character."""
+from buddy.serving.token_bytes import TokenBytes
 
 
 class PromptReader:
@@ -26,6 +25,10 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
 
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
     @property
     def has_chat(self) -> bool:
         """Whether the model knows a form for conversations."""
@@ -35,14 +38,14 @@ class PromptReader:
         """Token ids of a conversation in the model's chat template.
 
         Raises:
-            PromptError: There is no template, or it refuses the conversation.
+            PromptError: There is no template, it refuses the conversation, or a text is no Unicode.
         """
         if not self.has_chat:
             raise PromptError(
                 "this model has no chat template, so it takes no messages: send a prompt to "
                 "/v1/completions"
             )
-        plain = [{"role": _role(one.role), "content": one.text} for one in messages]
+        plain = [{"role": _role(one.role), "content": _whole(one.text)} for one in messages]
         try:
             made = apply_chat(self._tokenizer, plain, return_dict=True)
         except PromptError as error:  # it says where the model lies, which clients need not know
@@ -62,7 +65,7 @@ class PromptReader:
             prompt: A text, token ids, or a list of either.
 
         Raises:
-            PromptError: A prompt has no tokens, or one that the model does not know.
+            PromptError: A prompt has no tokens, one that the model does not know, or is no Unicode.
         """
         if isinstance(prompt, str):
             return [self._of_text(prompt)]
@@ -88,13 +91,16 @@ class PromptReader:
             made[token] = float(value)
         return made
 
-    def token_text(self, token: int) -> tuple[str, list[int] | None]:
-        """A token alone, and its UTF-8 bytes; None for what is a part of a character."""
-        text = self._tokenizer.decode([token])
-        return text, None if _LOST in text else list(text.encode())
+    def token_text(self, token: int) -> tuple[str, list[int]]:
+        r"""A token alone, and its UTF-8 bytes; a part of a character is called `bytes:\xe2\x80`."""
+        utf8 = self._bytes.of(token)
+        try:
+            return utf8.decode(), list(utf8)
+        except UnicodeDecodeError:
+            return f"bytes:{str(utf8)[2:-1]}", list(utf8)
 
     def _of_text(self, text: str) -> tuple[int, ...]:
-        return self._checked(self._tokenizer(text)["input_ids"])
+        return self._checked(self._tokenizer(_whole(text))["input_ids"])
 
     def _checked(self, ids: Any) -> tuple[int, ...]:
         if not ids:
@@ -109,6 +115,22 @@ class PromptReader:
 def _role(name: str) -> str:
     """OpenAI's newer name for system messages is unknown to templates."""
     return "system" if name == "developer" else name
+
+
+def _whole(text: str) -> str:
+    """A text that can be written in UTF-8.
+
+    Raises:
+        PromptError: JSON may escape half of a pair alone, for which there are no bytes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"character {error.start + 1} of the text is half a character (a lone surrogate, "
+            f"{shown(text[error.start])}): send valid Unicode"
+        ) from error
+    return text
 
 
 def finite(logprob: float) -> float:

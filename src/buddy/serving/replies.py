@@ -34,10 +34,8 @@ class Shape(Protocol):
         """All text, as the choice of an answer has it."""
         ...
 
-    def logprobs(
-        self, given: Sequence[TokenLogprobs], reader: PromptReader, offset: int
-    ) -> dict[str, Any]:
-        """Of some tokens, the first of which begins at this character."""
+    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
+        """Of some tokens."""
         ...
 
 
@@ -55,9 +53,7 @@ class ChatShape:
         """A message."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def logprobs(
-        self, given: Sequence[TokenLogprobs], reader: PromptReader, offset: int
-    ) -> dict[str, Any]:
+    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
         """A list of tokens, each with its alternatives."""
         content = [
             {
@@ -82,23 +78,18 @@ class CompletionShape:
         """The text."""
         return {"text": text}
 
-    def logprobs(
-        self, given: Sequence[TokenLogprobs], reader: PromptReader, offset: int
-    ) -> dict[str, Any]:
+    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
         """Lists side by side."""
-        texts = [reader.token_text(one.token)[0] for one in given]
-        offsets = [offset]
-        for text in texts:
-            offsets.append(offsets[-1] + len(text))
-        tops = [
-            {reader.token_text(token)[0]: finite(value) for token, value in one.top}
-            for one in given
-        ]
+        tops: list[dict[str, float]] = []
+        for one in given:
+            tops.append({})
+            for token, value in one.top:  # of tokens with one name, the first is the best
+                tops[-1].setdefault(reader.token_text(token)[0], finite(value))
         return {
-            "tokens": texts,
+            "tokens": [reader.token_text(one.token)[0] for one in given],
             "token_logprobs": [finite(one.logprob) for one in given],
             "top_logprobs": tops,
-            "text_offset": offsets[:-1],
+            "text_offset": [one.offset for one in given],
         }
 
 
@@ -113,8 +104,6 @@ class _Choice:
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    offset: int = 0
-    """Characters of the tokens whose log-probabilities were sent."""
     has_begun: bool = False
     reason: FinishReason | None = None
     usage: Usage | None = None
@@ -180,7 +169,7 @@ class Reply:
             {
                 "index": index,
                 **self._shape.all(choice.text),
-                "logprobs": self._logprobs(choice, choice.logprobs),
+                "logprobs": self._logprobs(choice.logprobs),
                 "finish_reason": choice.reason,
             }
             for index, choice in enumerate(self._choices)
@@ -201,7 +190,7 @@ class Reply:
         made = {
             "index": index,
             **self._shape.part(delta.text, is_first=not choice.has_begun),
-            "logprobs": self._logprobs(choice, delta.logprobs),
+            "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": None,
         }
         choice.has_begun = True
@@ -251,12 +240,8 @@ class Reply:
             },
         }
 
-    def _logprobs(self, choice: _Choice, given: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        if not self._extras.logprobs:
-            return None
-        made = self._shape.logprobs(given, self._reader, choice.offset)
-        choice.offset += sum(len(self._reader.token_text(one.token)[0]) for one in given)
-        return made
+    def _logprobs(self, given: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        return self._shape.logprobs(given, self._reader) if self._extras.logprobs else None
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         usage = {"usage": None} if self._extras.usage else {}

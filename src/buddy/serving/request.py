@@ -104,6 +104,8 @@ class GenerationRequest:
     top_logprobs: int | None = None
     """How many alternatives come with each token's logprob; None = no logprobs."""
     grammar: Grammar | None = None
+    continues: bool = False
+    """The text goes on from the prompt's, as a completion does: it may begin with a space."""
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
 
@@ -116,6 +118,8 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """The most likely tokens, best first."""
+    offset: int = 0
+    """Characters of the answer that are complete before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +146,7 @@ class Usage:
     budget_blocks: int
     """The largest budget of a token of the answer."""
     blocks_per_token: float
-    """Mean over the tokens of the answer."""
+    """Mean over the tokens of the answer; the first ran at the depth of the prompt."""
     distinct_plans: int
     source: str
     """fixed, mean, auto, deadline or default."""

@@ -173,7 +173,7 @@ class DepthUsage(_Reply):
     blocks_executed: int
     """Of all tokens that were fed, prompt included, cached ones not."""
     blocks_per_token: float
-    """Mean over the tokens of the answer."""
+    """Mean over the tokens of the answer; the first ran at the depth of the prompt."""
     num_blocks: int
     distinct_plans: int
     """Of several answers, those of the one that has most."""
@@ -205,6 +205,7 @@ class TopLogprob(_Reply):
     token: str
     logprob: float
     bytes: list[int] | None
+    """UTF-8; a part of a character is called by them, such as `bytes:\\xe2\\x80`."""
 
 
 class ChatLogprob(TopLogprob):

@@ -12,14 +12,19 @@ _LONGEST: Final = 4
 class TokenText:
     """Turns tokens into text, one at a time.
 
-    What it gives, put together, is what the tokenizer makes of all tokens at once. A decoder writes
-    one sign for a character that is cut off, so all but that sign is sure.
+    What it gives, put together, is what the tokenizer makes of all tokens at once. For a character
+    that is cut off a decoder writes U+FFFD: once, or for each of its bytes, and then also for whole
+    characters in the same run of bytes. So all but the U+FFFD at the end is sure.
 
     Args:
         tokenizer: Of the tokenizers library, as transformers wraps it.
+        before: Tokens that the text goes on from. A decoder may take the space off a first word.
+
+    Attributes:
+        length: Characters that have been given in all.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
         self._ids: list[int] = []
         """The last tokens: some that have been given, which others join to, and the open ones."""
@@ -27,35 +32,48 @@ class TokenText:
         """Where the next such window begins."""
         self._given = 0
         """Characters of the window that have been given."""
+        self.length = 0
+        for first in range(1, min(len(before), _WINDOW) + 1):
+            text = self._text(before[-first:])
+            if text and not text.endswith(_BROKEN):
+                self._ids, self._read, self._given = list(before[-first:]), first, len(text)
+                break
 
     def push(self, token: int) -> str:
         """The new text; none where a character is not complete."""
         self._ids.append(token)
-        text = self._text()
-        is_open = text.endswith(_BROKEN)
-        new = text[self._given : len(text) - is_open]
+        text = self._text(self._ids)
+        sure = len(text.rstrip(_BROKEN))
+        new = text[self._given : sure]
         self._given += len(new)
-        if not is_open and new:
-            self._move(self._read)
+        if sure == len(text) and new:
+            self._ids = self._ids[self._read :]
+            self._read = len(self._ids)
+            self._given = len(self._text(self._ids))
         elif len(self._ids) > _WINDOW:
-            self._move(len(self._ids) - _LONGEST)
+            new += self._let_go(text)
+        self.length += len(new)
         return new
 
     def flush(self) -> str:
         """What is left, broken or not."""
-        text = self._text()
+        text = self._text(self._ids)
         new, self._given = text[self._given :], len(text)
+        self.length += len(new)
         return new
 
-    def _move(self, first: int) -> None:
-        """Forget the tokens before this one."""
-        self._ids = self._ids[first:]
+    def _let_go(self, text: str) -> str:
+        """What is too old to become a character, broken as it is; the window begins after it."""
+        ids, self._ids = self._ids, self._ids[-_LONGEST:]
+        old = self._text(ids[:-_LONGEST])
+        new = old[self._given :]
+        left = len(text) - max(self._given, len(old))
         self._read = len(self._ids)
-        text = self._text()
-        self._given = len(text) - text.endswith(_BROKEN)
+        self._given = max(0, len(self._text(self._ids)) - left)
+        return new
 
-    def _text(self) -> str:
-        return str(self._decode(self._ids, skip_special_tokens=True))
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._decode(ids, skip_special_tokens=True))
 
 
 class StopStrings:

@@ -42,6 +42,8 @@ class BudgetRules:
     """The smallest and the largest mean that the model's ledger spends, in blocks."""
     min_budget: str | None = None
     """Below it no elastic budget goes; as clients write budgets. None = what the model can run."""
+    num_pinned: int = 1
+    """Blocks that the policy runs whatever the budget."""
     default: str | None = None
     """Of requests that name nothing; None = full depth."""
     efforts: Mapping[str, str] = field(default_factory=dict)
@@ -59,9 +61,10 @@ class BudgetRules:
 
     def floor(self) -> int:
         """Blocks below which no elastic budget goes."""
+        least = max(least_blocks(self.num_blocks), self.num_pinned)
         if self.min_budget is None:
-            return least_blocks(self.num_blocks)
-        return self._blocks(self.min_budget, "the smallest budget")
+            return least
+        return max(least, self._blocks(self.min_budget, "the smallest budget"))
 
     def wish(self, budget: Any, suffix: str | None, effort: str | None) -> Wish:
         """The budget of a request.

@@ -96,6 +96,7 @@ def serve(
     from buddy.hub.loading import load_tokenizer
     from buddy.serving.app import Service, make_app
     from buddy.serving.auth import Keys
+    from buddy.serving.engine import num_pinned
     from buddy.serving.guards import Patience
     from buddy.serving.prompts import PromptReader
     from buddy.serving.server import Address, check_reach, listen
@@ -114,6 +115,7 @@ def serve(
             has_predictor=outline.predictor is not None,
             means=None if outline.ledger is None else outline.ledger.range,
             min_budget=min_budget,
+            num_pinned=num_pinned(outline),
             default=default_budget,
             efforts={} if effort_budgets is None else parse_efforts(effort_budgets),
         )
