@@ -28,9 +28,14 @@ _WRITTEN = re.compile(
 _EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
 
 
-def least_blocks(num_blocks: int) -> int:
-    """The smallest budget of a model: three blocks, or full depth where it has fewer."""
-    return max(1, min(MIN_BLOCKS, num_blocks))
+def least_blocks(num_blocks: int, num_pinned: int = 1) -> int:
+    """The smallest budget of a model: three blocks, or full depth where it has fewer.
+
+    Args:
+        num_blocks: Of the model.
+        num_pinned: Blocks that a policy runs whatever the budget.
+    """
+    return max(num_pinned, min(MIN_BLOCKS, num_blocks))
 
 
 def _allowed(num_blocks: int) -> str:

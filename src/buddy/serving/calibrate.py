@@ -165,7 +165,7 @@ def samples(
         num_pinned: Blocks that run whatever the budget.
         seed: Of the order.
     """
-    least, full = max(least_blocks(num_blocks), num_pinned), num_blocks
+    least, full = least_blocks(num_blocks, num_pinned), num_blocks
     half = max(least, num_blocks // 2)
     sizes = sorted({*(size for size in (1, 2, 4, 8, 16, 32) if size < rows), rows})
     room = int(_MOST_CACHE_BYTES / max(token_bytes, 1.0))

@@ -76,7 +76,7 @@ class Engine:
         self._facts = EngineFacts(
             model=name,
             num_blocks=model.num_blocks,
-            least_blocks=max(least_blocks(model.num_blocks), self._pinned),
+            least_blocks=least_blocks(model.num_blocks, self._pinned),
             context=min(context or model.backbone.context, model.backbone.context),
             has_predictor=model.predictor is not None,
             means=None if model.ledger is None else model.ledger.range,

@@ -61,7 +61,7 @@ class BudgetRules:
 
     def floor(self) -> int:
         """Blocks below which no elastic budget goes."""
-        least = max(least_blocks(self.num_blocks), self.num_pinned)
+        least = least_blocks(self.num_blocks, self.num_pinned)
         if self.min_budget is None:
             return least
         return max(least, self._blocks(self.min_budget, "the smallest budget"))
