@@ -41,12 +41,10 @@ def load_checked(
     Raises:
         BuddyError: What `check` raises, or what keeps the model from being loaded.
     """
-    import torch
-
     from buddy.checkpoint.folder import load_outline
+    from buddy.hub.loading import named_dtype
     from buddy.model import BuddyForCausalLM
 
-    numbers = None if dtype is None else getattr(torch, dtype)
     with fetch_progress(console) as on_progress:
         routing: dict[str, Any] = {
             "policy": policy,
@@ -55,7 +53,9 @@ def load_checked(
             "on_progress": on_progress,
         }
         check(load_outline(name, **routing))
-        return BuddyForCausalLM.from_pretrained(name, dtype=numbers, **routing, **options)
+        return BuddyForCausalLM.from_pretrained(
+            name, dtype=named_dtype(dtype), **routing, **options
+        )
 
 
 def say_if_slow(model: "BuddyForCausalLM", console: Console) -> None:

@@ -157,6 +157,11 @@ def load_config(name: str | Path, *, on_progress: Progress | None = None) -> Any
     return read_config(Path(where))
 
 
+def named_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype of that name; None where none is named, which leaves weights as saved."""
+    return None if name is None else cast(torch.dtype, getattr(torch, name))
+
+
 def load_model(
     name: str | Path,
     *,

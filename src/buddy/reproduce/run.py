@@ -86,14 +86,12 @@ class Run:
     def model(self) -> "BuddyForCausalLM":
         """The model, its adapter merged; loaded once."""
         if self._model is None:
-            import torch
-
+            from buddy.hub.loading import named_dtype
             from buddy.model import BuddyForCausalLM
 
-            dtype = self.request.dtype
             self._model = BuddyForCausalLM.from_pretrained(
                 self.request.model,
-                dtype=None if dtype is None else getattr(torch, dtype),
+                dtype=named_dtype(self.request.dtype),
                 merge_adapter=True,
                 on_progress=self.on_progress,
             )
