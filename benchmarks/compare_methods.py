@@ -37,10 +37,12 @@ from reuse import is_measured, is_trained
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.folder import load_outline
+from buddy.cli.loading import DTYPES
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
 from buddy.evaluation.against import Against
 from buddy.evaluation.answers.answer_points import Answered, by_answer, differences
+from buddy.hub.loading import named_dtype
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
 from buddy.training.exits.threshold import find_threshold, mean_depth
@@ -128,6 +130,7 @@ def main():
         config={
             "recipe": args.recipe.read_text(),
             "set": args.set,
+            "dtype": args.dtype,
             "rows": args.rows,
             "calibrate": args.calibrate,
         },
@@ -169,6 +172,9 @@ def read_arguments():
     parser.add_argument("--tasks-dir", type=Path, help="measure the eight tasks from this folder")
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
     parser.add_argument("--max-tokens", type=int, default=256, help="of an unseen row")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="measure in it; training has model.dtype in --set"
+    )
     parser.add_argument("--only", action="append", help="this method alone; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
@@ -210,7 +216,8 @@ def methods(args):
     for name, label in {**BUDGETED, **ONLINE}.items():
         changes = [f"optim.learning_rate={recipe.optim.learning_rate}", *args.set]
         if name in STARTS_FROM:
-            changes = [f"model.name={args.runs / STARTS_FROM[name] / 'checkpoint'}"]
+            dtypes = [one for one in args.set if one.startswith("model.dtype=")]
+            changes = [f"model.name={args.runs / STARTS_FROM[name] / 'checkpoint'}", *dtypes]
         if name == "pudding":
             shown = ", ".join(f'"{depth} blocks"' for depth in depths)
             changes += [*PUDDING, f"sets.rounds={rounds}", f"targets.depths=[{shown}]"]
@@ -246,7 +253,7 @@ def thresholds(method, model, args):
         return found["results"]["thresholds"]
     if args.calibrate is None:
         sys.exit(f"{method.name} keeps no budget: name rows for its thresholds by --calibrate")
-    loaded = BuddyForCausalLM.from_pretrained(model)
+    loaded = BuddyForCausalLM.from_pretrained(model, dtype=named_dtype(args.dtype))
     _, file, start, stop = args.calibrate
     source = Source(path=file, start=start, stop=stop)
     examples = read_all((source,), load_tokenizer(str(model)), max_tokens=args.max_tokens)
@@ -286,7 +293,9 @@ def measured(method, model, kind, args, *command):
     arguments = ["eval", *command, "--model", model, "--out", out]
     arguments += [part for one in budgets for part in ("-b", one)]
     arguments += [part for one in policies for part in ("--policy", one)]
-    if not is_measured(out, arguments, model):
+    if args.dtype:
+        arguments += ["--dtype", args.dtype]
+    if not is_measured(out, arguments, model, args.dtype):
         buddy(*arguments)
     points = read_record(out)["results"]["points"]
     if method.policies:

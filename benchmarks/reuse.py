@@ -6,6 +6,7 @@ import sys
 from dataclasses import MISSING, asdict, fields, is_dataclass
 
 from buddy import BuddyForCausalLM
+from buddy.hub.loading import named_dtype
 from buddy.identity import differing
 from buddy.records import read_record
 
@@ -45,7 +46,7 @@ def add_defaults(found, recipe):
             add_defaults(found[field.name], value)
 
 
-def is_measured(path, arguments, checkpoint):
+def is_measured(path, arguments, checkpoint, dtype=None):
     """Whether a record was written by `buddy` with these arguments; one of others ends the process.
 
     Rows, depths and limits are all in the command, and it names the record itself. The model is
@@ -60,7 +61,7 @@ def is_measured(path, arguments, checkpoint):
             f"{path} was measured by another command, `{found}` and not `{wanted}`: "
             "delete it to measure again, or name another --runs"
         )
-    changed = differing(record.get("model"), facts(checkpoint))
+    changed = differing(record.get("model"), facts(checkpoint, dtype))
     if changed:
         sys.exit(
             f"{path} was measured on another model than {checkpoint} is now, with other "
@@ -70,6 +71,7 @@ def is_measured(path, arguments, checkpoint):
 
 
 @functools.cache
-def facts(checkpoint):
-    """What tells the model in a folder from others."""
-    return BuddyForCausalLM.from_pretrained(checkpoint, device="cpu").facts()
+def facts(checkpoint, dtype=None):
+    """What tells the model in a folder from others, loaded in a dtype."""
+    loaded = BuddyForCausalLM.from_pretrained(checkpoint, dtype=named_dtype(dtype), device="cpu")
+    return loaded.facts()
