@@ -82,7 +82,7 @@ def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monk
 def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script, tmp_path):
     module = script("compare_methods")
     sleb = module["Method"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
-    args = argparse.Namespace(runs=tmp_path)
+    args = argparse.Namespace(runs=tmp_path, dtype=None)
 
     def measured(method, *command):
         return module["measured"](method, model, "tasks", args, *command)
@@ -98,6 +98,10 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
         measured(sleb, "tasks", "--limit", 8)
     with pytest.raises(SystemExit, match="another command"):
         measured(replace(sleb, depths=(4, 3)), "tasks", "--limit", 9)
+    args.dtype = "float32"
+    with pytest.raises(SystemExit, match=r"and not .*--dtype float32.*: delete"):
+        measured(sleb, "tasks", "--limit", 9)
+    args.dtype = None
     write(out, command=command, model={**facts, "adapter": "a"})
     with pytest.raises(SystemExit, match=r"than .*checkpoint is now, with other adapter"):
         measured(sleb, "tasks", "--limit", 9)
