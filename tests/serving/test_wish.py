@@ -128,6 +128,20 @@ def test_nothing_elastic_goes_below_what_the_policy_always_runs(min_budget):
     assert rules.wish({"ms_per_token": 9, "min": 0.5}, None, None).least == 20
 
 
+@pytest.mark.parametrize(
+    "own", [{"default": "12 blocks"}, {"default": "mean:0.5"}, {"efforts": {"low": "12 blocks"}}]
+)
+def test_a_servers_own_budget_below_what_the_policy_always_runs_is_refused_at_the_start(own):
+    def rules(num_pinned):
+        return BudgetRules(
+            num_blocks=30, has_predictor=False, means=(12, 30), num_pinned=num_pinned, **own
+        )
+
+    assert rules(12)
+    with pytest.raises(BudgetError, match="cannot be spent: 20 of the 30 blocks always run"):
+        rules(20)
+
+
 def test_a_name_may_have_a_budget_after_its_last_at():
     assert split_model("tiny", "tiny") == ("tiny", None)
     assert split_model("tiny@0.6", "tiny") == ("tiny", "0.6")

@@ -15,6 +15,7 @@ from buddy.depth.budget import (
     parse_budget,
     read_mean,
 )
+from buddy.depth.select import check_spendable
 from buddy.errors import BudgetError, shown
 from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed, Wish
 
@@ -51,13 +52,18 @@ class BudgetRules:
 
     def __post_init__(self) -> None:
         self.floor()
-        self._unnamed()
+        self._check_own(self._unnamed())
         for name, budget in self.efforts.items():
             if name not in EFFORTS:
                 raise BudgetError(
                     f"no client asks for effort {shown(name)}: expected {', '.join(EFFORTS)}"
                 )
-            self._plain(budget)
+            self._check_own(self._plain(budget))
+
+    def _check_own(self, wish: Wish) -> None:
+        """Refuse a budget of the server's own that every request would be refused for."""
+        budgets = {wish.prefill, wish.decode} if isinstance(wish, Fixed) else {wish.most}
+        check_spendable(budgets, self.num_blocks, range(self.num_pinned))
 
     def floor(self) -> int:
         """Blocks below which no elastic budget goes."""
