@@ -6,6 +6,8 @@ from buddy.data.commonsense import COMMONSENSE
 from buddy.plots.read.points import read_execution, read_points
 from buddy.reproduce.methods import Method
 from buddy.reproduce.orders import STATIC
+from buddy.reproduce.paper.read import read_paper
+from buddy.reproduce.tables.accuracy import _KINDS, _panels, _sheets
 from tests.reproduce.made import make
 
 
@@ -48,3 +50,42 @@ def test_each_method_stands_beside_the_papers_own(model, data, tmp_path, command
     _, again, said = make("accuracy", model, data, tmp_path / "out", rows=1, methods=own)
     assert said == []
     assert again["results"] == record["results"]
+
+
+def test_what_is_kept_is_of_the_same_weights_at_full_depth_and_says_its_error():
+    def point(label, blocks, value):
+        about = {"task": "gsm8k", "metric": "exact_match,flexible-extract", "num_blocks": 8}
+        return {"label": label, "blocks": blocks, "value": value, "stderr": 0.02, **about}
+
+    points = [
+        point("Dense", 8, 0.4),
+        point("SLEB", 6, 0.3),
+        point("Dense, tuned", 8, 0.5),
+        point("Buddy", 6, 0.4),
+        point("Dense, PuDDing", 8, 0.8),
+        point("PuDDing", 6, 0.4),
+        point("FiRST", 7, 0.3),  # it keeps no budget, so its weights were not run at full depth
+    ]
+    dense_of = {
+        "SLEB": "Dense",
+        "Buddy": "Dense, tuned",
+        "PuDDing": "Dense, PuDDing",
+        "FiRST": "Dense, FiRST",
+    }
+    theirs = [row for row in read_paper("gsm8k") if row["model"] == "Llama-2-7B"]
+    (sheet,) = _sheets(points, dense_of, _KINDS["gsm8k"], theirs, "Llama-2-7B")
+    assert {row[0]: row[3] for row in sheet.rows} == {
+        "Dense": "100.0",
+        "SLEB": "75.0",
+        "Dense, tuned": "100.0",
+        "Buddy": "80.0",
+        "Dense, PuDDing": "100.0",
+        "PuDDing": "50.0",
+        "FiRST": "75.0",
+    }
+    assert sheet.rows[1][2] == "30.0 ± 2.0"
+    begin = {
+        one["label"]: one["y"][0]
+        for one in _panels(points, dense_of, _KINDS["gsm8k"], theirs)[0]["lines"]
+    }
+    assert begin == {"SLEB": 40, "Buddy": 50, "PuDDing": 80, "FiRST": 30}

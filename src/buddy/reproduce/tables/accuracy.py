@@ -1,6 +1,6 @@
 """The main table, and GSM8K: every method at every depth, beside what the paper reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,8 +59,8 @@ def collect(run: Run) -> Collected:
     rows = run.rows(kind.rows, None)
     limit = () if rows is None else ("--limit", str(rows))
     points: list[dict[str, Any]] = []
-    for place, group in enumerate(_groups(run, methods)):
-        model, own, is_online = group
+    dense_of: dict[str, str] = {}
+    for place, (model, own, is_online) in enumerate(_groups(run, methods)):
         record = run.buddy(
             f"{run.request.table}-{place}",
             *kind.command,
@@ -72,6 +72,7 @@ def collect(run: Run) -> Collected:
             model=model,
         )
         dense = _dense(run, model, own)
+        dense_of |= {one.label: dense for one in own}
         seen = {point["label"] for point in points}
         found = [
             {**one, "label": dense if one["policy"] == "full" else one["label"]}
@@ -81,8 +82,12 @@ def collect(run: Run) -> Collected:
     paper = like(run.request.model, run.request.table)
     theirs = [row for row in read_paper(run.request.table) if row["model"] == paper]
     return Collected(
-        results={"points": points, "panels": _panels(points, kind, theirs), "paper": theirs},
-        sheets=_sheets(points, kind, theirs, paper),
+        results={
+            "points": points,
+            "panels": _panels(points, dense_of, kind, theirs),
+            "paper": theirs,
+        },
+        sheets=_sheets(points, dense_of, kind, theirs, paper),
         facts=None,
         settings={
             "rows": rows,
@@ -138,21 +143,31 @@ def _dense(run: Run, model: str, methods: Sequence[Method]) -> str:
 
 
 def _sheets(
-    points: Sequence[dict[str, Any]], kind: _Kind, theirs: Sequence[Row], paper: str
+    points: Sequence[dict[str, Any]],
+    dense_of: Mapping[str, str],
+    kind: _Kind,
+    theirs: Sequence[Row],
+    paper: str,
 ) -> tuple[Sheet, ...]:
     cells = _cells(points, kind.task, kind.metric)
-    dense = next((value for (label, _), value in cells.items() if label == DENSE), None)
+    full = {label: point["value"] for (label, _), point in cells.items() if label.startswith(DENSE)}
     body = []
-    for (label, blocks), value in cells.items():
+    for (label, blocks), point in cells.items():
         reported, kept = _reported(theirs, label, blocks, _depth(points), kind)
-        share = f"{100 * value / dense:.1f}" if dense else ""
-        body.append((label, str(blocks), f"{100 * value:.1f}", share, reported, kept))
+        # Of the same weights at full depth; a method that keeps no budget was not run there.
+        dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
+        share = f"{100 * point['value'] / dense:.1f}" if dense else ""
+        body.append((label, str(blocks), _shown(point), share, reported, kept))
     columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
     sheets = [Sheet(title=f"{kind.what}, %; paper: {paper}", columns=columns, rows=tuple(body))]
     if kind.task == "average":
         by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}
         detail = tuple(
-            (label, str(blocks), *(f"{100 * by_task[t][label, blocks]:.1f}" for t in TASK_NAMES))
+            (
+                label,
+                str(blocks),
+                *(f"{100 * by_task[t][label, blocks]['value']:.1f}" for t in TASK_NAMES),
+            )
             for label, blocks in cells
         )
         names = ("method", "blocks", *TASK_NAMES.values())
@@ -160,11 +175,17 @@ def _sheets(
     return tuple(sheets)
 
 
+def _shown(point: dict[str, Any]) -> str:
+    """In per cent, with its standard error where that is known."""
+    error = point["stderr"]
+    return f"{100 * point['value']:.1f}" + (f" ± {100 * error:.1f}" if error else "")
+
+
 def _cells(
     points: Sequence[dict[str, Any]], task: str, metric: str
-) -> dict[tuple[str, int], float]:
+) -> dict[tuple[str, int], dict[str, Any]]:
     return {
-        (one["label"], one["blocks"]): one["value"]
+        (one["label"], one["blocks"]): one
         for one in points
         if (one["task"], one["metric"]) == (task, metric)
     }
@@ -189,7 +210,10 @@ def _reported(
 
 
 def _panels(
-    points: Sequence[dict[str, Any]], kind: _Kind, theirs: Sequence[Row]
+    points: Sequence[dict[str, Any]],
+    dense_of: Mapping[str, str],
+    kind: _Kind,
+    theirs: Sequence[Row],
 ) -> list[dict[str, Any]]:
     chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]
     depth = _depth(points)
@@ -197,7 +221,7 @@ def _panels(
     labels = list(dict.fromkeys(one["label"] for one in chosen if one["blocks"] < depth))
     ours = []
     for label in labels:
-        start = dense.get(TUNED if label == BUDDY else DENSE)
+        start = dense.get(dense_of[label])
         own = [*([start] if start else []), *(one for one in chosen if one["label"] == label)]
         own.sort(key=lambda one: -one["blocks"])
         ours.append(
