@@ -1,5 +1,7 @@
 """Who is let in, and what those are told who are not."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,16 @@ def test_a_promise_that_cannot_be_kept_is_not_made():
         admission.check(request(), queue(prompt_tokens=5000, size=5), PACE, 0.0)
     assert refused.value.reason == "ttft"
     assert refused.value.retry_after_s == 5  # 5.2 s less the 0.8 s that may be used
+
+
+def test_answers_that_are_asked_for_at_once_do_not_break_the_promise_made_for_the_first():
+    admission = Admission(AdmissionConfig(ttft_ms=1000.0, max_queue=8))
+    crowded = queue(prompt_tokens=5000, size=7, running=8)
+    admission.check(replace(request(), is_first=False), crowded, PACE, 0.0)
+    with pytest.raises(Refused, match="1 s are promised"):
+        admission.check(request(), crowded, PACE, 0.0)
+    with pytest.raises(Refused, match="at most 8 may"):
+        admission.check(replace(request(), is_first=False), queue(size=8, running=8), PACE, 0.0)
 
 
 def test_without_a_promise_only_the_queue_counts():

@@ -92,7 +92,8 @@ def test_depth_comes_only_to_who_asks_and_lights_the_budgets_blocks(client):
 def test_n_answers_have_seeds_of_their_own_and_one_prompt(client, running):
     made = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=3, n=3, seed=7)
     requests = running.engine.seen[-3:]
-    assert sorted(one.sampling.seed for one in requests) == [7, 8, 9]
+    assert [one.sampling.seed for one in requests] == [7, 8, 9]
+    assert [one.is_first for one in requests] == [True, False, False]
     by_seed = {one.sampling.seed - 7: words(one, 3) for one in requests}
     assert {c.index: c.message.content for c in made.choices} == by_seed
     assert len(set(by_seed.values())) == 3
@@ -119,7 +120,9 @@ def test_several_answers_stream_side_by_side(client, running):
 )
 def test_prompts_are_texts_or_token_ids_or_lists_of_either(client, running, prompt, ids):
     made = client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
-    assert [one.prompt for one in running.engine.seen[-len(ids) :]] == ids
+    requests = running.engine.seen[-len(ids) :]
+    assert [one.prompt for one in requests] == ids
+    assert [one.is_first for one in requests] == [True, False][: len(ids)]
     assert len(made.choices) == len(ids)
     assert made.usage.prompt_tokens == sum(map(len, ids))
     assert made.choices[0].text == words(running.engine.seen[-len(ids)], 2)

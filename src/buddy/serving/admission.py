@@ -129,7 +129,9 @@ class Admission:
                 f"{config.max_age_s:g} s are allowed: try again later",
                 queue.oldest_s - config.max_age_s / 2,
             )
-        if config.ttft_ms is not None and ttft_s > config.share * config.ttft_ms / 1e3:
+        if config.ttft_ms is None or not request.is_first:
+            return
+        if ttft_s > config.share * config.ttft_ms / 1e3:
             raise Refused(
                 "ttft",
                 f"the first token would take about {ttft_s:.1f} s, and "

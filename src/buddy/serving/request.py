@@ -108,6 +108,9 @@ class GenerationRequest:
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
+    is_first: bool = True
+    """Of the answers that a client asked for at once. What is promised for a first token is
+    promised for this one: the others may wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
