@@ -30,6 +30,15 @@ def test_advantages_by_hand():
     assert found[1].tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("samples", [2, 3, 4, 5, 7, 8])
+def test_a_group_of_equal_rewards_has_no_advantage(samples):
+    draw = torch.Generator().manual_seed(0)
+    rewards = -15 * torch.rand(500, 1, generator=draw)
+    found = group_advantages(rewards.expand(-1, samples).contiguous())
+    # atol: what rounding in float64 leaves, over epsilon
+    assert_close(found, torch.zeros(500, samples), atol=1e-6, rtol=0)
+
+
 def test_loss_and_its_gradient_by_hand():
     logits = torch.tensor([[0.0, math.log(3.0)]], requires_grad=True)  # pi = 1/4, 3/4
     blocks = torch.tensor([[3, 4, 4, 3]])
