@@ -136,5 +136,9 @@ def test_what_does_not_fit_a_gated_recipe_is_refused():
         recipe("dash", gate_steps=0.5)
     with pytest.raises(RecipeError, match="penalty must be"):
         GateSettings(penalty=-1.0)
+    with pytest.raises(RecipeError, match=r"lora\.rank and gates\.learning_rate are 0"):
+        dataclasses.replace(recipe("dash", learning_rate=0.0), lora=LoraSettings(rank=0))
+    with pytest.raises(RecipeError, match=r"lora\.rank is 0, and the steps beyond"):
+        dataclasses.replace(recipe("first", gate_steps=0.5), lora=LoraSettings(rank=0))
     with pytest.raises(RecipeError, match="keeps no budget"):
         dataclasses.replace(recipe("dash"), log=LogSettings(evaluate_budgets=("0.5",)))

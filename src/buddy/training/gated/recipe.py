@@ -68,6 +68,13 @@ class GatedRecipe(Recipe):
                 f"gates.gate_steps is of first alone: leave it out for {self.method}, got "
                 f"{self.gates.gate_steps:g}"
             )
+        if self.lora.rank == 0 and self.gates.learning_rate == 0:
+            raise RecipeError("nothing to train: lora.rank and gates.learning_rate are 0")
+        if self.lora.rank == 0 and self.gates.gate_steps < 1:
+            raise RecipeError(
+                "lora.rank is 0, and the steps beyond gates.gate_steps train adapters: set a rank, "
+                f"or gates.gate_steps to 1, got {self.gates.gate_steps:g}"
+            )
         if self.router != _no_router():
             raise RecipeError("router: a gated method has none: leave the table out")
         if self.budget != _full_budget():

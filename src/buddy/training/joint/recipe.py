@@ -308,13 +308,20 @@ class Recipe:
     """Logs and states."""
 
     def __post_init__(self) -> None:
-        if self.budget.full_prompts > 0 and self.router.method == "policy-gradient":
-            raise RecipeError(
-                "policy-gradient samples one plan for prompt and answer: set budget.full_prompts "
-                "to 0, or router.method to straight-through"
-            )
+        if self.router.method == "policy-gradient":
+            for name, share in (
+                ("budget.full_prompts", self.budget.full_prompts),
+                ("router.second_route", self.router.second_route),
+            ):
+                if share > 0:
+                    raise RecipeError(
+                        f"policy-gradient samples one plan for prompt and answer: set {name} to 0, "
+                        "or router.method to straight-through"
+                    )
         if self.lora.rank == 0 and self.router.policy != "routed":
             raise RecipeError("nothing to train: lora.rank is 0 and the policy is not routed")
+        if self.lora.rank == 0 and self.optim.router_learning_rate == 0:
+            raise RecipeError("nothing to train: lora.rank and optim.router_learning_rate are 0")
 
 
 def check_answers_alone(recipe: Recipe, method: str) -> None:
