@@ -76,7 +76,10 @@ def test_files_that_are_no_recipe(tmp_path):
     [
         ("router.omega=1\nrouter.dense_share=1.5", "dense_share must be at least 0 and at most 1"),
         ('router.method="policy-gradient"\nrouter.samples=1', "samples must be at least 2"),
-        ('router.method="policy-gradient"\nrouter.second_route=0.5', "set router.second_route to 0"),
+        (
+            'router.method="policy-gradient"\nrouter.second_route=0.5',
+            "set router.second_route to 0",
+        ),
         ("optim.batch_size=0", "batch_size must be at least 1 and at most 4,096, got 0"),
         ('lora.rank=0\nrouter.policy="static"', "nothing to train"),
         ("lora.rank=0\noptim.router_learning_rate=0", "router_learning_rate are 0"),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import RecipeError
 from buddy.policies.gated import Pass
-from buddy.training.batches import collate
+from buddy.training.batches import collate, padded_width
 from buddy.training.gated.passing import GatedRun, last_hidden
 from buddy.training.gated.recipe import GatedRecipe, GateSettings
 from buddy.training.gated.run import GatedTrainer, evaluate_online, train_gated
@@ -37,10 +39,11 @@ def recipe(method, steps=12, **gates):
     )
 
 
-def trainer(method, steps=12, **gates):
+def trainer(method, steps=12, *, process=(0, 1), reduce=lambda whole: whole, **gates):
     made = gated(method)
     made.model = add_lora(made.model, LoraSettings(rank=2), seed=0)
-    return GatedTrainer(made.train(), recipe(method, steps, **gates), EXAMPLES)
+    settings = recipe(method, steps, **gates)
+    return GatedTrainer(made.train(), settings, EXAMPLES, process=process, reduce=reduce)
 
 
 @torch.no_grad()
@@ -73,6 +76,52 @@ def test_adapters_and_gates_are_trained_and_the_loss_falls(method):
     moved = {name for name, p in made.parameters.items() if not torch.equal(p, before[name])}
     assert any("lora_" in name for name in moved)
     assert any(name.startswith("learned.") for name in moved)
+
+
+def summed_over(ranks):
+    """For each process, here a thread, a function that sums what all of them hand in."""
+    barrier, parts = Barrier(ranks, timeout=60), [None] * ranks
+
+    def of(rank):
+        def reduce(own):
+            parts[rank] = own.detach().clone()
+            barrier.wait()
+            whole = sum(parts)
+            barrier.wait()  # nobody overwrites a part before all have summed
+            return whole
+
+        return reduce
+
+    return [of(rank) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_that_share_a_batch_make_the_gradient_of_one(method, ranks):
+    batch = [EXAMPLES[at] for at in (0, 1, 2, 3)]
+    widths = [padded_width([one]) for one in batch]
+    assert len(set(widths)) > 1  # noise is the same whatever its row is padded to
+
+    def backward(made):
+        rows = made._backward(batch, seed=5, step=1)
+        return rows, {name: p.grad for name, p in made.parameters.items()}
+
+    rows, alone = backward(trainer(method, target=0.3))
+    sharing = [
+        trainer(method, process=(rank, ranks), reduce=reduce, target=0.3)
+        for rank, reduce in enumerate(summed_over(ranks))
+    ]
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(backward, sharing))
+    for one, other in zip(
+        sorted(rows), sorted(row for part, _ in found for row in part), strict=True
+    ):
+        assert other[0] == pytest.approx(one[0], abs=1e-5)
+        assert other[1:3] == one[1:3]
+    for _, gradients in found:
+        for name, gradient in alone.items():
+            expected = torch.zeros_like(gradients[name]) if gradient is None else gradient
+            assert_close(gradients[name], expected, atol=1e-5, rtol=1e-3)  # other sums
 
 
 @pytest.mark.parametrize("method", ["d-llm", "dash"])

@@ -104,14 +104,18 @@ class DashPart(GatedPart):
         The reward of a row's actions is minus its loss; the advantage is the reward, normalised
         over the batch. The expected share needs no sampling.
         """
+        rows = seen.total(losses.new_tensor(float(len(losses))))
         keep = torch.stack([gate.keep for gate in gates])  # [gated, B, T]
         log_prob = torch.stack([gate.weight for gate in gates])
         reward = -losses.detach()
-        advantage = (reward - reward.mean()) / (reward.std(correction=0) + 1e-6)
+        centred = reward - seen.total(reward.sum()) / rows
+        deviation = (seen.total(centred.square().sum()) / rows).sqrt()
+        advantage = centred / (deviation + 1e-6)
         real = seen.is_real.float()
         by_row = (log_prob.mean(0) * real).sum(1) / real.sum(1)
         runs = torch.where(keep, log_prob.exp(), 1 - log_prob.exp())
-        return (mean_over_real(runs.mean(0), seen) - target).abs() - (advantage * by_row).mean()
+        gain = seen.total((advantage * by_row).sum()) / rows
+        return (mean_over_real(runs.mean(0), seen) - target).abs() - gain
 
 
 class DashPolicy(GatedPolicy):

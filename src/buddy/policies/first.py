@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from buddy.depth.policy import Observation, PolicyResources, TensorState
 from buddy.errors import PolicyError
-from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
+from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real, share_run
 from buddy.policies.learned import need_part
 from buddy.settings import Range, check_ranges
 
@@ -74,7 +74,7 @@ class FirstRouters(GatedPart):
         self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
     ) -> Float[Tensor, ""]:
         """The mean probability over tokens and blocks."""
-        return torch.stack([mean_over_real(gate.weight, seen) for gate in gates]).mean()
+        return mean_over_real(share_run(gates), seen)
 
 
 class FirstPolicy(GatedPolicy):

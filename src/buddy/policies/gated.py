@@ -5,7 +5,7 @@ the same for all stands here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +28,11 @@ class Pass:
         is_real: False for pads.
         noise: Draws what gates sample.
         adapts: The adapters are trained now and the gates are not.
+        whole: Rows and tokens of the batch over all processes, for which noise is drawn; None where
+            these rows are all.
+        process: This process and how many there are: the first of those rows that is its own, and
+            the distance to the next.
+        reduce: Sums a tensor over all processes.
     """
 
     position: Int[Tensor, " tokens"]
@@ -35,11 +40,21 @@ class Pass:
     is_real: Bool[Tensor, "batch tokens"]
     noise: torch.Generator
     adapts: bool = False
+    whole: tuple[int, int] | None = None
+    process: tuple[int, int] = (0, 1)
+    reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def uniform(self) -> Float[Tensor, "batch tokens"]:
-        """A number in (0, 1) for each token, the same on every device."""
-        drawn = torch.rand(self.is_real.shape, generator=self.noise).clamp(1e-6, 1 - 1e-6)
+        """A number in (0, 1) for each token, the same on every device, whoever computes its row."""
+        first, every = self.process
+        drawn = torch.rand(self.whole or self.is_real.shape, generator=self.noise)
+        drawn = drawn[first::every, : self.is_real.shape[1]].clamp(1e-6, 1 - 1e-6)
         return drawn.to(self.is_real.device)
+
+    def total(self, own: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """The sum over all processes, with the gradient of this one's part."""
+        fixed = own.detach()
+        return own + (self.reduce(fixed) - fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,8 @@ class GatedPart(LearnedPart, ABC):
         Args:
             gates: Of the governed blocks, in their order.
             losses: Of each row's answer, in nats.
-            seen: The pass.
+            seen: The pass. Processes that share a batch sum their gradients, so what is a mean over
+                the batch is one over all of theirs, as `Pass.total` makes it.
             target: Mean share of the governed blocks that is wanted; not all methods aim at one.
         """
 
@@ -120,8 +136,9 @@ class GatedPart(LearnedPart, ABC):
 
 
 def mean_over_real(values: Float[Tensor, "batch tokens"], seen: Pass) -> Float[Tensor, ""]:
-    """The mean over tokens that are no pads."""
-    return (values * seen.is_real).sum() / seen.is_real.sum()
+    """The mean over tokens that are no pads, of all processes."""
+    real = seen.is_real.float()
+    return seen.total((values * real).sum()) / seen.total(real.sum())
 
 
 def share_run(gates: Sequence[Gate]) -> Float[Tensor, "batch tokens"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from buddy.errors import PolicyError
-from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass
+from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
 from buddy.settings import Range, check_ranges
 
 
@@ -85,8 +85,7 @@ class MixtureOfDepthsRouters(GatedPart):
         wrong = binary_cross_entropy_with_logits(
             self._odds(block, hidden), keep.float(), reduction="none"
         )
-        extra = (wrong * seen.is_real).sum() / seen.is_real.sum()
-        return Gate(keep, weight * keep, extra)
+        return Gate(keep, weight * keep, mean_over_real(wrong, seen))
 
     def cost(
         self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float

@@ -110,11 +110,15 @@ class Batch:
         return torch.bincount(self.rows, minlength=len(self.token_ids))
 
 
+def padded_width(examples: Sequence[Example]) -> int:
+    """Columns of the examples side by side."""
+    longest = max(example.num_tokens for example in examples)
+    return -(-longest // _ROUND) * _ROUND
+
+
 def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
     """Lay examples side by side. Pads stand right, so no causal token ever sees one."""
-    longest = max(example.num_tokens for example in examples)
-    width = -(-longest // _ROUND) * _ROUND
-    token_ids = torch.zeros(len(examples), width, dtype=torch.long)
+    token_ids = torch.zeros(len(examples), padded_width(examples), dtype=torch.long)
     is_prompt = torch.zeros_like(token_ids, dtype=torch.bool)
     rows: list[int] = []
     columns: list[int] = []

@@ -15,7 +15,7 @@ from buddy.policies.first import FirstRouters, FirstSettings
 from buddy.policies.flexidepth import FlexiDepthPart, FlexiDepthSettings
 from buddy.policies.gated import GatedPart, Pass
 from buddy.policies.mixture_of_depths import MixtureOfDepthsRouters, MixtureOfDepthsSettings
-from buddy.training.batches import collate
+from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
 from buddy.training.gated.passing import GatedRun, kept_by_row, last_hidden
 from buddy.training.gated.recipe import GatedMethod, GatedRecipe, GateSettings
@@ -99,11 +99,20 @@ class GatedTrainer(JointTrainer):
         weights = self._weights(examples)
         chosen = [examples[place] for place in mine]
         batch = collate(chosen, model.device)
-        noise = torch.Generator().manual_seed(random.Random(f"{seed}-{mine.start}").getrandbits(63))
+        noise = torch.Generator().manual_seed(random.Random(f"{seed}-0").getrandbits(63))
         lengths = torch.tensor([one.num_tokens for one in chosen], device=model.device)
         position = torch.arange(batch.token_ids.shape[1], device=model.device)
         real = position < lengths[:, None]
-        seen = Pass(position, batch.is_prompt, real, noise, adapts=self.adapts(step))
+        seen = Pass(
+            position,
+            batch.is_prompt,
+            real,
+            noise,
+            adapts=self.adapts(step),
+            whole=(len(examples), padded_width(examples)),
+            process=self._process,
+            reduce=self._reduce,
+        )
         with fast_passes(model.backbone):
             run = begin_pass(GatedRun, model.backbone, batch)
             run.open(part, seen)
