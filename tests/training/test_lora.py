@@ -109,9 +109,11 @@ def test_adapters_are_trained_on_from_a_checkpoint(trained):
     assert all(weights.requires_grad for weights in trained_parameters(model)[0].values())
 
 
-def test_adapters_of_another_rank_or_base_model_are_no_start(trained):
+def test_adapters_of_another_rank_scale_or_base_model_are_no_start(trained):
     with pytest.raises(RecipeError, match="another rank or other layers"):
         from_trained(trained, rank=8)
+    with pytest.raises(RecipeError, match=r"multiplied by 4 .* by 8: set lora\.alpha to 16$"):
+        from_trained(trained, rank=4, alpha=32.0)
     with torch.no_grad():
         other = tiny_model()
         other.lm_head.weight.add_(1)

@@ -75,6 +75,11 @@ class AdapterConfig:
         others = (self.use_dora, self.fan_in_fan_out, self.layers_to_transform is not None)
         return self.bias == "none" and not (any(others) or self.rank_pattern or self.alpha_pattern)
 
+    @property
+    def scaling(self) -> float:
+        """By which the product of two matrices is multiplied, where no pattern says otherwise."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
     def reaches(self, name: str) -> bool:
         """Whether a layer of this name has an adapter."""
 
@@ -138,7 +143,6 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
     }
     named = {f"{_PREFIX}{name}.lora_{side}.weight" for name in wanted for side in "AB"}
     _check_names(folder, sorted(named ^ weights.keys()))
-    scaling = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
     targets = {name: cast(Tensor, model.get_submodule(name).weight) for name in wanted}
     largest = max(weight.numel() for weight in targets.values())
     # New memory for each layer would take longer than the sums.
@@ -152,7 +156,7 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
             _check_names(folder, [f"{_PREFIX}{name}.lora_A.weight"])
         delta, total = (space[: weight.numel()].view(weight.shape) for space in (deltas, sums))
         torch.mm(up.to(like.device, wide), down.to(like.device, wide), out=delta)
-        weight.copy_(total.copy_(weight).add_(delta.mul_(scaling)))
+        weight.copy_(total.copy_(weight).add_(delta.mul_(config.scaling)))
     return model, part_fingerprint({name: one.to(torch.bfloat16) for name, one in weights.items()})
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
+from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
 from buddy.checkpoint.manifest import check_base, identity, read_manifest
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
@@ -58,19 +59,31 @@ def add_lora(
 
 
 def start_adapters(
-    model: nn.Module, checkpoint: Path, base: Backbone, fingerprint: str | None
+    model: nn.Module,
+    checkpoint: Path,
+    base: Backbone,
+    fingerprint: str | None,
+    settings: LoraSettings,
 ) -> None:
     """Give new adapters the weights of a checkpoint's.
 
+    Args:
+        model: With adapters as `settings` say.
+        checkpoint: Of Buddy.
+        base: The model that the new adapters are on.
+        fingerprint: Of its source.
+        settings: Of the new adapters.
+
     Raises:
         CheckpointError: The checkpoint is damaged, or of another base model.
-        RecipeError: It has no adapters, or they are of another rank or on other layers.
+        RecipeError: It has no adapters, or they are of another rank or scale, or on other layers.
     """
     from safetensors.torch import load_file
 
     manifest = read_manifest(checkpoint)
     check_base(checkpoint, manifest.base, identity(base, fingerprint))
-    path = checkpoint / "adapter" / "adapter_model.safetensors"
+    folder = checkpoint / FOLDER
+    path = folder / WEIGHTS
     if not path.is_file():
         raise RecipeError(f"lora.start: {checkpoint} has no adapters: leave it out")
     saved = {
@@ -82,6 +95,17 @@ def start_adapters(
         raise RecipeError(
             f"lora.start: the adapters of {checkpoint} have another rank or other layers than "
             "this recipe's: set lora.rank and lora.keep_context as they were there"
+        )
+    then, scale = read_adapter_config(folder), settings.alpha / settings.rank
+    if not then.is_plain:
+        raise RecipeError(
+            f"lora.start: the adapters of {checkpoint} are no plain LoRA of one rank and scale: "
+            "leave it out"
+        )
+    if then.scaling != scale:
+        raise RecipeError(
+            f"lora.start: the adapters of {checkpoint} are multiplied by {then.scaling:g} and this "
+            f"recipe's by {scale:g}: set lora.alpha to {then.scaling * settings.rank:g}"
         )
     with torch.no_grad():
         for name, weights in own.items():

@@ -71,7 +71,9 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     kept = context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
     if recipe.lora.start is not None:
-        start_adapters(adapted, Path(recipe.lora.start), base.backbone, base.source_fingerprint)
+        start_adapters(
+            adapted, Path(recipe.lora.start), base.backbone, base.source_fingerprint, recipe.lora
+        )
     made = BuddyForCausalLM(adapted, prior=order, router=router, policy=settings.policy)
     check_spendable(budgets, made.num_blocks, made.scoring_policy.pinned)
     made.source, made.source_fingerprint = base.source, base.source_fingerprint
