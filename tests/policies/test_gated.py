@@ -11,7 +11,7 @@ from buddy.errors import BudgetError, CheckpointError, PolicyError
 from buddy.policies.gated import Gate, Pass
 from buddy.settings import build
 from tests.policies.made import gated
-from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
+from tests.tiny import NUM_BLOCKS, all_families, random_ids, tiny_model
 
 METHODS = ("first", "d-llm", "mixture-of-depths", "flexidepth", "dash")
 # atol: the cache and the gather change the order of sums.
@@ -158,6 +158,23 @@ def test_flexidepth_weighs_the_mlp_and_passes_others_through_the_adapter():
             after = torch.where(gate > 0.5, run, skip)
         hidden = after
     assert_close(made(ids).lanes.hidden, hidden[0], **TOLERANCE)
+
+
+@torch.no_grad()
+@all_families
+def test_what_flexidepth_weighs_is_what_the_mlp_adds_in_every_family(family):
+    backbone = BuddyForCausalLM(tiny_model(family), policy="full").backbone
+    positions = torch.arange(6)[None]
+    hidden = backbone.embed(random_ids(1, 6))
+    rotary = backbone.rotary(hidden, positions)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    with backbone.watched_mlp(2) as seen:
+        after = backbone.run_block(2, hidden, causal, positions, rotary, None)
+    hook = backbone.blocks[2].mlp.register_forward_hook(lambda *call: torch.zeros_like(call[2]))
+    without = backbone.run_block(2, hidden, causal, positions, rotary, None)
+    hook.remove()
+    assert float((after - without).abs().max()) > 0.1
+    assert_close(seen[0], after - without, **TOLERANCE)
 
 
 @torch.no_grad()

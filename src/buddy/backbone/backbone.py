@@ -300,10 +300,15 @@ class Backbone:
 
     @contextmanager
     def watched_mlp(self, block: int) -> Iterator[list[Tensor]]:
-        """Within, what the block's MLP gives is put into the list."""
+        """Within, what the block's MLP adds to the residual is put into the list."""
         seen: list[Tensor] = []
-        module = cast(Any, self.blocks[block]).mlp
-        hook = module.register_forward_hook(lambda module, given, made: seen.append(made))
+        module = getattr(self.blocks[block], self.family.mlp_norm or "mlp")
+        scale = self._setting(self.family.residual_scale)
+
+        def keep(module: nn.Module, given: Any, made: Tensor) -> None:
+            seen.append(made if scale is None else made * scale)
+
+        hook = module.register_forward_hook(keep)
         try:
             yield seen
         finally:

@@ -37,6 +37,10 @@ class Family:
     value: str = "v_proj"
     fused: str | None = None
     """One linear layer of queries, keys and values, in this order, in place of `key`, `value`."""
+    mlp_norm: str | None = None
+    """Norm of what the MLP makes, before it is added to the residual; inside a block."""
+    residual_scale: str | None = None
+    """Config field: what a block multiplies by what it adds to the residual."""
     clip: str | None = None
     """Config field: the size to which keys and values are clipped."""
     key_norm: str | None = None
@@ -66,26 +70,35 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma": Family(title="Gemma"),
     "gemma2": Family(
         title="Gemma 2",
+        mlp_norm="post_feedforward_layernorm",
         window="sliding_window",
         logits_cap="final_logit_softcapping",
         implementations=("eager",),  # sdpa cannot cap scores
     ),
     "gemma3_text": Family(
         title="Gemma 3",
+        mlp_norm="post_feedforward_layernorm",
         window="sliding_window",
         key_norm="k_norm",
         rotary_by_kind=True,
         logits_cap="final_logit_softcapping",
     ),
     "granite": Family(
-        title="Granite", embedding_scale="embedding_multiplier", logits_divisor="logits_scaling"
+        title="Granite",
+        residual_scale="residual_multiplier",
+        embedding_scale="embedding_multiplier",
+        logits_divisor="logits_scaling",
     ),
     "llama": Family(title="Llama"),
     "mistral": Family(title="Mistral", window="sliding_window"),
     "mixtral": Family(title="Mixtral", window="sliding_window", mixture=True),
     "olmo": Family(title="OLMo", clip="clip_qkv"),
     "olmo2": Family(
-        title="OLMo 2", attention_norm=None, key_norm="k_norm", key_norm_spans_heads=True
+        title="OLMo 2",
+        attention_norm=None,
+        key_norm="k_norm",
+        key_norm_spans_heads=True,
+        mlp_norm="post_feedforward_layernorm",
     ),
     "phi3": Family(title="Phi-3", fused="qkv_proj", window="sliding_window"),
     "qwen2": Family(title="Qwen2", window="sliding_window"),

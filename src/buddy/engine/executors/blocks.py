@@ -140,7 +140,7 @@ class BlockRun(LaneRun):
         router_sees: Lanes that the route may see; None = all.
 
     Attributes:
-        keeps_mlp: Keep the output of a block's MLP.
+        keeps_mlp: Keep what a block's MLP adds to the residual.
         mlp: That of the block that ran last, by lane; zero where a lane skipped it.
     """
 
