@@ -19,6 +19,7 @@ from tests.generation.test_ledger_budget import random_ledger
 from tests.tiny import NUM_BLOCKS, tiny_buddy
 from tests.training.examples import random_examples
 from tests.training.made import save_stage_1, write_recipe
+from tests.words import say
 
 EXAMPLES = random_examples(10, seed=3)
 SETTINGS = LedgerSettings(levels=(3, 4, 6), least=1)
@@ -157,6 +158,28 @@ def test_a_recipe_that_does_not_fit_the_model_is_refused(folder, tmp_path, chang
     command = ["train-ledger", str(folder / "recipe.toml"), "--out", str(tmp_path / "o")]
     done = CliRunner().invoke(app, [*command, "--set", change])
     assert isinstance(done.exception, RecipeError)
+    with pytest.raises(RecipeError, match=what):
+        raise done.exception
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("split", "what"),
+    [
+        ("train", "data.train has 0 answers of two tokens or more"),
+        ("validation", "data.validation has no answer of two tokens or more"),
+    ],
+)
+def test_answers_that_feed_nothing_are_refused_before_any_is_measured(
+    folder, tmp_path, monkeypatch, split, what
+):
+    lines = (folder / f"{split}.jsonl").read_text().splitlines()
+    short = [{**json.loads(line), "completion": f" {say(5)}"} for line in lines]
+    (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
+    monkeypatch.setattr("buddy.training.ledger.run.measure_levels", None)
+    change = f'data.{split}=[{{path="{tmp_path / "short.jsonl"}"}}]'
+    command = ["train-ledger", str(folder / "recipe.toml"), "--out", str(tmp_path / "o")]
+    done = CliRunner().invoke(app, [*command, "--set", change])
     with pytest.raises(RecipeError, match=what):
         raise done.exception
     assert not (tmp_path / "o").exists()

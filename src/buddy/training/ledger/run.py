@@ -68,6 +68,7 @@ def train_ledger(
     )
     for note in left_out:
         listener.warned(note)
+    _check_answers(examples, held_out)
     answers = measure_levels(
         model,
         examples,
@@ -76,8 +77,6 @@ def train_ledger(
         batch_size=settings.batch_size,
         on_rows=lambda done: listener.measured("training answers", done, len(examples)),
     )
-    if sum(len(one.token_ids) for one in answers[1::2]) == 0:
-        raise RecipeError("data.train has too few answers of two tokens or more to fit a ledger")
     model.ledger = fit_ledger(answers, settings)
     found = _evaluate(model, held_out, prompt, recipe, listener) if held_out else []
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
@@ -114,6 +113,21 @@ def _check_levels(recipe: LedgerRecipe, model: BuddyForCausalLM) -> int:
         )
     check_spendable({*levels, prompt}, model.num_blocks, policy.pinned)
     return prompt
+
+
+def _check_answers(examples: list[Example], held_out: list[Example]) -> None:
+    """Refuse rows that tell nothing, before any is measured: an answer's first token is not fed."""
+    longer, tested = (sum(len(one.answer) > 1 for one in rows) for rows in (examples, held_out))
+    if longer < 2:
+        raise RecipeError(
+            f"data.train has {longer} answers of two tokens or more, and a ledger is fitted to 2 "
+            "at least: add rows"
+        )
+    if held_out and not tested:
+        raise RecipeError(
+            "data.validation has no answer of two tokens or more, so it tells nothing of a "
+            "ledger: add rows, or leave it out"
+        )
 
 
 def _evaluate(
