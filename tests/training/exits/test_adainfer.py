@@ -209,7 +209,8 @@ def test_classifiers_are_fitted_on_a_checkpoint_that_was_trained_for_exits(tmp_p
     ("settings", "says"),
     [
         ({"first_exit": 6}, "first_exit must be below the model's 6 blocks, got 6"),
-        ({"first_exit": 4, "mean_depth": "3 blocks"}, "no threshold has a mean depth of 3"),
+        ({"first_exit": 4, "mean_depth": "3 blocks"}, "must be from 4 blocks, the first exit, to"),
+        ({"first_exit": 4, "mean_depth": "7 blocks"}, "the first exit, to the model's 6, got 7"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_in_one_line(folder, tmp_path, settings, says):

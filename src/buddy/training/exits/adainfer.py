@@ -250,6 +250,13 @@ def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
             f"classifier.first_exit must be below the model's {num_blocks} blocks, got "
             f"{settings.first_exit}"
         )
+    wanted = settings.wanted_depth(num_blocks)
+    least, most = settings.first_exit - settings.tolerance, num_blocks + settings.tolerance
+    if wanted is not None and not least <= wanted <= most:
+        raise RecipeError(
+            f"classifier.mean_depth must be from {settings.first_exit} blocks, the first exit, to "
+            f"the model's {num_blocks}, got {wanted:g}: set it, or classifier.first_exit"
+        )
     if outline.learned is not None and not isinstance(outline.learned, AdaInferClassifier):
         raise RecipeError(
             f"model.name: {recipe.model.name} has a trained part of policy "
