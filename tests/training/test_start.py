@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from buddy.errors import RecipeError
 from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.router_init.whiten import start_router
 from tests.tiny import tiny_buddy
@@ -54,6 +55,15 @@ def test_the_first_layer_hears_differences_alone():
     heard = torch.stack(heard)
     assert heard.mean(0).abs().max() < 1e-3
     assert 0.3 < float(heard.std(0).mean()) < 3
+
+
+@pytest.mark.parametrize("prompts", [1, 8])
+def test_scores_are_not_spread_over_prompts_that_are_all_alike(prompts):
+    with pytest.raises(RecipeError, match="all training prompts look alike") as refused:
+        start_router(tiny_buddy(), EXAMPLES[:1] * prompts, spread=0.1, seed=5)
+    assert "\n" not in str(refused.value)
+    start_router(model := tiny_buddy(), EXAMPLES[:1] * prompts, spread=0.0, seed=5)
+    assert all(bool(p.isfinite().all()) for p in model.router.parameters())
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2])

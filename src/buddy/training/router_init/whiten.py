@@ -7,16 +7,21 @@ them; zero starts from the prior alone.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from buddy.data.examples import Example
+from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.routing.router import Router
 from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.standardise import Standard, draw_summaries
+
+_SMALLEST: Final = 1e-4
+"""Deviation of scores below which it is rounding alone; prompts that differ make it near to 1."""
 
 
 def start_router(
@@ -30,6 +35,9 @@ def start_router(
         spread: Standard deviation over prompts of a block's score, as it starts. The prior's is
             omega.
         seed: Of the random directions, and of the choice of prompts.
+
+    Raises:
+        RecipeError: Scores are to be spread over prompts that are all alike.
     """
     router = model.router
     if router is None or router.config.planner.pool == "scores":
@@ -57,5 +65,11 @@ def _spread(
     generator = torch.Generator().manual_seed(seed + 1)
     up.weight.copy_(torch.randn(up.weight.shape, generator=generator))
     scores = router.decision(summaries)
-    up.weight.mul_(spread / scores.std(0)[:, None])
+    deviation = scores.std(0, correction=min(1, len(scores) - 1))
+    if float(deviation.min()) < _SMALLEST:
+        raise RecipeError(
+            "router.spread: all training prompts look alike to the router, so no scores can be "
+            "spread over them: add other rows, or set router.spread to 0"
+        )
+    up.weight.mul_(spread / deviation[:, None])
     up.bias.copy_(-router.decision(summaries).mean(0) + up.bias)
