@@ -246,6 +246,13 @@ def test_learning_rate_rises_and_falls():
         dataclasses.replace(constant, decay_steps=11)
 
 
+def test_a_rate_that_would_fall_for_longer_than_the_run_is_refused():
+    falling = {"schedule": "constant", "steps": None, "epochs": 1.0}
+    assert trainer(optim={**falling, "decay_steps": 6}).rate_share(0, 0) == 1.0
+    with pytest.raises(RecipeError, match=r"optim\.decay_steps must be at most 6, the steps"):
+        trainer(optim={**falling, "decay_steps": 7})
+
+
 def test_a_curriculum_draws_large_budgets_first():
     budgets = (3, 3, 4, 5, 6, 6)
     assert budgets_at(budgets, 0, 0) == budgets

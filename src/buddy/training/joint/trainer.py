@@ -132,6 +132,11 @@ class JointTrainer:
                 f"budget.curriculum_steps must be at most {self.steps:,}, the steps of the run, "
                 f"got {recipe.budget.curriculum_steps:,}"
             )
+        if optim.decay_steps > self.steps:
+            raise RecipeError(
+                f"optim.decay_steps must be at most {self.steps:,}, the steps of the run, got "
+                f"{optim.decay_steps:,}"
+            )
         self.budgets = budget_range(recipe.budget, model.num_blocks)
         self._process, self._reduce, self._gather = process, reduce, gather
         self.teacher = load_teacher(recipe, model)
