@@ -251,6 +251,10 @@ def test_what_cannot_be_is_refused_in_one_line(method):
     )
     with pytest.raises(PolicyError, match="trained for 8 blocks and the model has 6") as other:
         BuddyForCausalLM(tiny_model(), learned=deeper)
+    settings = {**made.learned.to_json()["settings"], "hidden_size": 16}
+    narrow = type(made.learned)(build(type(made.learned).settings, settings, "here"))
+    with pytest.raises(PolicyError, match="a hidden size of 16 and the model has 32"):
+        BuddyForCausalLM(tiny_model(), learned=narrow)
     assert all("\n" not in str(one.value) for one in (none, text, few, other))
 
 

@@ -15,8 +15,15 @@ from torch import Tensor, nn
 
 from buddy.depth.policy import Observation, PolicyResources, TensorState
 from buddy.errors import PolicyError
-from buddy.policies.gated import Gate, GatedPart, GatedPolicy, Pass, mean_over_real, share_run
-from buddy.policies.learned import need_part
+from buddy.policies.gated import (
+    Gate,
+    GatedPart,
+    GatedPolicy,
+    Pass,
+    mean_over_real,
+    need_gates,
+    share_run,
+)
 from buddy.settings import Range, check_ranges
 
 
@@ -87,7 +94,7 @@ class FirstPolicy(GatedPolicy):
     def from_spec(cls, argument: str, resources: PolicyResources) -> Any:
         """Make it from `first`, `first:THRESHOLD` or `first:strict`."""
         if argument == "strict":
-            part = need_part(FirstRouters, resources.learned, resources.num_blocks)
+            part = need_gates(FirstRouters, resources)
             return StrictFirstPolicy(part, resources.backbone)
         return super().from_spec(argument, resources)
 

@@ -153,6 +153,23 @@ def straight_through(
     return hard.float() + soft - soft.detach()
 
 
+def need_gates(kind: type[GatedPart], resources: PolicyResources) -> Any:
+    """The gates that a policy is made of, for this model.
+
+    Raises:
+        PolicyError: The model has none, or those of another method, depth or width.
+    """
+    part = need_part(kind, resources.learned, resources.num_blocks)
+    backbone = resources.backbone
+    width = part.config.hidden_size if backbone is None else backbone.config.hidden_size
+    if width != part.config.hidden_size:
+        raise PolicyError(
+            f"policy {kind.policy!r} was trained for a hidden size of {part.config.hidden_size} "
+            f"and the model has {width}: use one trained for this model"
+        )
+    return part
+
+
 def read_threshold(argument: str, policy: str) -> float:
     """The probability above which a token runs a block, from `POLICY:THRESHOLD`; 0.5 by default.
 
@@ -201,7 +218,7 @@ class GatedPolicy:
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "GatedPolicy":
         """Make it from its name, or from `NAME:THRESHOLD`."""
-        part = need_part(cls.kind, resources.learned, resources.num_blocks)
+        part = need_gates(cls.kind, resources)
         return cls(part, read_threshold(argument, cls.kind.policy))
 
     def begin(self, new: NewTokens) -> _State:
