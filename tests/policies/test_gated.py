@@ -137,6 +137,17 @@ def test_first_strict_spends_a_budget_on_the_highest_means():
 
 
 @torch.no_grad()
+def test_first_strict_holds_all_blocks_for_alike_where_the_route_sees_nothing():
+    made = gated("first")
+    made.set_policy("first:strict")
+    ids, sees = random_ids(2, 5, seed=2), torch.tensor([[True] * 5, [False] * 5])
+    seen = made(ids, budget="4 blocks").plan.executed_sets
+    assert seen == ((0, 1, 2, 5), (0, 2, 3, 5))
+    out = made(ids, budget="4 blocks", prompt_mask=sees)
+    assert out.plan.executed_sets == (seen[0], (0, 1, 2, 5))
+
+
+@torch.no_grad()
 def test_flexidepth_weighs_the_mlp_and_passes_others_through_the_adapter():
     made = gated("flexidepth")
     part, backbone = made.learned, made.backbone

@@ -155,6 +155,8 @@ class StrictFirstPolicy:
 
     def _means(self, token_ids: Int[Tensor, " tokens"]) -> Float[Tensor, " gated"]:
         backbone = self.backbone
+        if len(token_ids) == 0:  # the route may see nothing: all blocks are alike
+            return torch.zeros(self.num_blocks - 2, device=token_ids.device)
         hidden = backbone.embed(token_ids[None])
         positions = torch.arange(len(token_ids), device=token_ids.device)[None]
         rotary = backbone.rotary(hidden, positions)
