@@ -80,6 +80,10 @@ def test_files_that_are_no_recipe(tmp_path):
             'router.method="policy-gradient"\nrouter.second_route=0.5',
             "set router.second_route to 0",
         ),
+        (
+            'router.spread=0.5\nrouter.planner.pool="scores"',
+            "spread is of a router that pools tokens",
+        ),
         ("optim.batch_size=0", "batch_size must be at least 1 and at most 4,096, got 0"),
         ('lora.rank=0\nrouter.policy="static"', "nothing to train"),
         ("lora.rank=0\noptim.router_learning_rate=0", "router_learning_rate are 0"),

@@ -153,6 +153,11 @@ class RouterSettings:
             raise RecipeError(f"orders: source {twice!r} is named twice: it follows one order")
         if self.orders and (self.spread > 0 or self.planner.pool == "scores"):
             raise RecipeError('orders go with neither spread nor pool="scores": leave one out')
+        if self.spread > 0 and self.planner.pool == "scores":
+            raise RecipeError(
+                f'spread is of a router that pools tokens, and planner.pool is "scores": set one '
+                f"of the two, got spread {self.spread:g}"
+            )
         if self.rank < 2 * len(self.orders):
             raise RecipeError(
                 f"rank is {self.rank}: expected two for each of the {len(self.orders)} orders"
