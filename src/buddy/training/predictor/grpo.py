@@ -54,10 +54,10 @@ def group_advantages(
     rewards: Float[Tensor, "batch samples"], epsilon: float = 1e-6
 ) -> Float[Tensor, "batch samples"]:
     """Each reward less its group's mean, over the group's population standard deviation."""
-    wide = rewards.double()  # rounding of the mean in float32 is as large as epsilon
-    centred = wide - wide.mean(1, keepdim=True)
-    deviation = wide.std(1, correction=0, keepdim=True)
-    return (centred / (deviation + epsilon)).to(rewards.dtype)
+    # Less the first of the group: of equal rewards nothing is left, where a mean would be rounded.
+    apart = rewards - rewards[:, :1]
+    centred = apart - apart.mean(1, keepdim=True)
+    return centred / (apart.std(1, correction=0, keepdim=True) + epsilon)
 
 
 def sample_budgets(
