@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -15,6 +16,8 @@ from buddy.errors import BuddyError, ResultError, shown
 
 MAX_JSON_BYTES: Final = 256 * 2**20
 """Longer JSON is refused: nothing that Buddy reads comes near it."""
+_OF_RUST: Final = re.compile(r"\(os error (\d+)\)")
+"""How Rust's libraries end what the system has told them."""
 
 
 def read_json(path: Path, error: type[BuddyError]) -> Any:
@@ -175,6 +178,26 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise an OSError where a library of Rust's says in an error of its own what the system said.
+
+    So do safetensors and tokenizers where a disk is full.
+
+    Raises:
+        OSError: The system refused something in the block.
+    """
+    try:
+        yield
+    except (OSError, BuddyError):
+        raise
+    except Exception as error:
+        said = _OF_RUST.search(str(error))
+        if said is None:
+            raise
+        raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
+
+
+@contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which takes its place when the block ends without an error.
 
@@ -185,12 +208,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         folder: Where it goes; its parents are made.
 
     Raises:
-        OSError: It cannot be made or renamed; what was there before is intact.
+        OSError: It cannot be made, written or renamed; what was there before is intact.
     """
     staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
-        yield staging
+        with system_errors():
+            yield staging
         for path in staging.rglob("*.safetensors"):
             path.chmod(staging.stat().st_mode & 0o666)
         _swap(staging, folder)

@@ -13,7 +13,9 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord
+from tests.disks import full_disk
 from tests.tiny import random_ids, random_predictor, random_router, tiny_model
+from tests.words import word_tokenizer
 
 IDS = random_ids(3, 9)
 
@@ -306,6 +308,22 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypat
         routed.save_pretrained(target)
     assert logits(BuddyForCausalLM.from_pretrained(target))[1] == logits(routed)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("num_bytes", [50, 1000, 20_000])
+def test_a_full_disk_is_one_line_whichever_file_it_stops(routed, tmp_path, num_bytes):
+    target = tmp_path / "model"
+    routed.save_pretrained(target)
+    with full_disk(num_bytes), pytest.raises(CheckpointError, match="File too large; what was"):
+        routed.save_pretrained(target, tokenizer=word_tokenizer())
+    assert logits(BuddyForCausalLM.from_pretrained(target))[1] == logits(routed)[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_saving_prints_nothing(routed, adapted, tmp_path, capfd):
+    routed.save_pretrained(tmp_path / "routed")
+    adapted.save_pretrained(tmp_path / "adapted", include_backbone=True)
+    assert capfd.readouterr() == ("", "")
 
 
 def _truncate(folder):

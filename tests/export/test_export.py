@@ -19,6 +19,7 @@ from buddy.cli.main import app
 from buddy.errors import CheckpointError, FamilyError, PolicyError
 from buddy.export.folder import EXPORT_MANIFEST, export_model
 from buddy.hub.loading import load_tokenizer
+from tests.disks import full_disk
 from tests.tiny import (
     NUM_BLOCKS,
     VOCAB,
@@ -167,6 +168,14 @@ def test_what_is_there_stays_where_an_export_fails(tmp_path, monkeypatch):
         exported(model, tmp_path / "out")
     assert (tmp_path / "out" / EXPORT_MANIFEST).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 20_000])  # of the tokenizer, of the weights
+def test_a_full_disk_is_one_line_whichever_file_it_stops(tmp_path, num_bytes):
+    model = tiny_buddy()
+    with full_disk(num_bytes), pytest.raises(CheckpointError, match="File too large; what was"):
+        exported(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_something_else_is_not_written_over(tmp_path):

@@ -11,6 +11,7 @@ from buddy.importance.forward import Windows
 from buddy.importance.search.bounded import MARGIN_NATS, Cheapest, Losses, Pruning, likeliest
 from buddy.importance.search.sleb import sleb_search
 from buddy.importance.search.sleb_naive import sleb_search_whole
+from tests.disks import full_disk
 from tests.tiny import (
     NUM_BLOCKS,
     VOCAB,
@@ -203,6 +204,21 @@ def test_a_damaged_resume_file_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(ResultError, match="damaged"):
         sleb_search(Backbone(tiny_model()), random_ids(2, 9), 1, resume=file)
     assert file.read_bytes() == content
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_found(tmp_path):
+    backbone, ids, file = Backbone(tiny_model()), random_ids(5, 9), tmp_path / "partial"
+
+    def stop(number, block, nll):
+        raise Stop
+
+    with pytest.raises(Stop):
+        sleb_search(backbone, ids, ROUNDS, resume=file, on_round=stop)
+    before = file.read_bytes()
+    with full_disk(50), pytest.raises(ResultError, match=r"partial cannot be written: File too"):
+        sleb_search(backbone, ids, ROUNDS, resume=file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_what_cannot_be_searched_is_refused():

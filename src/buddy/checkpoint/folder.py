@@ -43,6 +43,7 @@ from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
 from buddy.hub.manifest import MANIFEST, is_checkpoint, write_files
 from buddy.hub.progress import Progress
+from buddy.hub.quiet import quiet_transformers
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.learned import outline_part
 from buddy.policies.static import StaticPolicy
@@ -277,7 +278,8 @@ def _policy_spec(model: BuddyForCausalLM) -> str | None:
 
 def _save_backbone(hf_model: Any, folder: Path) -> None:
     if not hasattr(hf_model, "peft_config"):
-        hf_model.save_pretrained(folder)
+        with quiet_transformers():
+            hf_model.save_pretrained(folder)
         return
     base = hf_model.get_base_model()
     # Inside a PEFT model every adapted linear layer is wrapped; write the plain weights.
@@ -286,7 +288,8 @@ def _save_backbone(hf_model: Any, folder: Path) -> None:
         for name, tensor in base.state_dict().items()
         if ".lora_" not in name
     }
-    base.save_pretrained(folder, state_dict=plain)
+    with quiet_transformers():
+        base.save_pretrained(folder, state_dict=plain)
 
 
 def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:

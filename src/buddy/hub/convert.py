@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from buddy.errors import CheckpointError
+from buddy.files import system_errors
 from buddy.hub.foreign import explained
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
@@ -119,14 +120,10 @@ def _describe_generation(model: Any, tokenizer: Any, header: GgufHeader) -> None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
+    with system_errors():
         # One file, whatever its size.
         model.save_pretrained(folder, max_shard_size=1 << 62)
-    except SafetensorError as error:
-        raise OSError(f"{folder / WEIGHTS_FILE}: {error}") from error
-    tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     # safetensors writes for the owner alone; a shared cache needs what the other files have.
     (folder / WEIGHTS_FILE).chmod((folder / "config.json").stat().st_mode)
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from buddy.errors import ResultError
-from buddy.files import parse_json
+from buddy.files import parse_json, system_errors
 from buddy.identity import differing
 
 SAVE_EVERY_S: Final = 20.0
@@ -85,10 +85,11 @@ class ResumeFile:
             handle, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             os.close(handle)
             whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            save_file(whole, staging, metadata={"identity": json.dumps(self._identity)})
+            with system_errors():
+                save_file(whole, staging, metadata={"identity": json.dumps(self._identity)})
             os.replace(staging, path)
         except OSError as error:
-            raise ResultError(f"{path} cannot be written: {error}") from error
+            raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
         finally:
             if staging is not None:
                 Path(staging).unlink(missing_ok=True)
