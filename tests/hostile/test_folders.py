@@ -98,6 +98,16 @@ def test_a_damaged_index_is_refused(model_folder, contents, says):
     refuses(BuddyForCausalLM.from_pretrained, model_folder, says)
 
 
+def test_a_weight_in_two_files_is_refused(model_folder):
+    shard(model_folder)
+    twice = load_file(model_folder / "part.safetensors")["model.norm.weight"]
+    save_file({"model.norm.weight": twice + 1}, model_folder / "other.safetensors")
+    other = {"model.norm.weight": "other.safetensors"}
+    edit(model_folder / INDEX, lambda index: index["weight_map"].update(other))
+    says = r"'model\.norm\.weight', and so does another file"
+    refuses(BuddyForCausalLM.from_pretrained, model_folder, says)
+
+
 def test_links_out_of_the_folder_are_refused_and_those_of_the_hubs_cache_are_not(model_folder):
     repository = model_folder.parent / "models--org--name"
     snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"

@@ -64,7 +64,8 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """The tensors of all files by name, each read when it is asked for, until the block ends.
 
     Raises:
-        CheckpointError: A file is truncated or damaged, or holds anything but plain weights.
+        CheckpointError: A file is truncated or damaged, or holds anything but plain weights; or
+            two files hold a weight of one name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -73,12 +74,19 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
         for path in weight_files(folder):
             try:
                 file = files.enter_context(safe_open(path, framework="pt"))
-                tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                held = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"the weights in {path} are truncated or damaged ({error}): copy or fetch them "
                     "again"
                 ) from error
+            twice = sorted(held.keys() & tensors.keys())
+            if twice:
+                raise CheckpointError(
+                    f"{path} holds {twice[0][:200]!r}, and so does another file of the index: "
+                    "expected each weight in one file; fetch or copy the model again"
+                )
+            tensors |= held
         for name, tensor in tensors.items():
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
