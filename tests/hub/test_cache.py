@@ -5,7 +5,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from buddy.errors import ModelError
+from buddy.errors import CheckpointError, ModelError
 from buddy.hub import store
 
 
@@ -19,6 +19,15 @@ def test_home_is_chosen_by_the_variable_or_the_system(monkeypatch, tmp_path):
         else:
             monkeypatch.setenv("BUDDY_HOME", unset)
         assert store.cache_home() == Path(platformdirs.user_cache_dir("buddy", appauthor=False))
+
+
+def test_the_home_of_nobody_is_a_plain_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BUDDY_HOME", "~no such user/buddy")
+    assert store.cache_home() == tmp_path / "~no such user" / "buddy"
+    assert store.list_cached() == []
+    with pytest.raises(CheckpointError, match=r"no GGUF file at .*~no such user/x\.gguf"):
+        store.resolve_gguf("~no such user/x.gguf")
 
 
 def test_an_empty_cache(home):

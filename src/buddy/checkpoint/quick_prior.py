@@ -23,6 +23,7 @@ from buddy.depth.prior import OnProgress, Prior
 from buddy.engine.influence import summary_cosine
 from buddy.errors import PolicyError, ResultError
 from buddy.hub.folder import cache_home
+from buddy.hub.inside import user_path
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.presets import PRESETS
 from buddy.hub.progress import silent
@@ -174,7 +175,7 @@ def is_cached(name: str | Path) -> bool:
 def _one_name(name: str | Path) -> str:
     """A model's hub id where it is a preset, its whole path where it is a file or a folder."""
     preset = PRESETS.get(str(name))
-    path = Path(name).expanduser()
+    path = user_path(name)
     if preset is not None and preset.hub_id is not None:
         return preset.hub_id
     return str(path.resolve()) if path.exists() else str(name)

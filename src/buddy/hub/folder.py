@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from buddy.errors import CheckpointError, ModelError
 from buddy.files import read_json
+from buddy.hub.inside import user_path
 from buddy.hub.progress import Progress
 
 SOURCE_FILE: Final = "source.json"
@@ -31,7 +32,7 @@ def cache_home() -> Path:
     """The folder of everything Buddy keeps: `$BUDDY_HOME`, or the user's cache folder."""
     chosen = os.environ.get("BUDDY_HOME")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return user_path(chosen).absolute()
     return Path(platformdirs.user_cache_dir("buddy", appauthor=False))
 
 

@@ -4,7 +4,6 @@ Importing this module, and finding a model that is there, costs no torch.
 """
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -36,6 +35,7 @@ from buddy.hub.folder import (
     staging_dir,
 )
 from buddy.hub.gguf.header import GgufHeader, read_header
+from buddy.hub.inside import user_path
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.hub.progress import Progress, silent
 
@@ -143,7 +143,7 @@ def ensure_default(
     return model_dir(name)
 
 
-def resolve_gguf(path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> Path:
+def resolve_gguf(path: str | Path, *, on_progress: Progress | None = None) -> Path:
     """Folder that a GGUF file of the user's was converted into, now or earlier.
 
     A file that has changed since, or moved, is another file and is converted again.
@@ -152,7 +152,7 @@ def resolve_gguf(path: str | os.PathLike[str], *, on_progress: Progress | None =
         CheckpointError: The file cannot be converted, or its cached conversion is damaged.
         ModelError: The cache cannot be written.
     """
-    gguf = Path(path).expanduser().resolve()
+    gguf = user_path(path).resolve()
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}; expected the path of a .gguf file")
     name = _gguf_name(gguf)
