@@ -134,3 +134,33 @@ main()
     assert run(*sleb(folder, text, out)).returncode == 0
     assert len(json.loads(out.read_text())["results"]["removal_order"]) == 4
     assert not partial.exists()
+
+
+@pytest.mark.parametrize("command", ["importance", "search"])
+def test_what_was_found_is_kept_until_the_record_is_written(folder, text, tmp_path, command):
+    out, order = tmp_path / "found.json", tmp_path / "order.json"
+    arguments = sleb(folder, text, out)
+    if command == "search":
+        assert run(*sleb(folder, text, order)).returncode == 0
+        windows = ["--text", text, "--tokens", "8", "--windows", "5"]
+        arguments = ["search", folder, "--order", str(order), "--depths", "4", *windows]
+        arguments += ["--out", str(out)]
+    code = f"""
+import sys
+sys.argv = ["buddy", *{arguments!r}]
+from buddy.errors import ResultError
+from buddy.records import RunRecord
+def full(self, path):
+    raise ResultError("no space left")
+RunRecord.save = full
+from buddy.cli.main import main
+main()
+"""
+    failed = subprocess.run(
+        [*test_cli.BUDDY[:1], "-c", code], capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 2
+    assert "no space left" in failed.stderr
+    assert [path.name for path in tmp_path.glob(".*")] == [".found.json.partial"]
+    assert run(*arguments).returncode == 0
+    assert list(tmp_path.glob(".*")) == []

@@ -179,7 +179,9 @@ def test_a_search_stopped_anywhere_goes_on_with_nothing_tried_twice(tmp_path, st
     again = []
     assert search(lambda *news: again.append(news)) == expected
     assert ran + again == whole
-    assert list(tmp_path.iterdir()) == []
+    # Finished, it is kept until the record is written: nothing is tried again.
+    assert search(lambda *news: pytest.fail("tried again")) == expected
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_number_of_exchanges_is_the_most_that_are_tried_at_each_depth():

@@ -180,7 +180,9 @@ def test_a_search_stopped_anywhere_goes_on_with_nothing_run_twice(tmp_path, stop
     # The first news of the second run is where the first stopped.
     assert ran + again[1:] == whole
     assert rounds == list(zip(range(1, ROUNDS + 1), found.order, found.nll[1:], strict=True))
-    assert list(tmp_path.iterdir()) == []
+    # Finished, it is kept until the record is written: nothing is run again.
+    assert search(lambda *news: pytest.fail("run again")) == expected
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_more_rounds_go_on_from_fewer(tmp_path):

@@ -61,9 +61,10 @@ def importance(
     loaded = load_checked(model, check, console, policy="full", dtype=dtype)
     say_if_slow(loaded, console)
     ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
+    partial = out.with_name(f".{out.name}.partial")
     how = {
         "batch": batch,
-        "resume": out.with_name(f".{out.name}.partial"),
+        "resume": partial,
         "identity": {"indicator": indicator, **computed_by(loaded)},
     }
     with measuring(console) as bar:
@@ -88,6 +89,7 @@ def importance(
         },
         results=results,
     ).save(out)
+    partial.unlink(missing_ok=True)
     order = " ".join(str(block) for block in results["removal_order"])
     console.print(f"least important first: {order}", style="dim")
     sys.stdout.write(f"{out}\n")

@@ -74,6 +74,7 @@ def search(
     passages = _passages(load_tokenizer(model), rows or content, windows, tokens, left_out.append)
     for note in left_out:
         console.print(note, style="dim")
+    partial = out.with_name(f".{out.name}.partial")
     with measuring(console) as bar:
         tasks = {depth: bar.add_task(f"{depth} blocks") for depth in wanted}
 
@@ -90,7 +91,7 @@ def search(
             seed=seed,
             max_swaps=max_swaps,
             batch=batch,
-            resume=out.with_name(f".{out.name}.partial"),
+            resume=partial,
             identity=computed_by(loaded),
             on_try=on_try,
         )
@@ -109,6 +110,7 @@ def search(
         "dtype": str(loaded.dtype),
     }
     _save(out, config, loaded.facts(), begun, found, passages.num_targets)
+    partial.unlink(missing_ok=True)
     for depth, one in found.items():
         blocks = " ".join(map(str, one.blocks))
         before, after = (loss / passages.num_targets for loss in (one.first_loss, one.loss))

@@ -30,7 +30,7 @@ def measure(
         indicator: Fresh.
         windows: Without pads.
         batch: Windows at a time.
-        resume: File that keeps what was gathered until the end; deleted when done.
+        resume: File that keeps what was gathered; the caller deletes it once the scores are kept.
         identity: What the measurement depends on (model, indicator ...); a file of another one
             is refused.
         on_batch: Told of progress.
@@ -41,7 +41,6 @@ def measure(
     """
     file = ResumeFile(resume, windows, {"batch": batch, **(identity or {})})
     gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
-    file.remove()
     return indicator.scores()
 
 

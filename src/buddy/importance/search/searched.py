@@ -72,7 +72,7 @@ def swap_search(
         max_swaps: Exchanges to try at each depth; None = until none helps.
         batch: Rows of text at a time.
         pruning: What to spend on not computing losses.
-        resume: File that keeps what was found until the end; deleted when done.
+        resume: File that keeps what was found; the caller deletes it once the result is kept.
         identity: What the search depends on (model ...); a file of another one is refused.
         on_try: Told of each exchange that was tried, and of each depth's loss before the first.
 
@@ -94,11 +94,9 @@ def swap_search(
                 found[depth] = now
                 on_try(depth, now)
                 file.write_if_due(lambda: _tensors(found, depths, backbone.num_blocks))
-    except BaseException:
+    finally:
         # Whatever stops the search, Ctrl-C above all: no exchange that was tried is tried again.
         file.write(_tensors(found, depths, backbone.num_blocks))
-        raise
-    file.remove()
     return found
 
 

@@ -70,8 +70,8 @@ def sleb_search(
         rounds: Blocks to remove.
         batch: Windows at a time.
         pruning: What to spend on not computing losses.
-        resume: File that keeps what was found until the end, however the search stops short;
-            deleted when done.
+        resume: File that keeps what was found, however the search stops short; the caller deletes
+            it once the result is kept.
         identity: What the search depends on (model ...); a file of another one is refused.
         on_round: Told of each block removed, at once of those that the resume file has.
         on_candidate: Told of progress within a round.
@@ -103,7 +103,6 @@ def sleb_search(
         # Whatever stops the search, Ctrl-C above all: no candidate that was run is run again.
         file.write(found.tensors())
         raise
-    file.remove()
     nll = [loss / targets for loss in found.nll[: rounds + 1]]
     return SlebSearch(found.order[:rounds], tuple(nll))
 
