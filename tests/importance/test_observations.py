@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from buddy.backbone.backbone import Backbone
-from buddy.errors import ResultError
+from buddy.errors import ModelError, ResultError
 from buddy.importance.calibration import spread
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.skipping import skip_losses
@@ -111,6 +111,18 @@ def test_ranks_are_those_of_each_input_alone():
             assert found["ranks"][row] == rank_blocks(scores).tolist()
             assert found["scores"][row] == pytest.approx(scores.tolist(), rel=1e-3, abs=1e-2)
         assert found["agreement"]["difference_stderr"] > 0
+
+
+@pytest.mark.parametrize(
+    ("observation", "contexts"), [(observe_ranks, ()), (observe_context, ([6, 12],))]
+)
+@pytest.mark.parametrize(("name", "factor"), [("delta-ppl", 1e5), ("grad-norm", torch.inf)])
+def test_blocks_are_not_ranked_by_what_is_no_number(observation, contexts, name, factor):
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(factor)
+    with pytest.raises(ModelError, match=r"importance of block 0 is not a finite number.*; load"):
+        observe(observation, name, Backbone(model), *contexts)
 
 
 def observe(observation, name, backbone, *contexts, path=None, ids=IDS, on_batch=None):

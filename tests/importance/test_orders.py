@@ -7,7 +7,7 @@ import torch
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import PolicyResources, build_policy
-from buddy.errors import PolicyError, ResultError
+from buddy.errors import ModelError, PolicyError, ResultError
 from buddy.importance.calibration import cut_windows, read_text
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
@@ -73,6 +73,14 @@ def test_an_interrupted_measurement_goes_on(tmp_path, monkeypatch):
     file.write_bytes(b"nonsense")
     with pytest.raises(ResultError, match="damaged"):
         measure(build_indicator("taylor", backbone), ids, batch=2, resume=file)
+
+
+def test_importance_that_is_no_number_is_refused():
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)  # so that a token's loss is above the 709 nats of float64
+    with pytest.raises(ModelError, match=r"importance of block 0 is not a finite number.*; load"):
+        measure(build_indicator("delta-ppl", Backbone(model)), random_ids(2, 8))
 
 
 def test_calibration_text_is_cut_into_whole_windows(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from buddy.errors import ModelError
 from buddy.importance.indicators.indicator import Gatherer, Indicator
 from buddy.importance.resume import ResumeFile
 
@@ -36,12 +37,29 @@ def measure(
         on_batch: Told of progress.
 
     Raises:
+        ModelError: A score is NaN or infinite.
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
     file = ResumeFile(resume, windows, {"batch": batch, **(identity or {})})
     gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
-    return indicator.scores()
+    return finite(indicator.scores())
+
+
+def finite(scores: Float[Tensor, "*inputs blocks"]) -> Float[Tensor, "*inputs blocks"]:
+    """The scores, by which blocks can be ranked: NaN would leave them in their own order.
+
+    Raises:
+        ModelError: A score is NaN or infinite.
+    """
+    wrong = (~scores.isfinite()).nonzero()
+    if len(wrong):
+        raise ModelError(
+            f"the importance of block {int(wrong[0, -1])} is not a finite number: the model's "
+            "numbers overflow, or its perplexity does; load it in bfloat16 or float32, or take "
+            "another indicator, such as block-influence"
+        )
+    return scores
 
 
 def gather(

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.importance.indicators.measure import OnBatch, gather
+from buddy.importance.indicators.measure import OnBatch, finite, gather
 from buddy.importance.observe.agreement import halves, moved, over_inputs, rank_blocks
 from buddy.importance.observe.inputs import EachInput, EachToken
 from buddy.importance.resume import ResumeFile
@@ -39,6 +39,10 @@ def observe_ranks(
     Returns:
         `ranks` and `scores`, [inputs, blocks]; `agreement`, how rankings differ over inputs, and
         whether the halves of one input agree better than those of two.
+
+    Raises:
+        ModelError: A score is NaN or infinite.
+        ResultError: The file is of another measurement, damaged, or cannot be written.
     """
     tokens = inputs.shape[1]
     stretches = [(0, tokens), (0, tokens // 2), (tokens // 2, tokens)]
@@ -79,6 +83,10 @@ def observe_context(
         also `stretches`, how rankings change between as many tokens just before the first
         context's end and just before the last's, none in both: the ranking of a longer context
         has more tokens, so it is less noisy, and that alone would make blocks seem to move.
+
+    Raises:
+        ModelError: A score is NaN or infinite.
+        ResultError: The file is of another measurement, damaged, or cannot be written.
     """
     first, last = contexts[0], contexts[-1]
     apart = min(first, last - first)
@@ -114,7 +122,7 @@ def _scores(
     if indicator == _BY_TOKEN:
         by_token = EachToken(backbone)
         gather(by_token, inputs, batch=batch, file=file, on_batch=on_batch, keep=True)
-        return torch.stack([by_token.rises(*stretch) for stretch in stretches], 1)
+        return finite(torch.stack([by_token.rises(*stretch) for stretch in stretches], 1))
     each = EachInput(indicator, backbone, stretches)
     gather(each, inputs, batch=batch, file=file, on_batch=on_batch, keep=True)
-    return each.scores()
+    return finite(each.scores())
