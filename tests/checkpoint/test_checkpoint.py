@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.fingerprint import base_fingerprint
@@ -140,6 +141,29 @@ def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, monkeypatch, dtype, is
     assert made.merged_adapter == model.facts()["adapter"]
     plain = tiny_model().to(dtype).state_dict()
     assert any(not torch.equal(found[name], plain[name]) for name in found)
+
+
+@pytest.mark.parametrize("config", [{}, {"rank_pattern": {"q_proj": 2}}])  # merged here, by PEFT
+def test_an_adapter_on_a_tied_head_leaves_the_embedding_alone(tmp_path, config):
+    base = tiny_model("qwen2.5")
+    assert base.lm_head.weight is base.model.embed_tokens.weight
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        adapted = get_peft_model(
+            base, LoraConfig(r=4, target_modules=["q_proj", "lm_head"], **config)
+        )
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model = BuddyForCausalLM(adapted.eval(), policy="full")
+    model.save_pretrained(tmp_path / "model")
+    merged = BuddyForCausalLM.from_pretrained(tmp_path / "model", merge_adapter=True)
+    merged.save_pretrained(tmp_path / "merged")
+    again = BuddyForCausalLM.from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        expected = model(IDS).logits
+        assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)  # another order of sums
+        assert torch.equal(again(IDS).logits, merged(IDS).logits)
+        assert not torch.allclose(tiny_model("qwen2.5")(IDS).logits, expected, atol=0.1)
 
 
 def test_a_model_says_the_same_of_itself_live_loaded_and_merged(adapted, tmp_path):

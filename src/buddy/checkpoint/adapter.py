@@ -120,6 +120,9 @@ def _defaults() -> dict[str, Any]:
 def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
     """Add the adapter's weights to those of the model, as PEFT does, bit for bit.
 
+    An adapter on a head whose weights are the embedding's gives the head weights of its own, so
+    that the merged model computes what the adapted one does; PEFT would change the embedding too.
+
     Plain LoRA is added here, where the weights lie: PEFT takes seconds to be imported, to wrap each
     layer and to unwrap it. Anything else is left to PEFT.
 
@@ -130,6 +133,7 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
         CheckpointError: The adapter is damaged, or is none for this model.
     """
     config = read_adapter_config(folder)
+    _untie_head(model, config)
     if not config.is_plain:
         adapted = load_adapter(model, folder)
         fingerprint = adapter_fingerprint(adapted)  # of weights that merging takes away
@@ -158,6 +162,15 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
         torch.mm(up.to(like.device, wide), down.to(like.device, wide), out=delta)
         weight.copy_(total.copy_(weight).add_(delta.mul_(config.scaling)))
     return model, part_fingerprint({name: one.to(torch.bfloat16) for name, one in weights.items()})
+
+
+def _untie_head(model: Any, config: AdapterConfig) -> None:
+    """Give the head weights of its own where they are the embedding's and the adapter is on it."""
+    head = model.get_output_embeddings()
+    is_adapted = any(one is head and config.reaches(name) for name, one in model.named_modules())
+    if is_adapted and head.weight is model.get_input_embeddings().weight:
+        head.weight = nn.Parameter(head.weight.clone(), requires_grad=head.weight.requires_grad)
+        model.config.tie_word_embeddings = False
 
 
 def load_adapter(model: nn.Module, folder: Path) -> Any:
