@@ -3,10 +3,19 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 
+from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.backbone.backbone import Backbone
+from buddy.importance.calibration import cut_windows
+from buddy.importance.indicators.indicator import build_indicator
+from buddy.importance.indicators.measure import measure
 from tests.cli import test_cli
+from tests.tiny import tiny_model
 
 folder = test_cli.folder
 run = test_cli.run
@@ -81,6 +90,29 @@ def test_a_bad_option_is_one_line_and_exit_code_2(folder, text, tmp_path, argume
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_checkpoint_is_measured_with_its_adapter_in_the_weights(folder, text, tmp_path):
+    adapted = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model = BuddyForCausalLM(adapted.eval(), policy="full")
+    model.save_pretrained(tmp_path / "model", tokenizer=load_tokenizer(folder))
+    whole, out = str(tmp_path / "model"), tmp_path / "out.json"
+    asked = ["--indicator", "taylor", "--text", text, "--tokens", "12", "--out", str(out)]
+    done = run("importance", whole, *asked, "--windows", "5")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["results"]["importance"]
+    windows = cut_windows(load_tokenizer(folder), Path(text).read_text(), tokens=12, limit=5)
+    plain = Backbone(adapted.merge_and_unload())
+    expected = measure(build_indicator("taylor", plain), windows).tolist()
+    assert found == pytest.approx(expected, rel=1e-4)  # another order of sums
+    done = run("observe", "ranks", whole, *asked, "--inputs", "2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["results"]["series"][0]["scores"][0]
+    alone = measure(build_indicator("taylor", plain), windows[:1]).tolist()
+    assert found == pytest.approx(alone, rel=1e-4)
 
 
 def sleb(folder, text, out, *arguments):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def importance(
-    model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
     out: options.RecordOut,
     indicator: Annotated[
         str,
@@ -58,7 +58,7 @@ def importance(
         _protected(protect, outline.num_blocks)
         check_rounds(rounds or 0, outline.num_blocks)
 
-    loaded = load_checked(model, check, console, policy="full", dtype=dtype)
+    loaded = load_checked(model, check, console, policy="full", dtype=dtype, merge_adapter=True)
     say_if_slow(loaded, console)
     ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
     partial = out.with_name(f".{out.name}.partial")

@@ -14,7 +14,7 @@ observe = typer.Typer(
     help="See how a block's importance varies with the input.",
 )
 
-Model = Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")]
+Model = Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")]
 Inputs = Annotated[int, options.count(2, help="Windows, spread evenly over the text.")]
 Batch = Annotated[int, options.count(1, help="Windows at a time.")]
 
@@ -113,6 +113,7 @@ class _Observed:
             self._console,
             policy="full",
             dtype=dtype,
+            merge_adapter=True,
         )
         say_if_slow(self._model, self._console)
         tokenizer = load_tokenizer(model)
