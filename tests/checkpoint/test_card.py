@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import buddy.hub
 from buddy import BuddyForCausalLM
 from buddy.checkpoint.card import CARD, Card, parse_card, read_card, write_card
+from buddy.cli.views.model_card import show_card
 from buddy.errors import CheckpointError
 from buddy.hub.loading import shipped_checkpoint
 from buddy.hub.presets import PRESETS, ROUTED_MODEL
@@ -58,8 +59,13 @@ def test_a_card_may_have_no_header_and_a_folder_no_card(tmp_path):
         (b"---\na: [\n---\n", "no YAML"),
         (b"---\na: 1\n", "no YAML"),
         (b"---\n- a\n---\n", "no names and values"),
-        (b"---\na: !!python/object/apply:os.getcwd []\n---\n", "no YAML"),
+        (b"---\na: !!python/object/apply:os.getcwd []\n---\n", "an alias or a tag"),
         (b"---\na: " + b"[" * 5000 + b"\n---\n", "no YAML"),
+        (b"---\na: &x [*x]\n---\n", "an alias or a tag"),
+        (b"---\na: &x [1]\nb: [*x, *x]\n---\n", "an alias or a tag"),
+        (b"---\na: !!bool maybe\n---\n", "an alias or a tag"),
+        (b"---\na: .nan\n---\n", "not JSON compliant"),
+        (b"---\na: 0x" + b"f" * 5000 + b"\n---\n", "no YAML"),
         (b"\xff", "not UTF-8"),
         (b"x" * 2**21, "more than"),
     ],
@@ -69,6 +75,29 @@ def test_a_card_that_cannot_be_read_is_one_line(tmp_path, content, says):
     with pytest.raises(CheckpointError, match=says) as caught:
         read_card(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_date_is_a_text():
+    facts = parse_card("---\nmade: 2024-01-31\nlast: 2024-01-31T10:00:00Z\n---\n").facts
+    assert facts == {"made": "2024-01-31", "last": "2024-01-31T10:00:00Z"}
+    assert parse_card(write_card(Card(text="x\n", facts=facts))).facts == facts
+
+
+def test_what_two_facts_share_is_written_twice():
+    both = ["en", "de"]
+    facts = {"language": both, "tags": both}
+    assert parse_card(write_card(Card(text="x\n", facts=facts))).facts == facts
+
+
+def test_a_card_on_a_terminal_is_no_markup_and_steers_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    card = Card(text="a \x1b[2J b\n", facts={"license": "[/x] \x1b[31m", "tags": ["[red]", "b"]})
+    show_card(card, "model")
+    said = capsys.readouterr().out
+    assert "[/x] \ufffd[31m" in said
+    assert "[red], b" in said
+    assert "\x1b[2J" not in said
+    assert "\x1b[31m" not in said
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"])))

@@ -1,8 +1,9 @@
 """A checkpoint's model card: README.md, with its facts in a YAML header, as on the hub."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from buddy.errors import CheckpointError
 from buddy.hub.inside import find_inside
@@ -44,7 +45,7 @@ def parse_card(content: str) -> Card:
     """Split a model card into header and text.
 
     Raises:
-        CheckpointError: The header is no YAML, or no mapping.
+        CheckpointError: The header is no YAML, or no mapping of what JSON can hold.
     """
     import yaml
 
@@ -53,7 +54,7 @@ def parse_card(content: str) -> Card:
         return Card(text=content)
     try:
         end = lines.index("---", 1)
-        facts = yaml.safe_load("\n".join(lines[1:end]))
+        facts = _plain_values("\n".join(lines[1:end]))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(
             f"the header of the model card is no YAML between two lines of --- "
@@ -64,9 +65,37 @@ def parse_card(content: str) -> Card:
     return Card(text="\n".join(lines[end + 1 :]).strip() + "\n", facts=facts)
 
 
+def _plain_values(header: str) -> Any:
+    """What a header says, as JSON could: a date is a text.
+
+    Raises:
+        ValueError: It has a tag, or an alias, by which a few lines could stand for gigabytes; or a
+            number that JSON cannot hold.
+        YAMLError: It is no YAML.
+    """
+    import yaml
+
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+        yaml_implicit_resolvers: ClassVar = {
+            first: [known for known in resolvers if not known[0].endswith(":timestamp")]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    for event in yaml.parse(header, Loader=Plain):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise ValueError("it has an alias or a tag, and only plain values are read")
+    values = yaml.load(header, Loader=Plain)
+    json.dumps(values, allow_nan=False)
+    return values
+
+
 def write_card(card: Card) -> str:
     """The reverse of `parse_card`."""
     import yaml
 
-    header = yaml.safe_dump(card.facts, sort_keys=False, allow_unicode=True)
+    class Plain(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
+        def ignore_aliases(self, data: Any) -> bool:
+            return True  # `parse_card` reads none
+
+    header = yaml.dump(card.facts, Dumper=Plain, sort_keys=False, allow_unicode=True)
     return f"---\n{header}---\n\n{card.text}"

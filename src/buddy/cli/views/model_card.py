@@ -22,9 +22,15 @@ def show_card(card: Card | None, model: str) -> None:
         return
     from rich.console import Console
     from rich.markdown import Markdown
+    from rich.text import Text
+
+    def steers_nothing(text: str) -> str:
+        """Without escapes that a terminal would follow: anybody may have written the card."""
+        return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
 
     console = Console()
     for name, value in card.facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        console.print(f"[bold]{name}[/]  {text}", highlight=False)
-    console.print(Markdown(card.text))
+        line = Text(steers_nothing(str(name)), style="bold")
+        console.print(line.append(f"  {steers_nothing(text)}", style="not bold"))
+    console.print(Markdown(steers_nothing(card.text)))
