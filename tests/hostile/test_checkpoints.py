@@ -227,6 +227,7 @@ def test_routing_by_what_is_no_number_is_refused(checkpoint, part, value):
         (lambda t: {**t, "prior": torch.ones(2, 2)}, r"shape \[2, 2\], expected \[4\]"),
         (lambda t: {**t, "prior": torch.ones(3)}, r"shape \[3\], expected \[4\]"),
         (lambda t: {**t, "prior": torch.ones(4, dtype=torch.int64)}, "no finite number"),
+        (lambda t: {**t, "prior": t["prior"].to(torch.float8_e4m3fn)}, "no finite number"),
         (lambda t: {"prior": t["prior"]}, "the router in .* does not fit"),
         (lambda t: {**t, "router.more": torch.ones(1)}, "the router in .* does not fit"),
         (lambda t: {**t, "router.decision.prior": torch.ones(5)}, "the router in .* does not fit"),

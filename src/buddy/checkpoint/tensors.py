@@ -6,6 +6,7 @@ from torch import Tensor
 
 from buddy.errors import CheckpointError
 from buddy.hub.inside import file_inside
+from buddy.hub.weights import DTYPES
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
@@ -24,7 +25,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy the checkpoint again") from error
     for key, tensor in tensors.items():
-        if not (tensor.is_floating_point() and bool(tensor.isfinite().all())):
+        # Of shorter formats torch cannot even ask whether a number is finite.
+        if tensor.dtype not in DTYPES.values() or not bool(tensor.isfinite().all()):
             raise CheckpointError(
                 f"{path}: {key[:200]} holds what is no finite number: copy the checkpoint again, "
                 "or train it again"
