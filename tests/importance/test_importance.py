@@ -165,6 +165,16 @@ def test_every_indicator_goes_on_from_its_state(name):
     assert rest.scores().shape == (NUM_BLOCKS,)
 
 
+@pytest.mark.parametrize("name", ["taylor", "fisher", "grad-norm"])
+def test_sums_of_gradients_go_on_where_the_model_is(name):
+    half = build_indicator(name, Backbone(tiny_model()))
+    half.update(IDS[:1])
+    rest = build_indicator(name, Backbone(tiny_model().to("meta")))
+    rest.restore(half.state())
+    assert {one.device.type for one in half.state().values()} == {"cpu"}
+    assert {one.device.type for one in rest.state().values()} == {"meta"}
+
+
 def test_an_unknown_indicator_is_refused():
     with pytest.raises(PolicyError, match="expected one of delta-ppl, taylor"):
         build_indicator("magnitude", Backbone(tiny_model()))
