@@ -90,6 +90,14 @@ def test_calibration_text_is_cut_into_whole_windows(tmp_path):
     windows = cut_windows(tokenizer, "abcdefgh", tokens=3)
     assert windows.tolist() == [[97, 98, 99], [100, 101, 102]]
     assert cut_windows(tokenizer, "abcdefgh", tokens=3, limit=1).tolist() == [[97, 98, 99]]
+    long = "a word of more than 16 characters ".replace(" ", "_") * 2
+    words = cut_windows(
+        lambda text, **options: {"input_ids": [len(word) for word in text.split()]},
+        f"{long} " * 9,
+        tokens=3,
+        limit=2,
+    )
+    assert words.tolist() == [[len(long)] * 3] * 2
     with pytest.raises(ResultError, match="2 tokens, less than one window of 3"):
         cut_windows(tokenizer, "ab", tokens=3)
     with pytest.raises(ResultError, match="cannot be read"):

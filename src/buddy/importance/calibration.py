@@ -57,9 +57,16 @@ def cut_windows(
     Raises:
         ResultError: The text does not fill one window.
     """
+
+    def ids_of(part: str) -> list[int]:
+        found: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        return found
+
     # Only as much text as can be needed: a token is rarely more than 16 characters.
-    wanted = None if limit is None else 16 * tokens * limit
-    ids = tokenizer(text[:wanted], add_special_tokens=False, verbose=False)["input_ids"]
+    needed = len(text) if limit is None else tokens * limit
+    ids = ids_of(text[: 16 * needed])
+    if len(ids) <= needed and 16 * needed < len(text):  # rarely; the last may be cut in two
+        ids = ids_of(text)
     count = len(ids) // tokens if limit is None else min(limit, len(ids) // tokens)
     if count == 0:
         raise ResultError(
