@@ -1,5 +1,6 @@
 """A GGUF file becomes the model it describes, or an error that says what is wrong with it."""
 
+import math
 import random
 import re
 import warnings
@@ -152,6 +153,9 @@ def test_linear_rope_survives(convert):
     assert_close(got, expected, rtol=0, atol=0)
 
 
+LINEAR = {"llama__rope__scaling__type": "linear"}
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -168,6 +172,12 @@ def test_linear_rope_survives(convert):
         ({"poison": "blk.0.attn_v.weight"}, "damaged: model.layers.0.self_attn.v_proj.weight"),
         ({"rope_factors": [1.0, 2.0, 3.0, 4.0]}, "not that of Llama 3"),
         ({"llama__rope__scaling__type": "longrope"}, "'longrope'"),
+        (LINEAR | {"llama__rope__scaling__factor": math.nan}, "factor is nan, expected a finite"),
+        (LINEAR | {"llama__rope__scaling__factor": 0.0}, "'linear' with the factor 0.0"),
+        (LINEAR | {"llama__rope__scaling__factor": -4.0}, "'linear' with the factor -4.0"),
+        ({"llama__rope__dimension_count": 4}, "rotates 4 of the 8 numbers of a head"),
+        ({"llama__attention__layer_norm_rms_epsilon": math.inf}, "epsilon is inf, expected"),
+        ({"tokenizer__ggml__eot_token_id": "x"}, "cannot be read: TypeError"),
         ({"llama__block_count": 10**9}, "says that it has 1000000000 blocks, and has tensors of 2"),
         ({"llama__embedding_length": 2**16}, "but a llama model of its sizes has"),
         ({"llama__attention__head_count": 0}, "cannot be read: "),

@@ -43,7 +43,7 @@ def convert_gguf(header: GgufHeader, folder: Path, on_progress: Progress) -> Non
         with explained(f"{header.path} cannot be read", advice):
             tokenizer = load_tokenizer(header, folder)
             model = _load_model(header, folder)
-        _describe_generation(model, tokenizer, header)
+            _describe_generation(model, tokenizer, header)
         _save(model, tokenizer, folder)
 
 

@@ -221,6 +221,12 @@ def _require_convertible(header: GgufHeader) -> None:
             f"{header.path} is damaged: it says that it has {str(stated)[:80]} blocks, and has "
             f"tensors of {header.num_blocks}; copy or download it again"
         )
+    for key, value in header.metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CheckpointError(
+                f"{header.path} is damaged: {key[:80]} is {value}, expected a finite number; copy "
+                "or download it again"
+            )
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise CheckpointError(
             f"{header.path} holds no tokenizer; convert the model again with its vocabulary"

@@ -20,8 +20,10 @@ def rope_scaling(header: GgufHeader) -> dict[str, Any]:
     """Entries to add to a config's `rope_parameters`; empty when nothing is scaled.
 
     Raises:
-        CheckpointError: The file scales its frequencies in a way that has no equivalent here.
+        CheckpointError: The file scales its frequencies in a way that has no equivalent here, or
+            rotates a part of each head.
     """
+    _require_whole_heads(header)
     kind = header.of_model("rope.scaling.type", "none")
     if header.rope_factors is not None and set(header.rope_factors) != {1.0}:
         if kind != "none":
@@ -33,11 +35,26 @@ def rope_scaling(header: GgufHeader) -> dict[str, Any]:
     stated = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
     if kind not in _SCALINGS or not stated <= _SCALING_KEYS or "factor" not in stated:
         raise _refusal(header, f"{kind!r} with {', '.join(sorted(stated))}")
-    scaling = {"rope_type": kind, "factor": header.of_model("rope.scaling.factor")}
+    factor = header.of_model("rope.scaling.factor")
+    if factor <= 0:
+        raise _refusal(header, f"{kind!r} with the factor {factor}")
+    scaling = {"rope_type": kind, "factor": factor}
     context = header.of_model("rope.scaling.original_context_length")
     if kind == "yarn" and context is not None:
         scaling["original_max_position_embeddings"] = context
     return scaling
+
+
+def _require_whole_heads(header: GgufHeader) -> None:
+    """Refuse heads that are rotated in part: transformers would rotate all of them."""
+    width = header.of_model("embedding_length") // header.of_model("attention.head_count")
+    head_dim = header.of_model("attention.key_length", width)
+    rotated = header.of_model("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise CheckpointError(
+            f"{header.path} rotates {rotated} of the {head_dim} numbers of a head; expected all of "
+            "them; use the model's safetensors folder instead"
+        )
 
 
 def _llama3(header: GgufHeader, factors: tuple[float, ...]) -> dict[str, Any]:
