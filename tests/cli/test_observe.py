@@ -15,7 +15,7 @@ from buddy.importance.calibration import cut_windows
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
 from tests.cli import test_cli
-from tests.tiny import tiny_model
+from tests.tiny import delete_blocks, tiny_model
 
 folder = test_cli.folder
 run = test_cli.run
@@ -113,6 +113,21 @@ def test_a_checkpoint_is_measured_with_its_adapter_in_the_weights(folder, text, 
     found = json.loads(out.read_text())["results"]["series"][0]["scores"][0]
     alone = measure(build_indicator("taylor", plain), windows[:1]).tolist()
     assert found == pytest.approx(alone, rel=1e-4)
+
+
+def test_small_models_keep_their_protected_blocks_and_one_block_has_no_rank(folder, text, tmp_path):
+    out = tmp_path / "out.json"
+    asked = ["--text", text, "--tokens", "8", "--out", str(out)]
+    for gone in ((2,), (1, 2, 3, 4, 5)):
+        made = tmp_path / f"without-{len(gone)}"
+        delete_blocks(tiny_model(), gone).save_pretrained(made)
+        load_tokenizer(folder).save_pretrained(made)
+    done = run("importance", str(tmp_path / "without-1"), "--protect", "plus", *asked)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["results"]["removal_order"] == []
+    done = run("observe", "ranks", str(tmp_path / "without-5"), "--inputs", "2", *asked)
+    assert done.returncode == 2
+    assert "a model of one block has no ranking" in done.stderr
 
 
 def sleb(folder, text, out, *arguments):

@@ -169,7 +169,7 @@ def _score(
         **how,
     ).tolist()
     # Protected blocks are left out of the order: they are never to go.
-    order = ascending_order(scores, protected)[: len(scores) - len(protected)]
+    order = [block for block in ascending_order(scores, protected) if block not in protected]
     return {"importance": scores, "removal_order": order}
 
 

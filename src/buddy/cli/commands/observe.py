@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from buddy.cli import options
 from buddy.cli.commands.importance import computed_by, measuring
+
+if TYPE_CHECKING:
+    from buddy.model import BuddyForCausalLM
 
 observe = typer.Typer(
     help="See how a block's importance varies with the input.",
@@ -102,14 +105,23 @@ class _Observed:
     ) -> None:
         from buddy.cli.loading import check_room, load_checked, say_if_slow
         from buddy.cli.views.display import stderr
+        from buddy.errors import ResultError
         from buddy.hub.loading import load_tokenizer
         from buddy.importance.calibration import cut_windows, read_text, spread
 
         calibration = {source: read_text(source, data_dir) for source in texts}
         self._console, self._out, self._batch = stderr(), out, batch
+
+        def check(outline: "BuddyForCausalLM") -> None:
+            if outline.num_blocks < 2:
+                raise ResultError(
+                    "a model of one block has no ranking to observe: take a larger one"
+                )
+            check_room(outline, tokens)
+
         self._model = load_checked(
             model,
-            lambda outline: check_room(outline, tokens),
+            check,
             self._console,
             policy="full",
             dtype=dtype,
