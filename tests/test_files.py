@@ -1,5 +1,6 @@
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from buddy import files
 from buddy.errors import CheckpointError, ResultError
-from buddy.files import parse_json, read_json
+from buddy.files import new_folder, parse_json, read_json
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,26 @@ def test_json_is_read_as_it_was_written(value):
 def test_of_any_bytes_only_our_error_comes_out(content):
     with suppress(ResultError):
         parse_json(content, "here", ResultError)
+
+
+def test_a_new_folder_takes_the_place_that_a_link_leads_to(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "old").touch()
+    (tmp_path / "near").mkdir()
+    link = tmp_path / "near" / "link"
+    link.symlink_to(tmp_path / "far")
+    with new_folder(link) as staging:
+        (staging / "new").touch()
+    assert link.is_symlink()
+    assert [path.name for path in link.iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["link", "new"]
+
+
+@pytest.mark.parametrize("name", [".", "inner/.."])
+def test_a_new_folder_may_be_the_one_that_one_is_in(tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with new_folder(Path(name)) as staging:
+        (staging / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "new"]

@@ -210,6 +210,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: It cannot be made, written or renamed; what was there before is intact.
     """
+    # A link stays, and what it leads to is replaced; "." has no name that could be taken.
+    folder = Path(os.path.realpath(folder))
     staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
