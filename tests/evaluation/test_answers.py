@@ -221,6 +221,14 @@ def test_plans_of_one_example_cannot_be_exchanged():
         run_answers(model, [condition_of(model)], EXAMPLES[:1], shuffle_seed=0)
 
 
+def test_plans_are_not_exchanged_where_no_input_decides_its_own():
+    model = tiny_buddy()
+    fixed = condition_of(model, "static:3,1")
+    with pytest.raises(DataError, match=f"no plans can be exchanged.* got static:3,1 at {BLOCKS};"):
+        run_answers(model, [fixed], EXAMPLES, shuffle_seed=0)
+    assert run_answers(model, [fixed, condition_of(model)], EXAMPLES, shuffle_seed=0)["exchanged"]
+
+
 def test_the_error_of_a_mean_by_token_is_that_of_a_ratio():
     # By hand: ratio 12 / 6 = 2; residuals 2 - 2*2 = -2, 4 - 2*1 = 2, 6 - 2*3 = 0; so
     # sqrt((4 + 4) * 3 / 2) / 6.

@@ -165,11 +165,18 @@ def run_answers(
         another input costs; and `against`, the difference from the earlier run.
 
     Raises:
-        DataError: Plans are to be exchanged, and there is one example.
+        DataError: Plans are to be exchanged, and there is one example, or no plan that an input
+            decides.
         ResultError: The earlier run is of other rows or budgets.
     """
     if shuffle_seed is not None and len(examples) < 2:
         raise DataError("plans can be exchanged between 2 examples or more, got 1")
+    if shuffle_seed is not None and all(rounds_of(one, shuffle=True) == 1 for one in conditions):
+        raise DataError(
+            "no plans can be exchanged: expected a policy and a budget under which the input "
+            f"decides which blocks run, got {', '.join(_names(conditions))}; name such a one, as "
+            "the policy routed of a trained model, or exchange no plans"
+        )
     sources = [example.source for example in examples]
     bench = _Bench(model, examples, batch, log, on_answers)
     results: dict[str, Any] = {"points": [], "exchanged": [], "execution": [], "against": []}
@@ -211,6 +218,10 @@ def rounds_of(condition: Condition, *, shuffle: bool) -> int:
     if condition.mean is not None or condition.prefill_blocks is not None:
         return 1
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
+
+
+def _names(conditions: Sequence[Condition]) -> list[str]:
+    return [f"{one.label} at {one.depth}" for one in conditions]
 
 
 def row_mark(example: Example) -> str:
