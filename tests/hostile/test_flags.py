@@ -96,7 +96,7 @@ NUMBERS = [
     for flag, says in [
         ("--seed=-1", "'--seed': must be at least 0 and at most 9,223,372,036,854,775,807, got -1"),
         (f"--seed={10**30}", f"got {10**30}"),
-        ("--seed=x", "--seed"),
+        ("--seed=x", "'--seed': must be a whole number, got 'x'"),
         (f"--seed={'9' * 5000}", "'--seed'"),
         ("--max-new-tokens=0", "must be at least 1"),
         ("--max-new-tokens=-1", "must be at least 1"),
@@ -109,6 +109,7 @@ NUMBERS = [
         ("--top-p=0", "must be above 0 and at most 1, got 0"),
         ("--top-p=nan", "got nan"),
         ("--top-p=2", "got 2"),
+        ("--top-p=half", "'--top-p': must be a number, got 'half'"),
         ("--top-p=-0.5", "got -0.5"),
     ]
 ]
@@ -247,6 +248,8 @@ OTHERS = [
     (["plot", "accuracy", "{order}", "--out", "{tmp}/a.txt"], "", "a figure is written as"),
     (["plot", "accuracy", "{order}", "--out", "{tmp}/a.png"], "--width nan", "'--width': must be"),
     (["plot", "nonsense", "{order}", "--out", "{tmp}/a.png"], "", "nonsense"),
+    (["serve"], "--batch-route x", "'--batch-route': 'x' is not one of 'shared', 'independent'"),
+    (["load", "http://127.0.0.1:1", "--out", "{out}"], "--rate 1 --rate x", "a number, got 'x'"),
     (["data", "piqa", "--out", "{tmp}/nowhere/x"], "", "there is no folder"),
     (["train", "{tmp}/none.toml"], "", "none.toml cannot be read"),
     (["train", "{recipe}", "--out", "{text}/run"], "", "cannot be made"),

@@ -38,6 +38,16 @@ def test_a_single_run_shows_what_each_source_gets_most_first():
         predictor.draw([given])
 
 
+def test_a_curve_that_hardly_moves_has_its_values_at_its_ticks():
+    given = predictor_record()
+    curve = given["results"]["curve"]
+    curve["entropy"] = [3.3322 + 1e-7 * step for step in range(len(curve["step"]))]
+    figure = predictor.draw([given])
+    figure.draw_without_rendering()
+    labels = [text.get_text() for text in figure.axes[3].get_yticklabels()]
+    assert all(label.startswith("3.332") for label in labels)
+
+
 def test_runs_are_named_by_what_differs():
     figure = predictor.draw([predictor_record(), predictor_record(lambda_cost=1.0)])
     shown = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -104,7 +104,7 @@ REFUSED = [
     ("paths", {"data_dir": "nowhere"}, DataError, "needs alpaca/train.jsonl, samsum/validation"),
     ("observations", {"data_dir": None}, DataError, "name it by --data-dir"),
     ("breakdown", {"methods": METHODS}, ResultError, "takes no --method: only accuracy"),
-    ("breakdown", {"rows": 3}, ResultError, "table breakdown takes no --rows"),
+    ("breakdown", {"rows": 3}, ResultError, "table breakdown draws no rows"),
     ("heatmap", {"plain": True}, ModelError, "no trained router"),
     ("budgets", {"plain": True}, ModelError, "no trained router"),
 ]

@@ -139,8 +139,17 @@ _NO_MEMORY: Final = (
 )
 
 
+_PARSED: Final = {"int_parsing": "a whole number", "float_parsing": "a number"}
+"""By pydantic's name of an error, what was expected."""
+
+
 def _usage(error: Any) -> str:
     """What click says of a command line, and where help is."""
+    if found := getattr(error.__cause__, "errors", None):  # of pydantic, by which newer typer reads
+        wrong = found()[0]
+        error.message = wrong["msg"].removeprefix("Value error, ")
+        if expected := _PARSED.get(wrong["type"]):
+            error.message = f"must be {expected}, got {wrong['input']!r:.80}"
     said = error.message if hasattr(error, "possibilities") else error.format_message()
     text = f"{said[:1].lower()}{said[1:]}".rstrip(".")
     if near := getattr(error, "possibilities", None):

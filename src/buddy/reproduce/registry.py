@@ -205,7 +205,7 @@ def find_table(name: str) -> Table:
     if name in TABLES:
         return TABLES[name]
     near = difflib.get_close_matches(name.lower(), TABLES, n=3, cutoff=0.5)
-    told = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(TABLES)}"
+    told = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(TABLES)};"
     raise ResultError(f"no table {name!r}: {told} `buddy reproduce --list` shows them all")
 
 
@@ -228,7 +228,7 @@ def check_request(run: Run) -> None:
         having = ", ".join(name for name, one in TABLES.items() if one.methods)
         raise ResultError(f"table {request.table} takes no --method: only {having} do")
     if request.rows is not None and not table.rows:
-        raise ResultError(f"table {request.table} takes no --rows: it is of no rows that are drawn")
+        raise ResultError(f"table {request.table} draws no rows: leave --rows out")
     if importlib.util.find_spec("matplotlib") is None:
         raise ResultError(
             'figures need matplotlib, which is not installed: pip install "buddy-llm[plots]"'

@@ -53,6 +53,7 @@ def draw(
             axes.plot(run["step"], run[name], **{**look(place), "marker": None})
         axes.set_title(label, loc="left")
         axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.ticklabel_format(axis="y", useOffset=False)  # an entropy may move by 1e-5 in all
         axes.grid(visible=True)
         axes.tick_params(labelbottom=axes is panels[len(PANELS) - 1])
     panels[len(PANELS) - 1].set_xlabel("Step")
