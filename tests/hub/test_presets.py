@@ -10,7 +10,11 @@ import sys
 import threading
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
+from buddy.cli.commands.models import pull
+from buddy.errors import FetchError, ModelError
+from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import PRESETS
 
 COMMIT = "0" * 40
@@ -86,6 +90,28 @@ def test_a_gated_model_and_a_missing_one_are_one_line_that_says_what_to_do(
     assert done.returncode == 2
     assert line.startswith(f"buddy: {says}")
     assert "hf auth login" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("nonsense", "no model named 'nonsense'"), ("./nowhere", "no model at")]
+)
+def test_what_names_no_model_is_not_asked_of_the_hub(name, says, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", pytest.fail)
+    with pytest.raises(ModelError, match=says):
+        pull(name, wheel=None)
+
+
+def test_a_hub_out_of_reach_is_one_line_that_says_why(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise LocalEntryNotFoundError("Got: ... in two sentences.") from OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(FetchError) as refused:
+        pull_from_hub("org/name")
+    says = (
+        "org/name cannot be fetched from the hub: no route to host; check the name and the network"
+    )
+    assert str(refused.value) == says
 
 
 def test_names_are_regular_and_facts_hold_together():

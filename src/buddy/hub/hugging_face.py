@@ -18,7 +18,11 @@ def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
         FetchError: No such model, no access, or no network.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         patterns = ["config.json"] if config_only else _FILES
@@ -34,8 +38,11 @@ def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
             "run `hf auth login`"
         ) from error
     except (OSError, ValueError) as error:
+        # Where the network fails, its own error is the cause, and the hub's is a paragraph.
+        is_unreached = isinstance(error, LocalEntryNotFoundError)
+        said = (error.__cause__ if is_unreached else None) or error
         raise FetchError(
-            f"{hub_id} cannot be fetched from the hub: {reason(error)}; check the name and the "
+            f"{hub_id} cannot be fetched from the hub: {reason(said)}; check the name and the "
             "network"
         ) from error
 

