@@ -108,11 +108,12 @@ class Run:
 
     def base(self) -> str:
         """What the base model is called: another name only where the model is a checkpoint."""
+        from buddy.hub.inside import user_path
         from buddy.hub.loading import base_model, shipped_checkpoint
         from buddy.hub.manifest import is_checkpoint
 
         name = self.request.model
-        folder = shipped_checkpoint(name) or Path(name).expanduser()
+        folder = shipped_checkpoint(name) or user_path(name)
         return base_model(folder) if is_checkpoint(folder) else name
 
     def buddy(self, name: str, *arguments: str, model: str) -> dict[str, Any]:
