@@ -79,10 +79,9 @@ def check_budget(
     Raises:
         BudgetError: It cannot be read, or the model or its policy cannot spend it.
     """
-    from buddy.depth.budget import read_mean
+    from buddy.depth.budget import check_spendable, read_mean
     from buddy.depth.budget_source import Progress, blocks_of_lanes
     from buddy.depth.policy import is_online
-    from buddy.depth.select import check_spendable
 
     is_mean = read_mean(budget) is not None
     source, policy = model.read_sources(budget, prefill_budget, 1)[0], cast(Any, model.policy)

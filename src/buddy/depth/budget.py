@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal, SupportsFloat
@@ -36,6 +36,22 @@ def least_blocks(num_blocks: int, num_pinned: int = 1) -> int:
         num_pinned: Blocks that a policy runs whatever the budget.
     """
     return max(num_pinned, min(MIN_BLOCKS, num_blocks))
+
+
+def check_spendable(budgets: Collection[int], num_blocks: int, pinned: Sequence[int]) -> None:
+    """Refuse budgets that pinned blocks alone exceed, or that the model has not the blocks for.
+
+    Raises:
+        BudgetError: There is such a budget.
+    """
+    always = len({block % num_blocks for block in pinned})
+    wrong = [blocks for blocks in budgets if not always <= blocks <= num_blocks]
+    if wrong:
+        raise BudgetError(
+            f"budget of {wrong[0]} blocks cannot be spent: {always} of the {num_blocks} blocks "
+            f"always run under this policy, so expected {always} to {num_blocks} blocks; "
+            "for less choose another policy, such as static or random"
+        )
 
 
 def _allowed(num_blocks: int) -> str:

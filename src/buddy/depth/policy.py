@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.depth.budget import check_spendable
 from buddy.depth.prior import OnProgress, Prior
-from buddy.depth.select import check_spendable
 from buddy.errors import PolicyError
 from buddy.records import read_record
 

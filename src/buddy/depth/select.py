@@ -1,28 +1,13 @@
 """The one place where scores become a plan: every policy's strictness is proved here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from buddy.depth.budget import check_spendable
 from buddy.depth.plan import DepthPlan
-from buddy.errors import BudgetError, PolicyError
-
-
-def check_spendable(budgets: Collection[int], num_blocks: int, pinned: Sequence[int]) -> None:
-    """Refuse budgets that pinned blocks alone exceed, or that the model has not the blocks for.
-
-    Raises:
-        BudgetError: There is such a budget.
-    """
-    always = len({block % num_blocks for block in pinned})
-    wrong = [blocks for blocks in budgets if not always <= blocks <= num_blocks]
-    if wrong:
-        raise BudgetError(
-            f"budget of {wrong[0]} blocks cannot be spent: {always} of the {num_blocks} blocks "
-            f"always run under this policy, so expected {always} to {num_blocks} blocks; "
-            "for less choose another policy, such as static or random"
-        )
+from buddy.errors import PolicyError
 
 
 def select_blocks(

@@ -13,8 +13,9 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.depth.budget import check_spendable
 from buddy.depth.policy import DepthPolicy, Observation, Policy, is_online
-from buddy.depth.select import check_spendable, select_blocks
+from buddy.depth.select import select_blocks
 from buddy.engine.state.sequence import RouteRow
 from buddy.errors import PolicyError
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.depth.budget import check_spendable
 from buddy.depth.budget_source import (
     ConstantBudget,
     Progress,
@@ -18,7 +19,6 @@ from buddy.depth.budget_source import (
 )
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, is_online, settles
-from buddy.depth.select import check_spendable
 from buddy.engine.ahead import PlannedPrompt
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run

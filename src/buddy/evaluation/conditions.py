@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from buddy.depth.budget import AUTO, split_phases
+from buddy.depth.budget import AUTO, check_spendable, split_phases
 from buddy.depth.budget_source import BudgetSource, ConstantBudget, PhasedBudget
 from buddy.depth.policy import (
     BatchSize,
@@ -20,7 +20,7 @@ from buddy.depth.policy import (
     prepare,
 )
 from buddy.depth.prior import OnProgress
-from buddy.depth.select import check_spendable, select_blocks
+from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM

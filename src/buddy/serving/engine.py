@@ -10,9 +10,8 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.depth.budget import check_mean, least_blocks, no_predictor
+from buddy.depth.budget import check_mean, check_spendable, least_blocks, no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
-from buddy.depth.select import check_spendable
 from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM

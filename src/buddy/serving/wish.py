@@ -10,12 +10,12 @@ from buddy.depth.budget import (
     Budget,
     Mean,
     check_mean,
+    check_spendable,
     least_blocks,
     no_predictor,
     parse_budget,
     read_mean,
 )
-from buddy.depth.select import check_spendable
 from buddy.errors import BudgetError, shown
 from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed, Wish
 

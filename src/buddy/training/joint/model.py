@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from buddy.checkpoint.folder import load, load_outline
+from buddy.depth.budget import check_spendable
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
-from buddy.depth.select import check_spendable
 from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.policies.measured import read_importance

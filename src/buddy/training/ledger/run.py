@@ -11,7 +11,7 @@ import torch
 
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
-from buddy.depth.select import check_spendable
+from buddy.depth.budget import check_spendable
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
