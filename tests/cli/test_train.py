@@ -363,6 +363,7 @@ def refused(folder, out, *changes, resume=False):
         ("optim.step=3", RecipeError, "unknown key step"),
         ("data.train=[{path='none.jsonl'}]", DataError, "none.jsonl cannot be read"),
         ("model.name='no-such-model'", ModelError, "no model named"),
+        ("router.prior='none.json'", RecipeError, "router.prior: .* `buddy importance .* makes"),
         ("router.policy='static:9,8'", ValueError, "names each block once"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buddy.depth.budget import AUTO, Budget, parse_budget, parse_budgets
+from buddy.depth.budget import AUTO, Budget, Mean, parse_budget, parse_budgets, read_mean
 from buddy.errors import BudgetError
 
 
@@ -84,6 +84,14 @@ def test_a_budget_that_was_made_for_another_depth_is_refused():
         parse_budget(Budget(18, 30), 32)
     with pytest.raises(BudgetError, match="is for a model of 32"):
         parse_budgets([0.5, mine], 30, 2)
+
+
+def test_a_mean_is_read_and_a_bad_one_is_quoted_whole():
+    assert read_mean("mean:0.7") == Mean(Fraction(7, 10))
+    assert read_mean("0.7") is None
+    for bad in ("mean:", "mean:2", "mean:auto"):
+        with pytest.raises(BudgetError, match=f"budget '{bad}' cannot be read: .*mean:0.7"):
+            read_mean(bad)
 
 
 def test_auto_is_left_to_the_predictor():

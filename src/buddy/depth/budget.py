@@ -231,7 +231,15 @@ def read_mean(value: object) -> "Mean | None":
         BudgetError: What follows `mean:` is no number.
     """
     found = _MEAN.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else Mean.read(found[1])
+    if found is None:
+        return None
+    try:
+        return Mean.read(found[1])
+    except BudgetError:
+        raise BudgetError(
+            f"budget {_shown(value)} cannot be read: expected a mean that is a fraction in (0, 1] "
+            'or a count, such as mean:0.7 or "mean:18 blocks"'
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

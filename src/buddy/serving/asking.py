@@ -28,7 +28,8 @@ def wish_of(body: Asked, rules: BudgetRules, served: str) -> Wish:
     if model != served:
         raise Refusal(
             404,
-            f"model {shown(model)} is not served here: expected {served}, or such as {served}@0.6",
+            f"model {shown(model)} is not served here: expected {served}, or with a budget "
+            f"{served}@0.6",
             param="model",
             code="model_not_found",
         )

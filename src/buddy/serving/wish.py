@@ -135,8 +135,8 @@ class BudgetRules:
         kind = budget.keys() - {"min", "max"}
         if not any(kind == set(known) for known in _KINDS):
             raise BudgetError(
-                f"budget {shown(dict(budget))} cannot be read: expected {_FORMS}; an object may "
-                "also have min and max"
+                f"budget {shown(dict(budget))} cannot be read: expected {_FORMS}; but for "
+                "a mean, an object may also have min and max"
             )
         low, high = self._bounds(budget)
         if "decode" in budget:

@@ -14,7 +14,7 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.manifest import read_manifest
 from buddy.data.examples import Example, check_source, read_all
 from buddy.engine.slow import notes_on_dtype
-from buddy.errors import RecipeError, TrainingError
+from buddy.errors import RecipeError, ResultError, TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.manifest import MANIFEST
 from buddy.model import BuddyForCausalLM
@@ -169,8 +169,15 @@ def _check_places(recipe: Recipe) -> None:
     """Refuse a recipe that names what is not there, before a model is fetched for it."""
     for source in (*recipe.data.train, *recipe.data.validation):
         check_source(source)
-    if recipe.router.prior not in OWN_PRIORS:
-        read_record(Path(recipe.router.prior))
+    prior = recipe.router.prior
+    if prior not in OWN_PRIORS:
+        try:
+            read_record(Path(prior))
+        except ResultError as error:
+            raise RecipeError(
+                f"router.prior: {error}; "
+                f"`buddy importance {recipe.model.name} --out {prior}` makes one"
+            ) from error
     for one in recipe.router.orders:
         read_record(Path(one.record))
     if recipe.lora.start is not None:
