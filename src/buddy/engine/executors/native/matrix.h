@@ -156,7 +156,8 @@ static inline Floats rest_of_row(const Matrix *matrix, int format, size_t row, i
     return rest_of(wide, left);
 }
 
-/* The sum of each one's elements. Not inlined, so that all are added in one order. */
+/* The sum of each one's elements. All are added in one order: a compiler that vectorises over `n` would
+ * add those of the last few in another. */
 static __attribute__((noinline)) void totals_of(const Floats *x, int count, float *out)
 {
     typedef float Four __attribute__((vector_size(16)));
@@ -165,8 +166,12 @@ static __attribute__((noinline)) void totals_of(const Floats *x, int count, floa
         for (int i = 0; i < WIDTH; i += 4) {
             memcpy(&part, (const float *)(x + n) + i, sizeof part);
             sum += part;
+            AS_IT_IS(sum);
         }
-        out[n] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+        Four turned = {sum[2], sum[3], sum[0], sum[1]};
+        sum += turned;
+        AS_IT_IS(sum);
+        out[n] = sum[0] + sum[1];
     }
 }
 
