@@ -162,7 +162,7 @@ Temperature = Annotated[
 TopP = Annotated[
     float, number(Range(above=0, high=1), help="Sample from this much probability, above 0 to 1.")
 ]
-Seed = Annotated[int, seed("Of sampling.")]
+Seed = Annotated[int, seed("Seed of sampling.")]
 System = Annotated[str | None, typer.Option(help="System message.")]
 Reroute = Annotated[
     str,
@@ -200,7 +200,9 @@ Policy = Annotated[
     str | None,
     checked(
         check_policy_spec,
-        help="Who chooses the blocks: routed, static, static:12,11,20, random:SEED or full.",
+        help="Who chooses the blocks: routed, static, static:12,11,20, static:FILE.json, "
+        "searched:FILE.json, random:SEED, full, or a method such as layerskip. The model's "
+        "own if not given.",
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the named corpora.")]

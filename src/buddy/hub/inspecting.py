@@ -13,11 +13,11 @@ from buddy.hub.weights import empty_model
 
 def inspect_model(
     name: str | Path, *, on_progress: Progress | None = None
-) -> tuple[str, ModelShape]:
+) -> tuple[str, ModelShape, int]:
     """Build the model on the meta device and count.
 
     Returns:
-        The family's title and the shape.
+        The family's title, the shape, and the context in tokens.
 
     Raises:
         ModelError: It cannot be found or fetched.
@@ -26,7 +26,7 @@ def inspect_model(
     model = model_without_weights(name, on_progress=on_progress)
     with explained(f"{name} cannot be taken apart", "fetch or copy the model again"):
         backbone = Backbone(model)
-    return backbone.family.title, backbone.shape()
+    return backbone.family.title, backbone.shape(), backbone.context
 
 
 def model_without_weights(name: str | Path, *, on_progress: Progress | None = None) -> Any:

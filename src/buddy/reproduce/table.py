@@ -57,7 +57,7 @@ class Table:
         if set(tasks) <= set(folders):
             folders = ["the eight tasks", *(one for one in folders if one not in tasks)]
         parts = folders + ([] if self.model == "any" else [f"a {self.model}"])
-        return ", ".join(parts) or "nothing"
+        return ", ".join(parts) or "no data"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ def bench(
         typer.Option(help="Prompts: wikitext2, ptb or a text file; random tokens if not given."),
     ] = None,
     data_dir: options.DataDir = None,
-    seed: Annotated[int, options.seed("Of random prompts and the order of runs.")] = 0,
+    seed: Annotated[int, options.seed("Seed of random prompts and of the order of runs.")] = 0,
     threads: Annotated[
         int | None,
         options.number(Range(1, 1024), help="CPU threads; torch's choice if not given."),

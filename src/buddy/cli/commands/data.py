@@ -21,7 +21,7 @@ def data(
         int | None,
         options.count(1, help="At most this many of each task, drawn at random; all if none."),
     ] = None,
-    seed: Annotated[int, options.seed("Of the draw, and of the rows' order.")] = 0,
+    seed: Annotated[int, options.seed("Seed of the draw, and of the rows' order.")] = 0,
     without: Annotated[
         list[Path] | None,
         typer.Option(help="Leave out the questions of these rows; may be repeated."),

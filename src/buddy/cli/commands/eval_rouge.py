@@ -26,7 +26,7 @@ def rouge(
     limit: Annotated[
         int | None, options.count(1, help="At most this many dialogues, drawn at random.")
     ] = None,
-    seed: Annotated[int, options.seed("Of the draw.")] = 0,
+    seed: Annotated[int, options.seed("Seed of the draw.")] = 0,
     max_new_tokens: options.MaxNewTokens = 100,
     kv_policy: options.KVPolicy = None,
     batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,

@@ -13,7 +13,7 @@ from buddy.settings import Range
 
 Batch = Annotated[int, options.count(1, help="Questions or prompts at a time.")]
 # numpy, which lm-eval draws with, takes no larger one.
-Seed = Annotated[int, options.number(Range(0, 2**32 - 1), help="Of few-shot sampling.")]
+Seed = Annotated[int, options.number(Range(0, 2**32 - 1), help="Seed of few-shot sampling.")]
 Fewshot = Annotated[
     int | None, options.count(0, help="Examples in each prompt; the task's own number if none.")
 ]

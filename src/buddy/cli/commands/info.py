@@ -45,7 +45,12 @@ def info(
         show_card(found, model)
         return
     with fetch_progress(stderr()) as on_progress:
-        family, shape = inspect_model(model, on_progress=on_progress)
+        family, shape, longest = inspect_model(model, on_progress=on_progress)
+    if context > longest:
+        raise typer.BadParameter(
+            f"must be at most {longest:,}, the context of {model}, got {context:,}",
+            param_hint="--context",
+        )
     manifest = _manifest(model)
     rows, rank = [], _rank(manifest)
     for ratio in RATIOS:
@@ -95,8 +100,10 @@ def info(
             f"  licence of weights     {found.facts.get('license', 'unknown')}", markup=False
         )
         console.print(f"  model card             buddy info {model} --card", markup=False)
-    table = Table(title=f"One token at context {context}", title_justify="left")
-    for name in ("budget", "blocks", "GFLOPs", "of dense", "router adds", "weights read"):
+    table = Table(title=f"One token at context {context:,}", title_justify="left")
+    has_router = manifest is not None and manifest.router is not None
+    adds = "router adds" if has_router else "a router would add"
+    for name in ("budget", "blocks", "GFLOPs", "of dense", adds, "weights read"):
         table.add_column(name, justify="right", no_wrap=True)
     dense = plan_flops(shape, shape.num_blocks, context=context)
     for row in rows:

@@ -27,7 +27,7 @@ def ranks(
     model: Model,
     out: options.RecordOut,
     indicator: Annotated[
-        list[str] | None, typer.Option(help="Of `buddy importance`; may be given again.")
+        list[str] | None, typer.Option(help="Indicator of `buddy importance`; may be given again.")
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="wikitext2, ptb or a text file; may be given again.")
@@ -59,7 +59,7 @@ def ranks(
 def context(
     model: Model,
     out: options.RecordOut,
-    indicator: Annotated[str, typer.Option(help="Of `buddy importance`.")] = "delta-ppl",
+    indicator: Annotated[str, typer.Option(help="Indicator of `buddy importance`.")] = "delta-ppl",
     text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
     data_dir: options.DataDir = None,
     inputs: Inputs = 48,

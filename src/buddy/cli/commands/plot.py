@@ -19,11 +19,14 @@ def plot(
         Path, options.checked(check_out, help="Where the figure goes: .png, .pdf or .svg.")
     ],
     task: Annotated[
-        str | None, typer.Option(help="Of accuracy, perplexity, heatmap; default: average.")
+        str | None,
+        typer.Option(help="Task that accuracy, perplexity or heatmap shows; default: average."),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Of accuracy, perplexity, retention; default: acc, or perplexity."),
+        typer.Option(
+            help="Metric that accuracy, perplexity or retention shows; default: acc, or perplexity."
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     width: Annotated[

@@ -40,7 +40,7 @@ def search(
         int | None,
         options.count(0, help="Exchanges to try at each depth; until none helps if not given."),
     ] = None,
-    seed: Annotated[int, options.seed("Of the order in which they are tried.")] = 0,
+    seed: Annotated[int, options.seed("Seed of the order in which they are tried.")] = 0,
 ) -> None:
     """Search the best set of blocks at each of some depths.
 

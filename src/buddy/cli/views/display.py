@@ -139,6 +139,8 @@ def show_summary(
         asked += f" · prefill {prefill_budget}: {prompt}, {trace.decode_blocks_per_token:.4g} after"
     plans = f"{trace.distinct_plans} distinct plan{'s' if trace.distinct_plans != 1 else ''}"
     run = f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks per token"
+    if prefill_budget is not None:
+        run += " in all"
     decode = trace.decode_tokens_per_s
     speed = f"prefill {trace.prefill_tokens_per_s or 0:,.0f} tokens/s"
     if decode is not None:
