@@ -318,6 +318,9 @@ def test_info_counts_blocks_and_costs(folder):
         (0.625, 4),
         (0.5, 3),
     ]
+    beyond = run("info", folder, "--context", "65")
+    assert beyond.returncode == 2
+    assert "must be at most 64, the context of" in beyond.stderr
     table = run("info", folder)
     assert "params" not in table.stderr
     assert "100.0%" in table.stdout

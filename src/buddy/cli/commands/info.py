@@ -16,7 +16,12 @@ RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
 def info(
     model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
-    context: Annotated[int, options.count(1, help="Positions that a token attends to.")] = 1024,
+    context: Annotated[
+        int | None,
+        options.count(
+            1, help="Positions that a token attends to; 1024, or the model's context if shorter."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card alone.")] = False,
 ) -> None:
@@ -46,6 +51,7 @@ def info(
         return
     with fetch_progress(stderr()) as on_progress:
         family, shape, longest = inspect_model(model, on_progress=on_progress)
+    context = min(1024, longest) if context is None else context
     if context > longest:
         raise typer.BadParameter(
             f"must be at most {longest:,}, the context of {model}, got {context:,}",
