@@ -313,6 +313,15 @@ def test_a_policy_is_kept_by_name_and_refused_as_an_object(routed, tmp_path):
     routed.save_pretrained(tmp_path / "model")
     loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.policy.removal_order == (1, 3)
+    sets = tmp_path / "sets.json"
+    results = {"sets": {"3": [0, 4, 5]}, "removal_order": [4, 1, 2, 3]}
+    RunRecord(kind="searched", config={}, results=results, model=routed.facts()).save(sets)
+    routed.set_policy(f"searched:{sets}")
+    routed.save_pretrained(tmp_path / "searched")
+    sets.unlink()
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "searched")
+    assert loaded.policy.sets == {3: (0, 4, 5)}
+    assert loaded.policy.removal_order == (4, 1, 2, 3)
     routed.set_policy(StaticPolicy([2], 6))
     with pytest.raises(CheckpointError, match="given as an object"):
         routed.save_pretrained(tmp_path / "other")

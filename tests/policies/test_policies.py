@@ -128,6 +128,13 @@ def test_searched_sets_run_at_their_depths_and_grow_between_them(resources, reco
     assert policy.describe() == "searched sets of 3, 5 blocks, searched sets.json"
 
 
+def test_searched_sets_that_are_written_out_run_alike(resources, record):
+    policy = build_policy(f"searched:{record}", resources)
+    written = build_policy(policy.written(), resources)
+    assert written.written() == policy.written()
+    assert blocks_of(written, 2, 3, 4, 5, 6) == blocks_of(policy, 2, 3, 4, 5, 6)
+
+
 @pytest.mark.parametrize(
     ("sets", "order", "says"),
     [
@@ -200,6 +207,9 @@ def test_random_scores_are_uniform_over_blocks(resources):
         ("static:9", "from 0 to 5"),
         ("searched", "takes a record"),
         ("searched:3,1", "takes a record"),
+        ("searched:4,1,2,3;3@0,x,5", "takes a record"),
+        ("searched:4,1,2,3;3@0,4,5;3@0,4,5", "takes a record"),
+        ("searched:4,1,2,3;3@0,4", "must name 3 blocks"),
         ("full:1", "no argument"),
         ("routed:1", "no argument"),
     ],

@@ -46,6 +46,7 @@ from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.learned import outline_part
+from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.ledger import Ledger
@@ -269,8 +270,10 @@ def _write(
 
 
 def _policy_spec(model: BuddyForCausalLM) -> str | None:
-    """The policy's name; an order that was read from a file is written in full."""
+    """The policy's name; an order, or sets, that were read from a file are written in full."""
     policy = model.policy
+    if isinstance(policy, SearchedPolicy):
+        return policy.written()
     if isinstance(policy, StaticPolicy) and ":" in str(model.policy_spec) and policy.removal_order:
         return f"static:{','.join(map(str, policy.removal_order))}"
     return model.policy_spec

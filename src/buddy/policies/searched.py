@@ -49,6 +49,7 @@ class SearchedPolicy:
             )
         self.num_blocks = num_blocks
         self.source = source
+        self.removal_order = tuple(order)
         self.pinned = tuple(block for block in range(num_blocks) if block not in set(order))
         self.sets = {depth: self._check(depth, blocks) for depth, blocks in sorted(sets.items())}
         self._scores = torch.stack(
@@ -82,14 +83,28 @@ class SearchedPolicy:
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "SearchedPolicy":
-        """Make it from `searched:RECORD.json`, which `buddy search` writes."""
-        if not argument.endswith(".json"):
+        """Make it from `searched:RECORD.json`, which `buddy search` writes, or from `written`."""
+        if argument.endswith(".json"):
+            sets, order, source = read_sets(Path(argument), resources)
+            return cls(sets, order, resources.num_blocks, source=source)
+        order_text, *set_texts = argument.split(";")
+        try:
+            parts = [text.split("@") for text in set_texts]
+            sets = {int(depth): _blocks(blocks) for depth, blocks in parts}
+            order = _blocks(order_text)
+        except ValueError:
+            sets, order = {}, []
+        if not sets or len(sets) < len(set_texts):
             raise PolicyError(
                 "policy searched takes a record, as in searched:RECORD.json: write it with buddy "
-                f"search; got {argument!r}"
+                f"search; got {shown(argument)}"
             )
-        sets, order, source = read_sets(Path(argument), resources)
-        return cls(sets, order, resources.num_blocks, source=source)
+        return cls(sets, order, resources.num_blocks)
+
+    def written(self) -> str:
+        """The policy in one word, without a file: `searched:ORDER;DEPTH@BLOCKS;DEPTH@BLOCKS`."""
+        sets = [f"{depth}@{_text(blocks)}" for depth, blocks in self.sets.items()]
+        return f"searched:{';'.join([_text(self.removal_order), *sets])}"
 
     def observe(self, state: Any, seen: Observation) -> BatchSize:
         """Nothing but the batch size matters."""
@@ -105,3 +120,11 @@ class SearchedPolicy:
         """As shown in a summary line."""
         depths = ", ".join(map(str, self.sets))
         return f"searched sets of {depths} blocks, {self.source}"
+
+
+def _blocks(text: str) -> list[int]:
+    return [int(block) for block in text.split(",")]
+
+
+def _text(blocks: Sequence[int]) -> str:
+    return ",".join(map(str, blocks))
