@@ -170,7 +170,7 @@ class Backbone:
         self,
         block: int,
         hidden: Float[Tensor, "batch tokens hidden"],
-        mask: Bool[Tensor, "batch 1 tokens slots"] | None,
+        mask: Bool[Tensor, "rows 1 queries slots"] | None,
         positions: Int[Tensor, "batch tokens"],
         rotary: Rotary,
         kv: Any,
@@ -180,7 +180,8 @@ class Backbone:
         Args:
             block: 0-based index.
             hidden: The residual that enters it.
-            mask: True = may attend; None = plain causal over the new tokens.
+            mask: True = may attend; None = plain causal over the new tokens. Its rows and queries
+                are those of `hidden`, or those into which the attention function lays them.
             positions: Of the new tokens.
             rotary: Of the new tokens, as `rotary` made it.
             kv: Takes the new keys and values and returns those to attend to, through

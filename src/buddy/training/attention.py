@@ -1,15 +1,18 @@
 """Causal attention for training on a CPU: plain matrix products, no fused kernel.
 
 PyTorch's fused CPU kernel takes four times as long, forward and backward, for sequences as short
-as instruction data.
+as instruction data. Queries may come side by side, without the pads of their rectangle.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -19,6 +22,69 @@ from buddy.backbone.backbone import Backbone
 _NAME: Final = "buddy_grouped"
 _LONGEST: Final = 512
 """Tokens beyond which whole score matrices would fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Tokens of a rectangle that count, side by side, and some more to fill up.
+
+    Attributes:
+        lanes: Of the pass.
+        places: In the rectangle, row by row.
+        positions: In their sequences.
+        num_real: Tokens that count; those that fill up follow.
+        shape: Of the rectangle.
+    """
+
+    lanes: Int[Tensor, " tokens"]
+    places: Int[Tensor, " tokens"]
+    positions: Int[Tensor, " tokens"]
+    num_real: int
+    shape: tuple[int, int]
+
+    def spread(self, values: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows width ..."]:
+        """Values by place of the rectangle; zero at pads."""
+        real = slice(self.num_real)
+        laid = values.new_zeros(math.prod(self.shape), *values.shape[1:])
+        laid = laid.index_copy(0, self.places[real], values[real])
+        return laid.view(*self.shape, *values.shape[1:])
+
+    def collect(self, values: Shaped[Tensor, "rows width ..."]) -> Shaped[Tensor, "tokens ..."]:
+        """Values by token."""
+        return values.flatten(0, 1).index_select(0, self.places)
+
+
+_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
+
+
+@contextmanager
+def packed(packing: Packing) -> Iterator[None]:
+    """Within it queries come as [1, heads, tokens, head]; keys, values and mask as rectangles."""
+    token = _packing.set(packing)
+    try:
+        yield
+    finally:
+        _packing.reset(token)
+
+
+def packed_attention(
+    module: Any,
+    query: Float[Tensor, "batch heads tokens head"],
+    key: Float[Tensor, "rows kv_heads slots head"],
+    value: Float[Tensor, "rows kv_heads slots head"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """As transformers' attention functions, of what comes side by side within `packed`."""
+    packing = _packing.get()
+    if packing is None:
+        return grouped_attention(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+    laid = packing.spread(query[0].transpose(0, 1)).transpose(1, 2)
+    out, _ = grouped_attention(module, laid, key, value, attention_mask, scaling=scaling, **options)
+    return packing.collect(out)[None], None
 
 
 def grouped_attention(
@@ -52,14 +118,19 @@ def grouped_attention(
     return out.view(batch, heads, tokens, width).transpose(1, 2).contiguous(), None
 
 
+def is_grouped(backbone: Backbone) -> bool:
+    """Whether it attends by `packed_attention` now."""
+    return bool(backbone.config._attn_implementation == _NAME)
+
+
 @contextmanager
 def fast_attention(backbone: Backbone) -> Iterator[None]:
-    """Within it the backbone attends by `grouped_attention`, where that is faster."""
+    """Within it the backbone attends by `packed_attention`, where that is faster."""
     config = backbone.config
     if backbone.device.type != "cpu" or config._attn_implementation != "sdpa":
         yield
         return
-    AttentionInterface.register(_NAME, grouped_attention)
+    AttentionInterface.register(_NAME, packed_attention)
     config._attn_implementation = _NAME
     try:
         yield

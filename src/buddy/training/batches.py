@@ -105,6 +105,18 @@ class Batch:
     targets: Int[Tensor, " answers"]
 
     @property
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """Tokens of each row, its answer's last one included."""
+        last = torch.zeros_like(self.token_ids[:, 0])
+        return last.scatter_reduce(0, self.rows, self.columns, "amax") + 2
+
+    @property
+    def is_pad(self) -> Bool[Tensor, "batch tokens"]:
+        """What follows a row's last token."""
+        columns = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return columns >= self.lengths[:, None]
+
+    @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
         """Length of each row's answer."""
         return torch.bincount(self.rows, minlength=len(self.token_ids))

@@ -199,7 +199,11 @@ class BlockRun(LaneRun):
             return
         with self._backbone.watched_mlp(block) as seen:
             yield
-        self.mlp = frame.merge(torch.zeros_like(self.hidden), seen[0])
+        self.mlp = frame.merge(torch.zeros_like(self.hidden), self._rectangle(frame, seen[0]))
+
+    def _rectangle(self, frame: Frame, made: Tensor) -> Tensor:
+        """Values that a block made within `run_frame`, by place of the frame."""
+        return made
 
     def _mask(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
         window = self._backbone.windows[block]

@@ -13,7 +13,6 @@ from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.card import Card
 from buddy.checkpoint.folder import load, load_outline
 from buddy.data.examples import Example, check_source, read_all
-from buddy.engine.executors.blocks import BlockRun
 from buddy.errors import DataError, RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
@@ -31,6 +30,7 @@ from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.fast import fast_passes
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.methods import RunListener
+from buddy.training.packing import PackedRun
 from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
 
 _BATCH: Final = 8
@@ -103,7 +103,7 @@ def look(
         rows, columns = batch.rows[mine], batch.columns[mine]
         features, best = [], []
         with fast_passes(model.backbone):
-            run = begin_pass(BlockRun, model.backbone, batch)
+            run = begin_pass(PackedRun, model.backbone, batch)
             run.blocks(range(first_exit), None)
             for block in range(first_exit, model.num_blocks + 1):
                 hidden = run.hidden.view(*batch.token_ids.shape, -1)[rows, columns]

@@ -6,7 +6,6 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.depth.plan import DepthPlan
-from buddy.engine.executors.blocks import BlockRun
 from buddy.training.batches import collate
 from buddy.training.exits.layer_dropout import draw_runs, drop_rates, exit_weights
 from buddy.training.exits.layerskip_recipe import LayerSkipRecipe
@@ -15,6 +14,7 @@ from buddy.training.joint.run import Kind, Listener, train_as
 from buddy.training.joint.straight_through import begin_pass
 from buddy.training.joint.trainer import JointTrainer, RowReport
 from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.packing import PackedRun
 
 
 class LayerSkipTrainer(JointTrainer):
@@ -41,7 +41,7 @@ class LayerSkipTrainer(JointTrainer):
         )
         loss = by_row = by_example.new_zeros(len(mine))
         with fast_passes(backbone):
-            run = begin_pass(BlockRun, backbone, batch)
+            run = begin_pass(PackedRun, backbone, batch)
             by_lane = plan.repeat(run.lanes.counts)
             for block in range(num_blocks):
                 run.blocks(range(block, block + 1), by_lane)

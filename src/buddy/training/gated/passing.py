@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buddy.depth.plan import LaneSet
-from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.state.lanes import Frame
 from buddy.policies.gated import Gate, GatedPart, Pass
+from buddy.training.packing import PackedRun
 
 
-class GatedRun(BlockRun):
+class GatedRun(PackedRun):
     """A pass over whole sequences of one width in which gates get gradients.
 
     Attributes:

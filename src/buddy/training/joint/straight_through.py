@@ -21,24 +21,27 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan, LaneSet
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.run import Feed
 from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.training.batches import Batch
+from buddy.training.packing import PackedRun
 
-SomeRun = TypeVar("SomeRun", bound=BlockRun)
+SomeRun = TypeVar("SomeRun", bound=PackedRun)
 
 
 def begin_pass(kind: type[SomeRun], backbone: Backbone, batch: Batch) -> SomeRun:
     """A run over prompts and answers whose route sees the prompts alone.
 
-    Pads stand right: under causal attention no token sees them, so they run along as tokens do.
+    Pads stand right: under causal attention no token sees them, so they run along as tokens do, or
+    are not computed.
     """
     feed = Feed.of_batch(batch.token_ids, router_sees=batch.is_prompt)
     lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
     kv = PassingKV(backbone.project, lanes)
-    return kind(backbone, lanes, kv, feed.token_ids, feed.router_sees)
+    run = kind(backbone, lanes, kv, feed.token_ids, feed.router_sees)
+    run.is_pad = batch.is_pad.flatten()
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class StraightThroughPass:
     log_prob: Float[Tensor, " batch"] | None
 
 
-class StraightThroughRun(BlockRun):
+class StraightThroughRun(PackedRun):
     """A pass in which gates get gradients.
 
     Attributes:
@@ -171,9 +174,8 @@ def straight_through_pass(
 
 def _pads_follow(batch: Batch, depths: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
     """Pads at the depth of the last token that predicts, so that they make no plan of their own."""
-    last = torch.zeros_like(depths[:, 0]).scatter_reduce(0, batch.rows, batch.columns, "amax")
     column = torch.arange(depths.shape[1], device=depths.device)
-    return depths.gather(1, torch.minimum(column, last[:, None]))
+    return depths.gather(1, torch.minimum(column, batch.lengths[:, None] - 2))
 
 
 def _distinct(

@@ -17,9 +17,9 @@ from buddy.backbone.backbone import Backbone, Rotary
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
-from buddy.engine.executors.blocks import BlockRun
 from buddy.training.batches import Batch
 from buddy.training.joint.straight_through import begin_pass
+from buddy.training.packing import PackedRun
 
 _TOKENS_AT_ONCE: Final = 16_384
 """Of one call of a block: its MLP's activations are several times as wide as the residual."""
@@ -78,7 +78,7 @@ def run_plans(
         plans: From what these blocks cached of the prompts to the plans of each row.
     """
     # Pads stand right: under causal attention no token sees them, so none need be masked.
-    run = begin_pass(BlockRun, backbone, batch)
+    run = begin_pass(PackedRun, backbone, batch)
     run.blocks(range(context_layer), None)
     masks = plans(run.observe(context_layer))
     walk = _Walk(backbone, run, masks)
@@ -101,7 +101,7 @@ class _Walk:
     """The tree's present nodes, from block to block."""
 
     def __init__(
-        self, backbone: Backbone, run: BlockRun, masks: Bool[Tensor, "batch plans blocks"]
+        self, backbone: Backbone, run: PackedRun, masks: Bool[Tensor, "batch plans blocks"]
     ) -> None:
         self._frame = run.lanes.whole
         self.hidden = self._frame.spread(run.hidden)

@@ -1,0 +1,105 @@
+"""Passes over whole examples without padding: attention alone sees rectangles.
+
+Rows of a batch differ in length, and tokens of a row in depth: as rectangles, about a fifth of what
+is computed would be pads.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from buddy.backbone.backbone import Rotary
+from buddy.engine.executors.blocks import BlockRun
+from buddy.engine.probe import GATHER_SCATTER, piece
+from buddy.engine.state.lanes import Frame
+from buddy.training.attention import Packing, is_grouped, packed
+
+_ROUND: Final = 128
+"""Tokens are filled up to a multiple of this: matrix products are prepared once for each shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedView:
+    """Takes keys and values of tokens side by side to a view that knows rectangles.
+
+    Attributes:
+        kv: That view; None to keep nothing.
+        packing: Places of the tokens.
+    """
+
+    kv: Any
+    packing: Packing
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As `kv.update`, of keys and values [1, heads, tokens, head]."""
+        laid = [self.packing.spread(one[0].transpose(0, 1)) for one in (keys, values)]
+        keys, values = (one.transpose(1, 2) for one in laid)
+        if self.kv is None:
+            return keys, values
+        found: tuple[Tensor, Tensor] = self.kv.update(keys, values, layer_idx, *args, **kwargs)
+        return found
+
+
+class PackedRun(BlockRun):
+    """A pass that computes no pads, where attention is that of `training.attention`.
+
+    What is in a pad's residual does not matter: pads stand right, and no token sees them.
+
+    Attributes:
+        is_pad: By lane; None = there are none.
+    """
+
+    is_pad: Bool[Tensor, " lanes"] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._packings: dict[int, tuple[Packing, Rotary] | None] = {}
+
+    def run_frame(self, block: int, frame: Frame, kv: Any) -> Float[Tensor, "rows tokens hidden"]:
+        """What a block makes of the lanes of a frame; zero at pads."""
+        found = self._packing(frame)
+        if found is None:
+            return super().run_frame(block, frame, kv)
+        packing, rotary = found
+        with piece(GATHER_SCATTER):
+            hidden = self.hidden.index_select(0, packing.lanes)
+        with packed(packing):
+            out = self._backbone.run_block(
+                block,
+                hidden[None],
+                self._mask(block, frame),
+                packing.positions[None],
+                rotary,
+                PackedView(kv, packing),
+            )
+        with piece(GATHER_SCATTER):
+            return packing.spread(out[0])
+
+    def _rectangle(self, frame: Frame, made: Tensor) -> Tensor:
+        found = self._packing(frame)
+        return made if found is None else found[0].spread(made[0])
+
+    def _packing(self, frame: Frame) -> tuple[Packing, Rotary] | None:
+        """Tokens of a frame, and their angles; None where the rectangle is as good."""
+        if id(frame) not in self._packings:  # frames live as long as this pass
+            self._packings[id(frame)] = self._pack(frame) if is_grouped(self._backbone) else None
+        return self._packings[id(frame)]
+
+    def _pack(self, frame: Frame) -> tuple[Packing, Rotary] | None:
+        row, column = frame.real
+        places = row * frame.width + column
+        if self.is_pad is not None:
+            places = places[~self.is_pad[frame.index[places]]]
+        num = len(places)
+        filled = nn.functional.pad(places, (0, -num % _ROUND))
+        if num == 0 or len(filled) >= frame.num_rows * frame.width:
+            return None
+        positions = frame.positions.flatten()[filled]
+        packing = Packing(
+            frame.index[filled], filled, positions, num, (frame.num_rows, frame.width)
+        )
+        return packing, self._backbone.rotary(self.hidden[None], positions[None])
