@@ -172,7 +172,8 @@ def build(
     unknown = sorted(map(str, values.keys() - fields.keys()))
     if unknown:
         names = shown(", ".join(unknown))[1:-1]
-        raise error(f"{where} has an unknown key {names}: expected {', '.join(fields)}")
+        keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
+        raise error(f"{where} has {keys} {names}: expected {', '.join(fields)}")
     hints = get_type_hints(kind)
     made = {
         name: _convert(hints[name], value, f"{where}: {name}", error)

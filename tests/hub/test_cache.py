@@ -36,6 +36,8 @@ def test_an_empty_cache(home):
     assert not home.exists()
     with pytest.raises(ModelError, match="no cached model is called 'smollm2-135m'; got none in"):
         store.remove("smollm2-135m")
+    with pytest.raises(ModelError, match="smollm2-135m-buddy is a part of Buddy, and cannot be"):
+        store.remove("smollm2-135m-buddy")
 
 
 @pytest.mark.parametrize("name", ["", "..", "../up", "a/b", "a\\b", ".hidden", "a b", "C:x"])

@@ -89,7 +89,12 @@ def test_calibration_text_is_cut_into_whole_windows(tmp_path):
 
     windows = cut_windows(tokenizer, "abcdefgh", tokens=3)
     assert windows.tolist() == [[97, 98, 99], [100, 101, 102]]
-    assert cut_windows(tokenizer, "abcdefgh", tokens=3, limit=1).tolist() == [[97, 98, 99]]
+    notes = []
+    first = cut_windows(tokenizer, "abcdefgh", tokens=3, limit=1, note=notes.append)
+    assert first.tolist() == [[97, 98, 99]]
+    assert notes == []
+    assert len(cut_windows(tokenizer, "abcdefgh", tokens=3, limit=4, note=notes.append)) == 2
+    assert notes == ["the text fills 2 of the 4 windows of 3 tokens asked for"]
     long = "a word of more than 16 characters ".replace(" ", "_") * 2
     words = cut_windows(
         lambda text, **options: {"input_ids": [len(word) for word in text.split()]},

@@ -36,7 +36,7 @@ from buddy.hub.folder import (
 )
 from buddy.hub.gguf.header import GgufHeader, read_header
 from buddy.hub.inside import user_path
-from buddy.hub.presets import DEFAULT_MODEL
+from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress, silent
 
 __all__ = [
@@ -96,6 +96,11 @@ def remove(name: str) -> int:
     leftovers = staging_dir(name)
     if not folder.is_dir() and not leftovers.is_dir():
         names = ", ".join(model.name for model in list_cached()) or "none"
+        preset = PRESETS.get(name)
+        if preset is not None and preset.trained is not None:
+            raise ModelError(
+                f"{name} is a part of Buddy, and cannot be removed: the cache has {names}"
+            )
         raise ModelError(f"no cached model is called {name!r}; got {names} in {folder.parent}")
     try:
         with exclusive(name, silent) as staging:

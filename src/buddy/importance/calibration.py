@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.data.rows import MAX_DATA_BYTES
+from buddy.data.rows import MAX_DATA_BYTES, Note
 from buddy.errors import ResultError
 from buddy.files import read_text as read_whole
 
@@ -44,7 +44,12 @@ def read_text(source: str, data_dir: Path | None = None) -> str:
 
 
 def cut_windows(
-    tokenizer: Any, text: str, *, tokens: int, limit: int | None = None
+    tokenizer: Any,
+    text: str,
+    *,
+    tokens: int,
+    limit: int | None = None,
+    note: Note = lambda text: None,
 ) -> Int[Tensor, "windows tokens"]:
     """Tokenise and cut into whole windows from the start; the rest is left out.
 
@@ -53,6 +58,7 @@ def cut_windows(
         text: Of any length.
         tokens: Of each window.
         limit: At most this many windows.
+        note: Told where the text fills fewer.
 
     Raises:
         ResultError: The text does not fill one window.
@@ -73,6 +79,8 @@ def cut_windows(
             f"the calibration text has {len(ids)} tokens, less than one window of {tokens}: "
             "give more text or shorter windows"
         )
+    if limit is not None and count < limit:
+        note(f"the text fills {count} of the {limit} windows of {tokens} tokens asked for")
     return torch.tensor(ids[: count * tokens]).view(count, tokens)
 
 

@@ -60,7 +60,13 @@ def importance(
 
     loaded = load_checked(model, check, console, policy="full", dtype=dtype, merge_adapter=True)
     say_if_slow(loaded, console)
-    ids = cut_windows(load_tokenizer(model), calibration, tokens=tokens, limit=windows)
+    ids = cut_windows(
+        load_tokenizer(model),
+        calibration,
+        tokens=tokens,
+        limit=windows,
+        note=lambda text: console.print(text, style="dim"),
+    )
     partial = out.with_name(f".{out.name}.partial")
     how = {
         "batch": batch,

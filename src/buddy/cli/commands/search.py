@@ -136,7 +136,7 @@ def _passages(
     from buddy.importance.calibration import Passages, answers_alone, cut_windows
 
     if isinstance(given, str):
-        return Passages(cut_windows(tokenizer, given, tokens=tokens, limit=windows))
+        return Passages(cut_windows(tokenizer, given, tokens=tokens, limit=windows, note=note))
     return answers_alone(read_examples(given, tokenizer, max_tokens=tokens, note=note))
 
 
