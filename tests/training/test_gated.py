@@ -36,7 +36,9 @@ def recipe(method, steps=12, **gates):
     return GatedRecipe(
         data=DataSettings(train=(Source(path="unused"),)),
         method=method,
-        gates=GateSettings(**{"penalty": 1.0, "width": 8, **gates}),
+        gates=GateSettings(
+            **{"penalty": 1.0, **({"width": 8} if method == "d-llm" else {}), **gates}
+        ),
         optim=OptimSettings(learning_rate=1e-2, warmup_steps=1, steps=steps, batch_size=4),
         lora=LoraSettings(rank=2),
     )
@@ -112,9 +114,10 @@ def test_processes_that_share_a_batch_make_the_gradient_of_one(method, ranks):
         rows = made._backward(batch, seed=5, step=1)
         return rows, {name: p.grad for name, p in made.parameters.items()}
 
-    rows, alone = backward(trainer(method, target=0.3))
+    aim = {"target": 0.3} if method in ("d-llm", "dash") else {}
+    rows, alone = backward(trainer(method, **aim))
     sharing = [
-        trainer(method, process=(rank, ranks), reduce=reduce, target=0.3)
+        trainer(method, process=(rank, ranks), reduce=reduce, **aim)
         for rank, reduce in enumerate(summed_over(ranks))
     ]
     with ThreadPoolExecutor(ranks) as pool:
@@ -189,6 +192,10 @@ def test_a_run_writes_a_checkpoint_that_decides_as_the_trained_model_and_goes_on
 def test_what_does_not_fit_a_gated_recipe_is_refused():
     with pytest.raises(RecipeError, match="gate_steps is of first alone"):
         recipe("dash", gate_steps=0.5)
+    with pytest.raises(RecipeError, match="target is of d-llm and dash alone: leave it out for fi"):
+        recipe("first", target=0.7)
+    with pytest.raises(RecipeError, match=r"share is of mixture-of-depths alone: .* got 0\.25"):
+        recipe("dash", share=0.25)
     with pytest.raises(RecipeError, match="penalty must be"):
         GateSettings(penalty=-1.0)
     with pytest.raises(RecipeError, match=r"lora\.rank and gates\.learning_rate are 0"):

@@ -191,6 +191,7 @@ def _evaluate(
 
 
 def quiet() -> None:
-    """Our progress bar speaks for lm-eval's, which would draw over it."""
+    """Our progress bar and messages speak for those of lm-eval and of the hub's client."""
     os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # no lines about each new try
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
 """The recipe of a gated method: that of Buddy's stage 1, with gates in the place of the router."""
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Final, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
@@ -24,11 +24,11 @@ class GateSettings:
     penalty: Annotated[float, Range(0, 1000)]
     """Weight of the method's own term in the loss."""
     target: Annotated[float, SHARE] = 0.5
-    """Mean share of the gated blocks; `d-llm` and `dash` aim at it."""
+    """Mean share of the gated blocks that is aimed at."""
     share: Annotated[float, Range(above=0, high=1)] = 0.125
-    """Of a sequence's tokens that run a gated block; `mixture-of-depths` alone."""
+    """Of a sequence's tokens that run a gated block."""
     width: Annotated[int, Range(1, 2**16)] = 512
-    """Of a router's hidden layer; `d-llm` alone."""
+    """Of a router's hidden layer."""
     gate_steps: Annotated[float, SHARE] = 1.0
     """Share of the steps that train the gates; the others train the adapters under them. At 1 both
     are trained in every step, but for `first`, which trains adapters in steps of their own."""
@@ -37,6 +37,15 @@ class GateSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
+
+
+_READERS: Final = {
+    "target": ("d-llm", "dash"),
+    "share": ("mixture-of-depths",),
+    "width": ("d-llm",),
+    "gate_steps": ("first",),
+}
+"""Settings that some methods alone have."""
 
 
 def _no_router() -> RouterSettings:
@@ -63,11 +72,14 @@ class GatedRecipe(Recipe):
     """Logs and states; an evaluation has the depth that the gates choose."""
 
     def __post_init__(self) -> None:
-        if self.method != "first" and self.gates.gate_steps < 1:
-            raise RecipeError(
-                f"gates.gate_steps is of first alone: leave it out for {self.method}, got "
-                f"{self.gates.gate_steps:g}"
-            )
+        for setting in fields(GateSettings):
+            readers = _READERS.get(setting.name, (self.method,))
+            own = getattr(self.gates, setting.name)
+            if self.method not in readers and own != setting.default:
+                raise RecipeError(
+                    f"gates.{setting.name} is of {' and '.join(readers)} alone: leave it out for "
+                    f"{self.method}, got {own:g}"
+                )
         if self.lora.rank == 0 and self.gates.learning_rate == 0:
             raise RecipeError("nothing to train: lora.rank and gates.learning_rate are 0")
         if self.lora.rank == 0 and self.gates.gate_steps < 1:
