@@ -12,7 +12,7 @@ from buddy.training.joint.choosing import plain_choice
 from buddy.training.joint.straight_through import straight_through_pass
 from tests.tiny import NUM_BLOCKS, all_families, every_family, tiny_buddy
 from tests.training.examples import random_examples
-from tests.training.test_straight_through import by_token, mixed_depths
+from tests.training.test_straight_through import by_token, mixed_depths, tokens_computed
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,7 @@ def test_plans_tokens_and_gradients_equal_those_over_rectangles(family, batch):
 def test_a_block_computes_the_tokens_that_run_it_and_no_others(batch, monkeypatch):
     monkeypatch.setattr(packing, "_ROUND", 1)
     model = tiny_buddy()
-    computed = []
-    own = model.backbone.run_block
-    monkeypatch.setattr(
-        model.backbone,
-        "run_block",
-        lambda block, hidden, *rest: (
-            computed.append(hidden.shape[:2].numel()) or own(block, hidden, *rest)
-        ),
-    )
+    computed = tokens_computed(model, monkeypatch)
     with fast_passes(model.backbone):
         out = run(model, batch, mixed_depths(batch))
     ran = out.lanes_plan.mask & ~batch.is_pad.flatten()[:, None]

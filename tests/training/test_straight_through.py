@@ -290,9 +290,8 @@ def test_gradients_of_mixed_depths_equal_those_of_the_naive_reference(family, ba
         assert one.abs().max() > 0
 
 
-def test_tokens_that_skip_a_block_are_not_computed(batch, monkeypatch):
-    model = tiny_buddy()
-    depths = mixed_depths(batch)
+def tokens_computed(model, monkeypatch):
+    """A list to which every block that runs adds how many tokens it computes."""
     computed = []
     own = model.backbone.run_block
     monkeypatch.setattr(
@@ -302,6 +301,13 @@ def test_tokens_that_skip_a_block_are_not_computed(batch, monkeypatch):
             computed.append(hidden.shape[:2].numel()) or own(block, hidden, *rest)
         ),
     )
+    return computed
+
+
+def test_tokens_that_skip_a_block_are_not_computed(batch, monkeypatch):
+    model = tiny_buddy()
+    depths = mixed_depths(batch)
+    computed = tokens_computed(model, monkeypatch)
     choose = plain_choice(model.policy)
     out = straight_through_pass(model.backbone, model.policy, batch, depths, choose)
     ran = out.lanes_plan.host.reshape(*batch.token_ids.shape, -1).sum(1)  # [batch, blocks]

@@ -68,22 +68,14 @@ def packed(packing: Packing) -> Iterator[None]:
 
 
 def packed_attention(
-    module: Any,
-    query: Float[Tensor, "batch heads tokens head"],
-    key: Float[Tensor, "rows kv_heads slots head"],
-    value: Float[Tensor, "rows kv_heads slots head"],
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
+    module: Any, query: Float[Tensor, "batch heads tokens head"], *rest: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """As transformers' attention functions, of what comes side by side within `packed`."""
+    """As `grouped_attention`, of queries that come side by side within `packed`."""
     packing = _packing.get()
     if packing is None:
-        return grouped_attention(
-            module, query, key, value, attention_mask, scaling=scaling, **options
-        )
+        return grouped_attention(module, query, *rest, **options)
     laid = packing.spread(query[0].transpose(0, 1)).transpose(1, 2)
-    out, _ = grouped_attention(module, laid, key, value, attention_mask, scaling=scaling, **options)
+    out, _ = grouped_attention(module, laid, *rest, **options)
     return packing.collect(out)[None], None
 
 

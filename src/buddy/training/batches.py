@@ -107,8 +107,7 @@ class Batch:
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
         """Tokens of each row, its answer's last one included."""
-        last = torch.zeros_like(self.token_ids[:, 0])
-        return last.scatter_reduce(0, self.rows, self.columns, "amax") + 2
+        return self.is_prompt.sum(1) + self.answer_tokens
 
     @property
     def is_pad(self) -> Bool[Tensor, "batch tokens"]:

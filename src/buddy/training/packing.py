@@ -50,10 +50,10 @@ class PackedRun(BlockRun):
     What is in a pad's residual does not matter: pads stand right, and no token sees them.
 
     Attributes:
-        is_pad: By lane; None = there are none.
+        is_pad: By lane, set before the first block.
     """
 
-    is_pad: Bool[Tensor, " lanes"] | None = None
+    is_pad: Bool[Tensor, " lanes"]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,8 +92,7 @@ class PackedRun(BlockRun):
     def _pack(self, frame: Frame) -> tuple[Packing, Rotary] | None:
         row, column = frame.real
         places = row * frame.width + column
-        if self.is_pad is not None:
-            places = places[~self.is_pad[frame.index[places]]]
+        places = places[~self.is_pad[frame.index[places]]]
         num = len(places)
         filled = nn.functional.pad(places, (0, -num % _ROUND))
         if num == 0 or len(filled) >= frame.num_rows * frame.width:

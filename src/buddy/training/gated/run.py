@@ -100,9 +100,8 @@ class GatedTrainer(JointTrainer):
         chosen = [examples[place] for place in mine]
         batch = collate(chosen, model.device)
         noise = torch.Generator().manual_seed(random.Random(f"{seed}-0").getrandbits(63))
-        lengths = torch.tensor([one.num_tokens for one in chosen], device=model.device)
         position = torch.arange(batch.token_ids.shape[1], device=model.device)
-        real = position < lengths[:, None]
+        real = ~batch.is_pad
         seen = Pass(
             position,
             batch.is_prompt,
@@ -126,7 +125,7 @@ class GatedTrainer(JointTrainer):
             loss.backward()  # type: ignore[no-untyped-call]
         self._sum_gradients()
         kept = kept_by_row(run.gates, model.num_blocks, part.governed)
-        depth = (kept.sum(2) * real).sum(1) / lengths
+        depth = (kept.sum(2) * real).sum(1) / batch.lengths
         reports = []
         for row, place in enumerate(mine):
             first = int(batch.is_prompt[row].sum())
@@ -157,8 +156,7 @@ def evaluate_online(
     for start in range(0, len(ordered), _BATCH):
         chosen = ordered[start : start + _BATCH]
         batch = collate(chosen, model.device)
-        lengths = torch.tensor([one.num_tokens for one in chosen], device=model.device)
-        real = torch.arange(batch.token_ids.shape[1], device=model.device) < lengths[:, None]
+        real = ~batch.is_pad
         out = model(batch.token_ids, real.long(), prompt_mask=batch.is_prompt, logits_to_keep=1)
         hidden = out.lanes.hidden.new_zeros(*real.shape, out.lanes.hidden.shape[1])
         hidden[real] = out.lanes.hidden
