@@ -137,7 +137,10 @@ def _passages(
 
     if isinstance(given, str):
         return Passages(cut_windows(tokenizer, given, tokens=tokens, limit=windows, note=note))
-    return answers_alone(read_examples(given, tokenizer, max_tokens=tokens, note=note))
+    examples = read_examples(given, tokenizer, max_tokens=tokens, note=note)
+    if len(examples) < windows:
+        note(f"{given.path} gives {len(examples)} of the {windows} rows asked for")
+    return answers_alone(examples)
 
 
 def _save(
