@@ -29,13 +29,29 @@ def test_int8_is_within_half_a_step_of_each_weight(seed, size):
 def test_int4_meets_each_groups_largest_and_is_within_a_step_of_the_rest(seed):
     linear = nn.Linear(2 * GROUP, 5, bias=False)
     with torch.no_grad():
-        linear.weight.copy_(torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)))
+        weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
+        linear.weight.copy_(weight.bfloat16())
     made = QuantisedLinear(linear, "int4").widened(torch.float32)
     groups, found = linear.weight.view(-1, GROUP), made.view(-1, GROUP)
     largest = groups.abs().argmax(1, keepdim=True)
     torch.testing.assert_close(found.gather(1, largest), groups.gather(1, largest))
     # On the far side of zero the scale ends one step earlier.
     assert bool(((found - groups).abs() <= 1.001 * groups.abs().amax(1, keepdim=True) / 8).all())
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_a_weight_is_the_same_number_in_every_format(quantisation):
+    layer = QuantisedLinear(nn.Linear(2 * GROUP, 5), quantisation)
+    assert torch.equal(layer.widened(torch.bfloat16), layer.widened(torch.float32).bfloat16())
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_a_layer_of_more_weights_than_are_widened_at_a_time(monkeypatch, quantisation):
+    layer = QuantisedLinear(nn.Linear(2 * GROUP, 7), quantisation)
+    monkeypatch.setattr("buddy.backbone.quantised._AT_ONCE", 3 * 2 * GROUP)  # 3, 3 and 1 rows
+    x = torch.randn(2, 4, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    expected = nn.functional.linear(x, layer.widened(x.dtype), layer.bias)
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_zero_weights_stay_zero():

@@ -2,7 +2,8 @@
 
 Decoding reads every weight once a token, so fewer bits are more tokens. A quantised layer computes
 in the format of its input, from weights that are widened on the way, so that the general path and
-the native decoder use the same numbers.
+the native decoder use the same numbers. Scales are numbers of bfloat16, so that a widened weight is
+rounded once in every format.
 """
 
 from typing import Any, Final, Literal, get_args
@@ -17,6 +18,8 @@ from buddy.errors import ModelError
 Quantisation = Literal["int8", "int4"]
 GROUP: Final = 32
 """Neighbouring weights of a row that share a scale in int4."""
+_AT_ONCE: Final = 2**23
+"""Weights widened at a time. Larger temporaries go back to the system, which clears them anew."""
 
 
 class QuantisedLinear(nn.Module):
@@ -48,17 +51,26 @@ class QuantisedLinear(nn.Module):
         self.scales = scales.to(self.weight.device)
         return self
 
-    def widened(self, dtype: torch.dtype) -> Float[Tensor, "rows columns"]:
-        """The weights that the layer computes with."""
+    def widened(
+        self, dtype: torch.dtype, rows: slice = slice(None)
+    ) -> Float[Tensor, "rows columns"]:
+        """The weights that the layer computes with, or some rows of them."""
+        weight, scales = self.weight[rows], self.scales[rows].to(dtype)
         if self.quantisation == "int8":
-            return (self.weight.float() * self.scales[:, None]).to(dtype)
-        pairs = self.weight.view(self.out_features, -1, GROUP // 2)
-        values = torch.cat([pairs & 15, pairs >> 4], dim=2).float() - 8  # [R, groups, 32]
-        return (values * self.scales[..., None]).flatten(1).to(dtype)
+            return weight.to(dtype).mul_(scales[:, None])
+        pairs = weight.unflatten(1, (-1, GROUP // 2))
+        values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(dtype).sub_(8)  # [R, groups, 32]
+        return values.mul_(scales[..., None]).flatten(1)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
         """As `nn.Linear`, on weights widened for this call."""
-        return nn.functional.linear(x, self.widened(x.dtype), self.bias)
+        step = max(1, _AT_ONCE // self.in_features)
+        parts = []
+        for first in range(0, self.out_features, step):
+            rows = slice(first, first + step)
+            bias = None if self.bias is None else self.bias[rows]
+            parts.append(nn.functional.linear(x, self.widened(x.dtype, rows), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def quantise_int8(
@@ -66,14 +78,14 @@ def quantise_int8(
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
     """To the nearest of 255 values between plus and minus each row's largest."""
     wide = weight.float()
-    scales = wide.abs().amax(1).clamp(min=1e-12) / 127
+    scales = _of_bfloat16(wide.abs().amax(1).clamp(min=1e-12) / 127)
     return (wide / scales[:, None]).round().to(torch.int8), scales
 
 
 def quantise_int4(
     weight: Float[Tensor, "rows columns"],
 ) -> tuple[UInt8[Tensor, "rows half"], Float[Tensor, "rows groups"]]:
-    """To the nearest of 16 values; a group's weight of largest size is met exactly.
+    """To the nearest of 16 values; a group's largest weight is met to the scale's rounding.
 
     Raises:
         ModelError: Rows do not divide into groups.
@@ -83,11 +95,15 @@ def quantise_int4(
         raise ModelError(f"int4 needs rows of a multiple of {GROUP} weights, got {columns}")
     groups = weight.float().view(rows, -1, GROUP)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[..., 0]
-    scales = largest / -8
+    scales = _of_bfloat16(largest / -8)
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     values = ((groups * inverse[..., None]).round() + 8).clamp(0, 15).to(torch.uint8)
     low, high = values.chunk(2, dim=2)
     return (low | (high << 4)).flatten(1), scales
+
+
+def _of_bfloat16(scales: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return scales.bfloat16().float()
 
 
 def check_quantisation(quantisation: str) -> None:
