@@ -125,7 +125,7 @@ def vectors_of(x):
     return torch.tensor(addresses).T.contiguous(), narrow
 
 
-def matrix_of(weights: Tensor, bias=None, scales=None):
+def matrix_of(weights: Tensor, bias=None, scales=None, dots=True):
     rows, columns = weights.shape
     formats = {**layout.FORMATS, torch.int8: layout.INT8, torch.uint8: layout.INT4}
     return layout.Matrix(
@@ -135,14 +135,17 @@ def matrix_of(weights: Tensor, bias=None, scales=None):
         rows=rows,
         columns=columns * (2 if weights.dtype == torch.uint8 else 1),
         format=formats[weights.dtype],
+        by_dots=dots and weights.dtype != torch.float32,
     )
 
 
-def products(kernel, weights: Tensor, x: Tensor, *, bias=None, scales=None, parts=1, tiles=True):
+def products(
+    kernel, weights: Tensor, x: Tensor, *, bias=None, scales=None, parts=1, tiles=True, dots=True
+):
     """y[n][row] of all rows, computed in parts as threads do."""
     rows = len(weights)
     vectors, _narrow = vectors_of(x)
-    matrix = matrix_of(weights, bias, scales)
+    matrix = matrix_of(weights, bias, scales, dots)
     y = torch.full((len(x), rows), torch.nan)
     has_tiles = int(tiles and kernel.may_use())
     edges = [rows * part // parts // 16 * 16 for part in range(parts)] + [rows]
@@ -198,12 +201,14 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
         weights = weights.bfloat16()
     x = torch.randn(max(COUNTS), columns)
     # With tiles, a vector of int8's that is alone is multiplied by rows.
-    for tiles in (False,) if format_name == "int8" else (True, False):
-        whole = products(kernel, weights, x, scales=scales, tiles=tiles)
+    for tiles, dots in ((True, True), (False, True), (False, False)):
+        if tiles and format_name == "int8":
+            continue
+        how = {"scales": scales, "tiles": tiles, "dots": dots}
+        whole = products(kernel, weights, x, **how)
         for count in COUNTS:
-            found = products(kernel, weights, x[:count], scales=scales, tiles=tiles)
-            assert torch.equal(found, whole[:count])
-        assert torch.equal(products(kernel, weights, x, scales=scales, parts=2, tiles=tiles), whole)
+            assert torch.equal(products(kernel, weights, x[:count], **how), whole[:count])
+        assert torch.equal(products(kernel, weights, x, parts=2, **how), whole)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -212,14 +217,17 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
     torch.manual_seed(rows)
     weights, scales, meant = quantised(rows, columns, bits)
     deep = 64 if bits == 8 else 32
-    for count, tiles in itertools.product(COUNTS, (True, False)):
+    ways = ((True, True), (False, True), (False, False))
+    for count, (tiles, dots) in itertools.product(COUNTS, ways):
         x = torch.randn(count, columns)
         by_tiles = tiles and kernel.may_use() and columns % deep == 0
-        # A tile holds bfloat16 or bytes: of 8 bits the whole numbers, of 4 bits the scaled ones.
-        held = meant.bfloat16() if by_tiles and bits == 4 else meant
-        read = x.bfloat16() if by_tiles else x
+        is_narrow = by_tiles or (dots and kernel.has_dots())
+        # Tiles and dot products hold bfloat16 or bytes: of 8 bits the whole numbers, of 4 bits the
+        # scaled ones.
+        held = meant.bfloat16() if is_narrow and bits == 4 else meant
+        read = x.bfloat16() if is_narrow else x
         exact = (read.double() @ held.double().T).float()
-        found = products(kernel, weights, x, scales=scales, tiles=tiles)
+        found = products(kernel, weights, x, scales=scales, tiles=tiles, dots=dots)
         allowed = torch.full_like(exact, 2e-4) + 1e-5 * exact.abs()
         if by_tiles and bits == 8 and count > 1:  # each element moves by at most half a unit
             units = read.float().abs().amax(1) / 32639

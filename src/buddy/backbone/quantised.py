@@ -58,7 +58,7 @@ class QuantisedLinear(nn.Module):
         weight, scales = self.weight[rows], self.scales[rows].to(dtype)
         if self.quantisation == "int8":
             return weight.to(dtype).mul_(scales[:, None])
-        pairs = weight.unflatten(1, (-1, GROUP // 2))
+        pairs = weight.view(len(weight), -1, GROUP // 2)
         values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(dtype).sub_(8)  # [R, groups, 32]
         return values.mul_(scales[..., None]).flatten(1)
 

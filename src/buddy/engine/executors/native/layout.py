@@ -21,7 +21,7 @@ class Matrix(ctypes.Structure):
 
     _fields_: ClassVar[_Fields] = [
         *((name, _POINTER) for name in ("weights", "scales", "bias")),
-        *((name, _INT) for name in ("rows", "columns", "format")),
+        *((name, _INT) for name in ("rows", "columns", "format", "by_dots")),
     ]
 
 

@@ -13,7 +13,7 @@
 #define PANEL_ROWS 3
 #define SCRATCH 36864 /* floats of widened rows, that many or one panel's */
 
-#define ROWS_AT_ONCE 16 /* of bfloat16, which stay in the nearest cache while all vectors pass */
+#define ROWS_AT_ONCE 16 /* of bfloat16, which stay in a near cache while all vectors pass */
 
 static size_t scratch_floats(int columns)
 {
@@ -78,27 +78,51 @@ static void multiply_block(
     }
 }
 
+#if HAS_BF16_DOT
+/* Of more than MOST_VECTORS vectors, by dot products of bfloat16. */
+static void multiply_dots(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+    int columns = matrix->columns, most = (int)(2 * scratch_floats(columns) / columns);
+    most = most < ROWS_AT_ONCE ? most : ROWS_AT_ONCE;
+    Matrix narrow = {.weights = scratch, .columns = columns, .format = BFLOAT16, .by_dots = 1};
+    float *to[MOST_VECTORS];
+    for (int row = begin, stop; row < end; row = stop) {
+        stop = row + most < end ? row + most : end;
+        if (matrix->format == BFLOAT16)
+            narrow.weights = (const bf16 *)matrix->weights + (size_t)row * columns;
+        else
+            narrow_rows(matrix, row, stop, (bf16 *)scratch);
+        if (matrix->format == INT8)
+            narrow.scales = matrix->scales + row;
+        for (int done = 0, now; done < count; done += now) {
+            now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
+            for (int n = 0; n < now; n++)
+                to[n] = y[done + n] + row;
+            multiply_few(&narrow, x + done, now, 0, stop - row, to);
+        }
+    }
+}
+#endif
+
 /* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is of as many
  * floats as scratch_floats says, of more than MOST_VECTORS vectors alone. */
 static void multiply_rows(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
-    int step = count <= MOST_VECTORS ? count : BLOCK_VECTORS, rows = end - begin;
+    if (count <= MOST_VECTORS)
+        multiply_few(matrix, x, count, begin, end, y);
 #if HAS_BF16_DOT
-    if (matrix->format == BFLOAT16 && count > MOST_VECTORS)
-        step = MOST_VECTORS, rows = ROWS_AT_ONCE;
+    else if (matrix->by_dots)
+        multiply_dots(matrix, x, count, begin, end, y, scratch);
 #endif
-    for (int row = begin; row < end; row += rows) {
-        int stop = row + rows < end ? row + rows : end;
-        for (int done = 0; done < count; done += step) {
-            int now = count - done < step ? count - done : step;
-            if (step <= MOST_VECTORS)
-                multiply_few(matrix, x + done, now, row, stop, y + done);
-            else
-                multiply_block(matrix, x + done, now, row, stop, y + done, scratch);
+    else
+        for (int done = 0, now; done < count; done += now) {
+            now = count - done < BLOCK_VECTORS ? count - done : BLOCK_VECTORS;
+            multiply_block(matrix, x + done, now, begin, end, y + done, scratch);
         }
-    }
     if (matrix->bias != NULL)
         for (int n = 0; n < count; n++)
             for (int at = begin; at < end; at++)

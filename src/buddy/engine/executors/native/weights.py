@@ -133,15 +133,19 @@ class BoundWeights:
 
     def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
         quantised = linear if isinstance(linear, QuantisedLinear) else None
+        numbers = (
+            layout.FORMATS[linear.weight.dtype]
+            if quantised is None
+            else layout.QUANTISED[quantised.quantisation]
+        )
         return layout.Matrix(
             weights=self._hold(linear.weight).data_ptr(),
             scales=None if quantised is None else self._hold(quantised.scales).data_ptr(),
             bias=None if linear.bias is None else self._widen(linear.bias).data_ptr(),
             rows=linear.out_features,
             columns=linear.in_features,
-            format=layout.FORMATS[linear.weight.dtype]
-            if quantised is None
-            else layout.QUANTISED[quantised.quantisation],
+            format=numbers,
+            by_dots=numbers != layout.FLOAT32 and self._backbone.dtype == torch.bfloat16,
         )
 
     def _bind(self) -> None:
