@@ -109,8 +109,12 @@ class Pane {
     const who = { user: "You", assistant: "Model", error: "Error" }[role];
     const heading = element("p", { className: "who", textContent: who });
     this.log.append(element("article", { className: `said ${role}` }, heading, body));
-    this.log.scrollTop = this.log.scrollHeight;
+    this.showEnd();
     return body;
+  }
+
+  showEnd() {
+    this.log.scrollTop = this.log.scrollHeight;
   }
 
   // One column for each token: the first block at the bottom, as the residual stream runs upwards.
@@ -178,7 +182,7 @@ class Pane {
         text += chunk.choices[0]?.delta.content ?? "";
         body ??= this.say("assistant", "");
         body.textContent = text;
-        this.log.scrollTop = this.log.scrollHeight;
+        this.showEnd();
         for (const run of chunk.buddy?.runs ?? []) {
           first ||= performance.now();
           tokens += 1;
@@ -195,6 +199,7 @@ class Pane {
       }
     } finally {
       this.log.setAttribute("aria-busy", "false");
+      this.showEnd(); // what stands below it may have grown
       if (text) this.messages.push({ role: "assistant", content: text });
       else this.messages.pop(); // a question without an answer is not asked again
     }
