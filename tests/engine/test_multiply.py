@@ -190,7 +190,7 @@ def quantised(rows, columns, bits):
 
 
 @pytest.mark.parametrize("format_name", ["bfloat16", "float32", "int8", "int4"])
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (20, 5120)])
 def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, columns, format_name):
     torch.manual_seed(0)
     weights, scales = torch.randn(rows, columns), None

@@ -84,8 +84,8 @@ static void multiply_dots(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
-    int columns = matrix->columns, most = (int)(2 * scratch_floats(columns) / columns);
-    most = most < ROWS_AT_ONCE ? most : ROWS_AT_ONCE;
+    int columns = matrix->columns, fit = (int)(2 * scratch_floats(columns) / columns);
+    int most = matrix->format == BFLOAT16 || fit >= ROWS_AT_ONCE ? ROWS_AT_ONCE : fit - fit % 2;
     Matrix narrow = {.weights = scratch, .columns = columns, .format = BFLOAT16, .by_dots = 1};
     float *to[MOST_VECTORS];
     for (int row = begin, stop; row < end; row = stop) {
