@@ -169,7 +169,8 @@ def test_searches_refused(folder, tmp_path, monkeypatch, arguments, error, messa
 
 
 def test_a_search_says_when_it_has_fewer_rows_than_asked_for(folder, tmp_path):
-    source = ["--answers", str(folder / "rows.jsonl"), "--windows", "99", "--max-swaps", "0"]
+    source = ["--answers", str(folder / "rows.jsonl"), "--tokens", "60", "--windows", "99"]
+    source += ["--max-swaps", "0"]
     done = CliRunner().invoke(app, search(folder, tmp_path / "sets.json", *source))
     assert done.exit_code == 0, done.exception
     rows = len((folder / "rows.jsonl").read_text().splitlines())
