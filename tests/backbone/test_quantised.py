@@ -29,8 +29,7 @@ def test_int8_is_within_half_a_step_of_each_weight(seed, size):
 def test_int4_meets_each_groups_largest_and_is_within_a_step_of_the_rest(seed):
     linear = nn.Linear(2 * GROUP, 5, bias=False)
     with torch.no_grad():
-        weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
-        linear.weight.copy_(weight.bfloat16())
+        linear.weight.copy_(torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)))
     made = QuantisedLinear(linear, "int4").widened(torch.float32)
     groups, found = linear.weight.view(-1, GROUP), made.view(-1, GROUP)
     largest = groups.abs().argmax(1, keepdim=True)
@@ -40,8 +39,8 @@ def test_int4_meets_each_groups_largest_and_is_within_a_step_of_the_rest(seed):
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-def test_a_weight_is_the_same_number_in_every_format(quantisation):
-    layer = QuantisedLinear(nn.Linear(2 * GROUP, 5), quantisation)
+def test_a_weight_of_a_bfloat16_model_is_the_same_number_in_every_format(quantisation):
+    layer = QuantisedLinear(nn.Linear(2 * GROUP, 5).bfloat16(), quantisation)
     assert torch.equal(layer.widened(torch.bfloat16), layer.widened(torch.float32).bfloat16())
 
 

@@ -2,8 +2,8 @@
 
 Decoding reads every weight once a token, so fewer bits are more tokens. A quantised layer computes
 in the format of its input, from weights that are widened on the way, so that the general path and
-the native decoder use the same numbers. Scales are numbers of bfloat16, so that a widened weight is
-rounded once in every format.
+the native decoder use the same numbers. Scales of int8 are numbers of bfloat16, as those of int4
+are in a model of bfloat16, so that a widened weight is rounded once.
 """
 
 from typing import Any, Final, Literal, get_args
@@ -78,14 +78,14 @@ def quantise_int8(
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
     """To the nearest of 255 values between plus and minus each row's largest."""
     wide = weight.float()
-    scales = _of_bfloat16(wide.abs().amax(1).clamp(min=1e-12) / 127)
+    scales = (wide.abs().amax(1).clamp(min=1e-12) / 127).bfloat16().float()
     return (wide / scales[:, None]).round().to(torch.int8), scales
 
 
 def quantise_int4(
     weight: Float[Tensor, "rows columns"],
 ) -> tuple[UInt8[Tensor, "rows half"], Float[Tensor, "rows groups"]]:
-    """To the nearest of 16 values; a group's largest weight is met to the scale's rounding.
+    """To the nearest of 16 values; a group's weight of largest size is met exactly.
 
     Raises:
         ModelError: Rows do not divide into groups.
@@ -95,15 +95,11 @@ def quantise_int4(
         raise ModelError(f"int4 needs rows of a multiple of {GROUP} weights, got {columns}")
     groups = weight.float().view(rows, -1, GROUP)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[..., 0]
-    scales = _of_bfloat16(largest / -8)
+    scales = largest / -8
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     values = ((groups * inverse[..., None]).round() + 8).clamp(0, 15).to(torch.uint8)
     low, high = values.chunk(2, dim=2)
     return (low | (high << 4)).flatten(1), scales
-
-
-def _of_bfloat16(scales: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return scales.bfloat16().float()
 
 
 def check_quantisation(quantisation: str) -> None:

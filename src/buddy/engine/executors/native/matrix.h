@@ -272,6 +272,12 @@ static inline void add_up(const __m512 *x, float *out)
     _mm512_storeu_ps(out, _mm512_permutexvar_ps(order, t[0]));
 }
 
+/* Which of the next 32 columns there are. */
+static inline __mmask32 next_columns(int left)
+{
+    return left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
+}
+
 /* 32 weights of a row in bfloat16, from a column on that 32 divides, zeros where the mask has none;
  * those of INT8 without their scale, which is exact. */
 static inline __attribute__((always_inline)) __m512bh narrow_weights(
@@ -303,8 +309,7 @@ static inline __attribute__((always_inline)) void block_dots(
     const char *ahead =
         (const char *)matrix->weights + (size_t)row * columns * bits / 8 + BYTES_AHEAD;
     for (int column = 0; column < columns; column += 32) {
-        int left = columns - column;
-        __mmask32 mask = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
+        __mmask32 mask = next_columns(columns - column);
         __m512bh w[R];
         for (int at = 0; at < R * 4 * bits; at += 64)
             _mm_prefetch(ahead + at, _MM_HINT_T0);
@@ -360,8 +365,7 @@ static void narrow_rows(const Matrix *matrix, int begin, int end, bf16 *out)
         (const char *)matrix->weights + (size_t)begin * columns * bits / 8 + BYTES_AHEAD;
     for (int row = begin; row < end; row++, out += columns)
         for (int column = 0; column < columns; column += 32, ahead += 4 * bits) {
-            int left = columns - column;
-            __mmask32 mask = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
+            __mmask32 mask = next_columns(columns - column);
             _mm_prefetch(ahead, _MM_HINT_T0);
             __m512bh w = bits == 8 ? narrow_weights(matrix, INT8, row, column, mask)
                                    : narrow_weights(matrix, INT4, row, column, mask);
