@@ -16,8 +16,8 @@ Trains and measures, one after another, each in a folder of its own that a later
                     no budget: at their own threshold, and at thresholds whose mean depth, over the
                     tokens of --calibrate, is that of each budget
 
-Writes one record with the answer cross-entropy on unseen rows, its difference from Buddy's row by
-row, and, if asked, the eight tasks. PuDDing's rows are
+Writes one record with the answer cross-entropy on unseen rows and, if asked, accuracy on tasks,
+both with the difference from Buddy's row by row. PuDDing's rows are
 
     buddy data arc_easy arc_challenge hellaswag piqa winogrande --data-dir data --rows 96 --wrong \
         --without runs/mix-validation.jsonl --out runs/pudding-rows.jsonl
@@ -28,20 +28,24 @@ without it collects. What is there of another recipe or command is refused. A se
 """
 
 import argparse
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from reuse import is_measured, is_trained
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.folder import load_outline
 from buddy.cli.loading import DTYPES
+from buddy.data.commonsense import COMMONSENSE
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
-from buddy.evaluation.against import Against
+from buddy.evaluation.against import Against, mean_difference
 from buddy.evaluation.answers.answer_points import Answered, by_answer, differences
+from buddy.evaluation.tasks.tasks import Worth
 from buddy.hub.loading import named_dtype
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
@@ -113,17 +117,20 @@ class Method:
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
-    points, gaps = [], []
+    points, gaps, task_gaps = [], [], []
     for method in methods(args):
         if args.only and method.name not in args.only:
             continue
         model = trained(method, args)
+        is_compared = method.name != "buddy" and "buddy" in (args.only or SHARED)
         for rows in args.rows:
             points += answers(rows, method, model, args)
-            if method.name != "buddy" and "buddy" in (args.only or SHARED):
-                gaps += above_buddy(rows[0], method, args.runs)
+            if is_compared:
+                gaps += answers_above_buddy(rows[0], method, args.runs)
         if args.tasks_dir and not method.is_online:
             points += tasks(args, method, model)
+            if is_compared:
+                task_gaps += accuracy_above_buddy(method, args.runs)
     record = RunRecord(
         kind="comparison",
         model=None,
@@ -133,8 +140,9 @@ def main():
             "dtype": args.dtype,
             "rows": args.rows,
             "calibrate": args.calibrate,
+            "tasks": {"names": args.task, "limit": args.limit} if args.tasks_dir else None,
         },
-        results={"points": points, "above_buddy": gaps},
+        results={"points": points, "above_buddy": gaps, "accuracy_above_buddy": task_gaps},
     )
     record.save(args.out)
     for title, *_ in args.rows:
@@ -169,7 +177,10 @@ def read_arguments():
         metavar="NAME=FILE:START:STOP",
         help="rows on which thresholds are searched; methods without a budget need it",
     )
-    parser.add_argument("--tasks-dir", type=Path, help="measure the eight tasks from this folder")
+    parser.add_argument("--tasks-dir", type=Path, help="measure tasks from this folder")
+    parser.add_argument(
+        "--task", action="append", default=[], help="this task; may be repeated (all eight)"
+    )
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
     parser.add_argument("--max-tokens", type=int, default=256, help="of an unseen row")
     parser.add_argument(
@@ -328,11 +339,10 @@ def source_of(title, task):
     return title if task == "all" else f"{title}: {task}"
 
 
-def above_buddy(title, method, runs):
-    """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
-    ours = Against(runs / "buddy" / f"answers-{title}.samples.jsonl").conditions()
-    theirs = Against(runs / method.name / f"answers-{title}.samples.jsonl").conditions()
-    found = []
+def beside_buddy(kind, sample, method, runs):
+    """Each depth of a method, and its samples in pairs with Buddy's of the same rows."""
+    ours = Against(runs / "buddy" / f"{kind}.samples.jsonl").conditions()
+    theirs = Against(runs / method.name / f"{kind}.samples.jsonl").conditions()
     for other in theirs:
         said = str(other.about["minus"])
         if said == OWN:
@@ -343,17 +353,38 @@ def above_buddy(title, method, runs):
             if own.blocks != blocks or blocks not in method.depths:
                 continue
             marks = other.marks()
-            pairs = zip(other.rows(marks, Answered), own.rows(marks, Answered), strict=True)
-            difference, error = by_answer(differences(list(pairs)))
-            point = {"task": title, "label": label, "blocks": blocks}
-            found.append({**point, "rows": len(marks), "difference": difference, "stderr": error})
+            pairs = list(zip(other.rows(marks, sample), own.rows(marks, sample), strict=True))
+            yield {"label": label, "blocks": blocks, "rows": len(marks)}, pairs
+
+
+def answers_above_buddy(title, method, runs):
+    """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
+    found = []
+    for about, pairs in beside_buddy(f"answers-{title}", Answered, method, runs):
+        difference, error = by_answer(differences(pairs))
+        found.append({"task": title, **about, "difference": difference, "stderr": error})
+    return found
+
+
+def accuracy_above_buddy(method, runs):
+    """By how much a method is right more often, each task alike, and the error over questions."""
+    found = []
+    for about, pairs in beside_buddy("tasks", Worth, method, runs):
+        scores = {}
+        for other, own in pairs:
+            metric = COMMONSENSE[own.task]
+            scores.setdefault(own.task, []).append((other.scores[metric], own.scores[metric]))
+        gaps, errors = zip(*map(mean_difference, scores.values()), strict=True)
+        error = math.hypot(*errors) / len(errors)
+        found.append({"task": "average", **about, "difference": fmean(gaps), "stderr": error})
     return found
 
 
 def tasks(args, method, model):
-    """The eight commonsense tasks and their average."""
+    """The commonsense tasks and their average."""
     command = ("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit)
-    return measured(method, model, "tasks", args, *command)
+    chosen = [part for one in args.task for part in ("--task", one)]
+    return measured(method, model, "tasks", args, *command, *chosen)
 
 
 def table(points, task, metric):

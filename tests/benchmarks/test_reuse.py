@@ -1,6 +1,7 @@
 """A benchmark goes on from what is there only if that is what it would have made."""
 
 import argparse
+import math
 import runpy
 import statistics
 from dataclasses import asdict, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from buddy import BuddyForCausalLM
+from buddy.data.commonsense import COMMONSENSE
 from buddy.evaluation.samples import SampleLog
 from buddy.records import RunRecord
 from buddy.settings import read_recipe
@@ -109,7 +111,7 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
 
 def test_how_far_a_method_is_from_buddy_is_taken_row_by_row(script, tmp_path):
     module = script("compare_methods")
-    above_buddy, method = module["above_buddy"], module["Method"]
+    above_buddy, method = module["answers_above_buddy"], module["Method"]
     losses = {"buddy": {"a": 2.0, "b": 3.0, "c": 9.0}, "sleb-4": {"a": 4.0, "b": 9.0}}
     # A gate's threshold for 4 blocks on average, at no budget, and its own.
     labels = {"buddy": ["buddy"], "sleb-4": ["sleb-4"], "first": ["own", "4"]}
@@ -132,3 +134,25 @@ def test_how_far_a_method_is_from_buddy_is_taken_row_by_row(script, tmp_path):
         assert point["stderr"] == pytest.approx(statistics.stdev(gaps) / 2**0.5)
         assert (point["label"], point["blocks"], point["rows"]) == (other.label, 4, 2)
     assert above_buddy("mine", replace(sleb, depths=(3,)), tmp_path) == []
+
+
+def test_how_much_more_often_a_method_is_right_counts_each_task_alike(script, tmp_path):
+    module = script("compare_methods")
+    right = {"buddy": {"piqa": [0, 0, 1], "social_iqa": [1, 0]}}
+    right["sleb-4"] = {"piqa": [1, 1, 1], "social_iqa": [0, 0]}
+    for name, tasks in right.items():
+        (tmp_path / name).mkdir()
+        with SampleLog(tmp_path / name / "tasks.samples.jsonl", {}) as log:
+            log.declare({"label": name, "blocks": 4, "num_blocks": 6, "key": name})
+            for task, scores in tasks.items():
+                for number, score in enumerate(scores):
+                    # The task's metric counts, and no other.
+                    found = {COMMONSENSE[task]: score, "f1": 9.0}
+                    key = f"{name} {task} {number}"
+                    log.add(key, task=task, doc_id=number, scores=found)
+    sleb = module["Method"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
+    [point] = module["accuracy_above_buddy"](sleb, tmp_path)
+    assert point["difference"] == pytest.approx((2 / 3 - 1 / 2) / 2)
+    errors = [statistics.stdev([1, 1, 0]) / 3**0.5, statistics.stdev([-1, 0]) / 2**0.5]
+    assert point["stderr"] == pytest.approx(math.hypot(*errors) / 2)
+    assert (point["task"], point["label"], point["rows"]) == ("average", "SLEB", 5)
