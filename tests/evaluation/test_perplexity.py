@@ -106,6 +106,16 @@ def test_conditions_are_checked_before_anything_runs():
         plan_conditions(model, ["nothing"], ["5 blocks"])
 
 
+def test_a_long_list_of_blocks_goes_by_its_first_ones_and_is_measured_whole(monkeypatch):
+    monkeypatch.setattr("buddy.evaluation.conditions._LABEL_WIDTH", 12)
+    model = tiny_buddy()
+    [own] = plan_conditions(model, ["static:5,4,3,2,1"], ["3 blocks"])
+    assert (own.label, own.spec) == ("static:5,4,…", "static:5,4,3,2,1")
+    assert own.fixed_blocks() == (0, 1, 2)
+    with pytest.raises(PolicyError, match="share the label static:5,4,…: name them"):
+        plan_conditions(model, ["static:5,4,3,2,1", "static:5,4,3,1,2"], ["3 blocks"])
+
+
 def test_equal_sets_of_blocks_share_their_samples_and_others_do_not():
     model = tiny_buddy()
     first, same, other, routed, drawn = plan_conditions(

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -25,6 +25,9 @@ from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM
 from buddy.routing.ledger import LedgerBudget
+
+_LABEL_WIDTH: Final = 30
+"""A longer list of blocks is a label by its first ones alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,8 +190,8 @@ def plan_conditions(
         )
     made = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
     if not made:
-        own = model.policy_spec or model.policy.name
-        made = [(own, own, model.policy)]
+        label, spec = _split(model.policy_spec or model.policy.name)
+        made = [(label, spec, model.policy)]
     read = model.read_budgets if auto else model.resolve_budgets
     depths = [_read_depth(one, model, read) for one in budgets]
     if not means and any(mean is not None for *_, mean in depths):
@@ -271,9 +274,12 @@ def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Con
 
 
 def _split(policy: str) -> tuple[str, str]:
-    """The label and the spec of `LABEL=SPEC`, or of a spec alone: a record goes by its name."""
+    """The label and the spec of `LABEL=SPEC`; a spec alone goes by its record's name or start."""
     label, equals, spec = policy.partition("=")
     if equals:
         return label, spec
     _, _, argument = policy.partition(":")
-    return (PurePath(argument).stem if argument.endswith(".json") else policy), policy
+    if argument.endswith(".json"):
+        return PurePath(argument).stem, policy
+    first, comma, _ = policy[:_LABEL_WIDTH].rpartition(",")
+    return (f"{first},…" if comma and len(policy) > _LABEL_WIDTH else policy), policy
