@@ -117,10 +117,11 @@ class Method:
 def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
-    points, gaps, task_gaps = [], [], []
+    points, gaps, task_gaps, changes = [], [], [], {}
     for method in methods(args):
         if args.only and method.name not in args.only:
             continue
+        changes[method.name] = method.changes
         model = trained(method, args)
         is_compared = method.name != "buddy" and "buddy" in (args.only or SHARED)
         for rows in args.rows:
@@ -137,6 +138,7 @@ def main():
         config={
             "recipe": args.recipe.read_text(),
             "set": args.set,
+            "changes": changes,
             "dtype": args.dtype,
             "rows": args.rows,
             "calibrate": args.calibrate,

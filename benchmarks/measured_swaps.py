@@ -98,7 +98,7 @@ def measure_batch(model, prior, examples, args):
     seen = []
 
     def plans(observation):
-        weight = observation.counted.float()[..., None]
+        weight = observation.router_sees.float()[..., None]
         seen.append((observation.values.float() * weight).sum(1) / weight.sum(1))
         return masks
 

@@ -9,7 +9,8 @@ from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.perplexity import run_perplexity, sliding_windows, window_losses
 from buddy.evaluation.samples import SampleLog
-from tests.tiny import random_ids, tiny_buddy
+from tests.policies.made import gated
+from tests.tiny import NUM_BLOCKS, random_ids, tiny_buddy
 
 WINDOW, STRIDE = 12, 5
 
@@ -33,17 +34,18 @@ def test_losses_are_those_of_the_forward_pass_routed_from_the_tokens_before():
     ids = random_ids(3, WINDOW, seed=2)
     found = window_losses(model, condition, ids, stride=STRIDE)
     seen = torch.arange(WINDOW) < WINDOW - STRIDE
-    for row, (loss, blocks) in zip(ids, found, strict=True):
+    for row, (loss, blocks, depth) in zip(ids, found, strict=True):
         out = model(row[None], budget="4 blocks", prompt_mask=seen[None], use_cache=False)
         assert out.plan.executed_sets[0] == blocks
+        assert depth == 4
         expected = torch.nn.functional.cross_entropy(
             out.logits[0, -STRIDE - 1 : -1], row[-STRIDE:], reduction="sum"
         )
         assert loss == pytest.approx(float(expected), rel=1e-5)
     other = ids.clone()
     other[:, -STRIDE:] = random_ids(3, STRIDE, seed=9)
-    plans = [blocks for _, blocks in found]
-    assert [b for _, b in window_losses(model, condition, other, stride=STRIDE)] == plans
+    plans = [one.blocks for one in found]
+    assert [one.blocks for one in window_losses(model, condition, other, stride=STRIDE)] == plans
 
 
 @torch.no_grad()
@@ -55,8 +57,26 @@ def test_the_scored_tokens_reach_the_route_only_where_asked_for():
     stride = WINDOW - 2
     honest = window_losses(model, condition, ids, stride=stride)
     leaking = window_losses(model, condition, ids, stride=stride, leaks=True)
-    assert len({blocks for _, blocks in honest}) == 1
-    assert len({blocks for _, blocks in leaking}) > 1
+    assert len({one.blocks for one in honest}) == 1
+    assert len({one.blocks for one in leaking}) > 1
+
+
+def test_a_method_that_keeps_no_budget_stands_at_the_mean_depth_of_all_tokens(tmp_path):
+    model = gated("d-llm")
+    conditions = plan_conditions(model, ["d-llm", "d-llm:0.7"])
+    ids = random_ids(5, WINDOW, seed=2)
+    with SampleLog(tmp_path / "log", {}) as log:
+        out = run_perplexity(model, conditions, ids, text="words", stride=STRIDE, log=log)
+        again = run_perplexity(model, conditions, ids, text="words", stride=STRIDE, log=log)
+    assert again == out
+    for condition in conditions:
+        model.set_policy(condition.spec)
+        depth = float(model(ids, use_cache=False).lanes.executed.double().mean())
+        assert depth < NUM_BLOCKS
+        for one in (*out["points"], *out["execution"]):
+            if one["policy"] == condition.spec:
+                assert one["mean_blocks"] == pytest.approx(depth)
+                assert one["blocks"] == round(depth)
 
 
 def test_perplexity_and_its_error_by_hand(tmp_path):
@@ -75,7 +95,8 @@ def test_perplexity_and_its_error_by_hand(tmp_path):
     )
     assert calls == [4, 2, 4, 2]
     [point] = [p for p in out["points"] if (p["blocks"], p["metric"]) == (4, "perplexity")]
-    means = [loss / STRIDE for loss, _ in window_losses(model, conditions[1], ids, stride=STRIDE)]
+    found = window_losses(model, conditions[1], ids, stride=STRIDE)
+    means = [one.nll / STRIDE for one in found]
     mean = sum(means) / 6
     error = math.sqrt(sum((m - mean) ** 2 for m in means) / 5 / 6)
     assert point["value"] == pytest.approx(math.exp(mean))

@@ -1,6 +1,7 @@
 """Ranks of each input and context: by hand, against inputs measured alone, and resumed."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -67,7 +68,10 @@ def test_blocks_that_move_are_found():
     still = moved(rank_blocks(early), rank_blocks(early))
     assert still["blocks_moved"] == []
     assert still["rank_change"] == 0
-    assert still["blocks_moved_by_chance"] == pytest.approx(0.0455 * 30, rel=1e-3)
+    # Student's t with 59 degrees of freedom lies beyond 2 in 5.01 % of the cases; with 1 in 29.5 %.
+    assert still["blocks_moved_by_chance"] == pytest.approx(0.0501 * 30, rel=1e-2)
+    two = moved(rank_blocks(early[:2]), rank_blocks(early[:2]))
+    assert two["blocks_moved_by_chance"] == pytest.approx(30 * 2 * math.atan(0.5) / math.pi)
 
 
 @every_family
@@ -82,7 +86,7 @@ def test_a_context_scores_as_the_input_cut_to_it_alone(family):
     assert slow.scores().shape == (5, 3, NUM_BLOCKS)
     assert fast.rises(0, 12).std(0).min() > 0, "inputs differ"
     for place, context in enumerate(contexts):
-        rises = fast.rises(0, context).clamp(min=0)
+        rises = fast.rises(0, context)
         # rtol: perplexities, in float32 logits summed in another order.
         assert_close(rises, slow.scores()[:, place], rtol=1e-3, atol=1e-2)
 

@@ -52,6 +52,24 @@ def test_each_method_stands_beside_the_papers_own(model, data, tmp_path, command
     assert again["results"] == record["results"]
 
 
+def test_a_method_that_keeps_no_budget_has_a_row_whatever_each_task_ran():
+    cells = [*COMMONSENSE.items(), ("average", "acc")]
+    named = [{"task": task, "metric": metric, "num_blocks": 30} for task, metric in cells]
+    dense = {"label": "Dense", "blocks": 30, "value": 0.5, "stderr": 0.1}
+    free = [
+        {"label": "D-LLM", "blocks": 20 + n, "mean_blocks": 20.1 + n, "value": 0.4, "stderr": 0.1}
+        for n in range(len(cells))
+    ]
+    points = [one | dense for one in named]
+    points += [one | ran for one, ran in zip(named, free, strict=True)]
+    theirs = [row for row in read_paper("accuracy") if row["model"] == "Llama-2-7B"]
+    whole, by_task = _sheets(points, {"D-LLM": "Dense"}, _KINDS["accuracy"], theirs, "Llama-2-7B")
+    assert [row[:4] for row in whole.rows if row[0] == "D-LLM"] == [
+        ("D-LLM", "28", "40.0 ± 10.0", "80.0")
+    ]
+    assert [row for row in by_task.rows if row[0] == "D-LLM"] == [("D-LLM", "28", *["40.0"] * 8)]
+
+
 def test_what_is_kept_is_of_the_same_weights_at_full_depth_and_says_its_error():
     def point(label, blocks, value):
         about = {"task": "gsm8k", "metric": "exact_match,flexible-extract", "num_blocks": 8}

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from buddy.errors import PolicyError
+from buddy.importance.search.orders import ascending_order
 from buddy.routing.prior import PriorConfig, normalise_prior
 
 RAW = torch.tensor([4.0, -1.0, 1.0, 3.0, 0.5])  # clipped at 0: 4, 0, 1, 3, 0.5
@@ -20,6 +21,21 @@ def test_rank_ignores_the_steps_before_it():
     for tail in ("log", "box-cox", "none"):
         config = PriorConfig(heavy_tail=tail, clip=2.5, standardise=False)
         assert_close(normalise_prior(RAW, config), torch.tensor([5, 1, 3, 4, 2]) / 6)
+
+
+def test_clipping_makes_no_ties():
+    importance = torch.cat([torch.linspace(1, 2, 25), torch.tensor([40.0, 20.0, 30.0])])
+    ranks = [
+        normalise_prior(importance, PriorConfig(clip=clip)).argsort().tolist()
+        for clip in (None, 3.0)
+    ]
+    assert ranks[0] == ranks[1] == [*range(25), 26, 27, 25]
+
+
+def test_of_equals_the_deeper_goes_first_as_in_an_order():
+    importance = [9.0, 0.0, -1.0, 0.0, 5.0, 0.0]
+    removed = normalise_prior(torch.tensor(importance)).argsort().tolist()
+    assert removed == ascending_order(importance) == [2, 5, 3, 1, 4, 0]
 
 
 def test_a_model_without_middle_blocks_has_an_empty_prior():

@@ -130,11 +130,16 @@ def test_a_search_that_is_stopped_goes_on_to_the_same_order(model, backbone, tmp
 
 
 def test_tasks_and_losses_give_a_search_each():
-    rows = [question(n, task=task) for n, task in enumerate(["b", "x/a", "b", "c", "b"])]
+    rows = [question(n, task=task) for n, task in enumerate(["b", "x/a", "b", "c", "b", "x-a"])]
     found = plan_searches(SetSettings(items=2), rows)
-    assert [one.name for one in found] == [
+    named = [one.name for one in found]
+    assert named[:6] == [
         f"{task}-{loss}" for task in ("b", "c", "x-a") for loss in ("likelihood", "margin")
     ]
+    assert named[6:] == [f"x-a-5356176b-{loss}" for loss in ("likelihood", "margin")]
+    odd = Search("z" * 300 + "\0", "margin", ()).name
+    assert len(odd) < 90
+    assert odd.startswith("zzz")
     assert found[0].questions == (rows[0], rows[2])
     assert [one.task for one in plan_searches(SetSettings(tasks=("c",)), rows)] == ["c", "c"]
     with pytest.raises(RecipeError, match="no training row is of 'd': expected some of b, c"):

@@ -168,7 +168,7 @@ def test_dense_gates_of_skipped_blocks_point_along_the_block(batch):
 def test_a_second_route_is_that_of_re_routing_in_decode(family, batch):
     model = tiny_buddy(family)
     width = batch.token_ids.shape[1]
-    second = torch.tensor([int(batch.is_prompt[row].sum()) + 1 for row in range(3)] + [width])
+    second = torch.tensor([int(batch.is_prompt[row].sum()) + row for row in range(3)] + [width])
     out = straight_through_pass(
         model.backbone,
         model.policy,
@@ -182,7 +182,7 @@ def test_a_second_route_is_that_of_re_routing_in_decode(family, batch):
         prompt, after = int(batch.is_prompt[row].sum()), int(second[row])
         length = int(batch.columns[batch.rows == row].max()) + 1
         ids = batch.token_ids[row, :length]
-        counts = (prompt, min(after, length))
+        counts = (prompt, after + 1 if after < length else length)
         plans = [plan_of(model, ids[:count], int(BUDGETS[row])) for count in counts]
         changed += not torch.equal(plans[0], plans[1])
         runs = plans[0].expand(length, -1).clone()

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -29,7 +29,20 @@ class Windows:
     nll: tuple[float, ...]
     """Of each window, summed over its scored tokens."""
     blocks: tuple[tuple[int, ...], ...]
-    """Of each window, its plan."""
+    """Of each window, its last token's plan."""
+    depths: tuple[float, ...] = ()
+    """Of each window, the blocks that a token ran on average; none in an older log."""
+
+
+class WindowLoss(NamedTuple):
+    """Of one window."""
+
+    nll: float
+    """Summed over its scored tokens."""
+    blocks: tuple[int, ...]
+    """The plan of its last token."""
+    depth: float
+    """Blocks that a token ran, over all its tokens."""
 
 
 def sliding_windows(
@@ -74,8 +87,8 @@ def window_losses(
     *,
     stride: int,
     leaks: bool = False,
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Of each window, the summed negative log-likelihood of its scored tokens, and its plan.
+) -> list[WindowLoss]:
+    """Of each window, the negative log-likelihood of its scored tokens, and what ran.
 
     Args:
         model: Runs the blocks.
@@ -100,7 +113,8 @@ def window_losses(
     before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
     logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
     sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
-    return list(zip(sums, out.last_plan.executed_sets, strict=True))
+    depths = out.executed.view(windows, width).double().mean(1).tolist()
+    return list(map(WindowLoss, sums, out.last_plan.executed_sets, depths))
 
 
 def run_perplexity(
@@ -136,31 +150,35 @@ def run_perplexity(
     for condition in conditions:
         losses: list[float] = []
         plans: list[tuple[int, ...]] = []
+        depths: list[float] = []
         for part in torch.split(ids, batch):
             digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
             key = f"{condition.key} {text} {digest}"
             made = log.find(key, Windows) if log is not None else None
             if made is None:
                 found = window_losses(model, condition, part, stride=stride, leaks=leaks)
-                nll, blocks = zip(*found, strict=True)
-                made = Windows(task=text, nll=nll, blocks=blocks)
+                nll, blocks, deep = zip(*found, strict=True)
+                made = Windows(task=text, nll=nll, blocks=blocks, depths=deep)
                 if log is not None:
                     log.add(key, **asdict(made))
             losses += made.nll
             plans += made.blocks
+            depths += made.depths
             on_windows(condition, len(part))
-        points += _points(condition, text, losses, stride)
-        execution += execution_rates(condition, {text: plans})
+        is_counted = condition.is_free and len(depths) == len(losses)
+        depth = statistics.fmean(depths) if is_counted else None
+        points += _points(condition, text, losses, stride, depth)
+        execution += execution_rates(condition, {text: plans}, {text: depth})
     return {"points": points, "execution": execution}
 
 
 def _points(
-    condition: Condition, text: str, losses: Sequence[float], stride: int
+    condition: Condition, text: str, losses: Sequence[float], stride: int, depth: float | None
 ) -> list[dict[str, Any]]:
     means = [loss / stride for loss in losses]
     mean = statistics.fmean(means)
     error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
-    rest = {"samples": len(means), "tokens": len(means) * stride}
+    rest = {"samples": len(means), "tokens": len(means) * stride, **condition.ran(depth)}
     # A broken model can be arbitrarily surprised; JSON has no infinity.
     value = math.exp(min(mean, 700.0))
     return [

@@ -72,7 +72,8 @@ def normalise_prior(
     if config.clip is not None:
         z = z.clamp(-config.clip, config.clip)
     if config.squash == "rank":
-        rank = z.argsort(stable=True).argsort()
+        # Of what came in: clipping makes no ties. Of equals the deeper goes first, as in any order.
+        rank = (len(x) - 1 - importance.double().flip(0).argsort(stable=True)).argsort()
         u = (1 + rank.double()) / (len(z) + 1)
     else:
         u = torch.sigmoid(z / config.tau)

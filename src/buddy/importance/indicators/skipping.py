@@ -64,9 +64,9 @@ def skip_losses(
 
 
 class DeltaPerplexity:
-    """`max(0, PPL without the block - PPL)` over all windows.
+    """`PPL without the block - PPL` over all windows; a prior takes what is below zero as zero.
 
-    Source: paper, section 4.2.2; Shortened LLaMA's PPL criterion.
+    Source: paper, section 4.2.2; Shortened LLaMA's PPL criterion, which orders by it as it is.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -96,6 +96,6 @@ class DeltaPerplexity:
         return (self._nll / self._targets).exp()
 
     def scores(self) -> Float[Tensor, " blocks"]:
-        """Rise of the perplexity, not below zero."""
+        """Rise of the perplexity; below zero where the model is better off without the block."""
         perplexity = self.perplexity()
-        return (perplexity[:-1] - perplexity[-1]).clamp(min=0)
+        return perplexity[:-1] - perplexity[-1]

@@ -89,8 +89,22 @@ def moved(
         "spearman_same_input": float(spearman(early, late).diagonal().mean()),
         "rank_change": float(change.abs().mean()),
         "blocks_moved": (mean.abs() > 2 * stderr).nonzero().flatten().tolist(),
-        "blocks_moved_by_chance": blocks * math.erfc(math.sqrt(2)),
+        "blocks_moved_by_chance": blocks * _beyond_two_errors(inputs - 1),
     }
+
+
+def _beyond_two_errors(freedom: int) -> float:
+    """The chance that a mean lies more than two of its own standard errors from nought.
+
+    It is Student's, because the error is estimated from the same inputs: twice the tail beyond 2,
+    by the midpoint rule over the angle whose tangent is the value over the root of the freedom.
+    """
+    steps = 10_000
+    low = math.atan(2 / math.sqrt(freedom))
+    width = (math.pi / 2 - low) / steps
+    tail = width * sum(math.cos(low + width * (n + 0.5)) ** (freedom - 1) for n in range(steps))
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    return 2 * tail * scale / math.sqrt(math.pi)
 
 
 def _off_diagonal(table: Float[Tensor, "inputs inputs"]) -> Float[Tensor, "inputs others"]:

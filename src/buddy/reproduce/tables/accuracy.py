@@ -152,7 +152,8 @@ def _sheets(
     cells = _cells(points, kind.task, kind.metric)
     full = {label: point["value"] for (label, _), point in cells.items() if label.startswith(DENSE)}
     body = []
-    for (label, blocks), point in cells.items():
+    for (label, _), point in cells.items():
+        blocks = point["blocks"]
         reported, kept = _reported(theirs, label, blocks, _depth(points), kind)
         # Of the same weights at full depth; a method that keeps no budget was not run there.
         dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
@@ -164,11 +165,11 @@ def _sheets(
         by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}
         detail = tuple(
             (
-                label,
-                str(blocks),
-                *(f"{100 * by_task[t][label, blocks]['value']:.1f}" for t in TASK_NAMES),
+                condition[0],
+                str(point["blocks"]),
+                *(f"{100 * by_task[t][condition]['value']:.1f}" for t in TASK_NAMES),
             )
-            for label, blocks in cells
+            for condition, point in cells.items()
         )
         names = ("method", "blocks", *TASK_NAMES.values())
         sheets.append(Sheet(title="By task, %", columns=names, rows=detail))
@@ -183,9 +184,10 @@ def _shown(point: dict[str, Any]) -> str:
 
 def _cells(
     points: Sequence[dict[str, Any]], task: str, metric: str
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> dict[tuple[str, int | None], dict[str, Any]]:
+    """By label and budget; by label alone where a method keeps none: each task has its depth."""
     return {
-        (one["label"], one["blocks"]): one
+        (one["label"], None if "mean_blocks" in one else one["blocks"]): one
         for one in points
         if (one["task"], one["metric"]) == (task, metric)
     }

@@ -26,6 +26,7 @@ from buddy.training.joint.straight_through import begin_pass
 from buddy.training.joint.trainer import JointTrainer, RowReport
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.schedule import learning_rate_share
 
 _BATCH: Final = 16
 _SIXTEENTH: Final = 16
@@ -74,22 +75,34 @@ class GatedTrainer(JointTrainer):
 
     recipe: GatedRecipe
 
+    @property
+    def gated(self) -> int:
+        """Steps of FiRST's first stage."""
+        return round(self.recipe.gates.gate_steps * self.steps)
+
     def adapts(self, step: int) -> bool:
         """Whether a step of FiRST trains adapters under frozen routers."""
-        gated = round(self.recipe.gates.gate_steps * self.steps)
-        return self.recipe.method == "first" and step >= gated
+        return self.recipe.method == "first" and step >= self.gated
 
     def router_rate(self) -> float:
         """Peak learning rate of the gates."""
         return self.recipe.gates.learning_rate
 
     def rate_share(self, step: int, place: int) -> float:
-        """Of a group's peak learning rate: of FiRST's two groups one rests."""
-        if self.recipe.method == "first":
-            is_adapters = place == 0 and self.recipe.lora.rank > 0
-            if is_adapters != self.adapts(step):
-                return 0.0
-        return super().rate_share(step, place)
+        """Of a group's peak learning rate: each of FiRST's two rests in the other's stage."""
+        if self.recipe.method != "first":
+            return super().rate_share(step, place)
+        if self.rests(step, place):
+            return 0.0
+        begun, ends = (self.gated, self.steps) if self.adapts(step) else (0, self.gated)
+        return learning_rate_share(self.recipe.optim, step - begun, ends - begun)
+
+    def rests(self, step: int, place: int) -> bool:
+        """Whether the group at a place takes no part in a step."""
+        if self.recipe.method != "first":
+            return False
+        is_adapters = place == 0 and self.recipe.lora.rank > 0
+        return is_adapters != self.adapts(step)
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         model, gates = self.model, self.recipe.gates
@@ -124,6 +137,10 @@ class GatedTrainer(JointTrainer):
                 loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
             loss.backward()  # type: ignore[no-untyped-call]
         self._sum_gradients()
+        for place, group in enumerate(self.optimizer.param_groups):
+            if self.rests(step, place):  # AdamW would remember the other stage's gradients
+                for parameter in group["params"]:
+                    parameter.grad = None
         kept = kept_by_row(run.gates, model.num_blocks, part.governed)
         depth = (kept.sum(2) * real).sum(1) / batch.lengths
         reports = []

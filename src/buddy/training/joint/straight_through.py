@@ -137,8 +137,9 @@ def straight_through_pass(
         depths: Blocks of each token, first and last included; those of pads do not matter.
         choose: Makes plans and gates of the scores.
         is_dense: Compute skipped blocks too, for their gates' gradients.
-        second_from: Columns from which each row follows a second route, chosen from what stands
-            before, as re-routing within the answer does; a row whose column is the width has none.
+        second_from: Columns from which each row follows a second route, chosen from all up to and
+            with that token, as decode routes the token it is fed; a row whose column is the width
+            has none.
     """
     run = begin_pass(StraightThroughRun, backbone, batch)
     run.blocks(range(policy.context_layer), None)
@@ -149,7 +150,8 @@ def straight_through_pass(
     if second_from is not None:
         later = columns >= second_from[:, None]
         # Rows without a second route see the same tokens again, and so choose the same.
-        sees = torch.where(later.any(1, keepdim=True), ~later, batch.is_prompt)
+        fed = columns <= second_from[:, None]  # decode sees the token that it routes
+        sees = torch.where(later.any(1, keepdim=True), fed, batch.is_prompt)
         states.append(policy.observe(None, replace(seen, router_sees=sees)))
         route = later.long()
     depths = _pads_follow(batch, depths)

@@ -308,8 +308,8 @@ class JointTrainer:
         columns = []
         for row, example in enumerate(examples):
             chosen, place = uniform[row // samples]
-            # The answer's first token is predicted, and its second fed, under the first plan.
-            after = len(example.prompt) + 1 + int(place * max(0, len(example.answer) - 1))
+            # One of the answer's tokens but the last, which predicts nothing.
+            after = len(example.prompt) + int(place * (len(example.answer) - 1))
             columns.append(after if chosen < share and len(example.answer) > 1 else width)
         return torch.tensor(columns, device=batch.token_ids.device)
 

@@ -1,5 +1,7 @@
 """The sets of PuDDing: for each task and loss, the order in which the SLEB loop removes blocks."""
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from buddy.training.predictor.shared_prefix import run_plans
 from buddy.training.pudding.recipe import SetSettings, TaskLoss
 
 KIND: Final = "importance-pudding"
+_NAME_LENGTH: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,10 @@ class Search:
 
     @property
     def name(self) -> str:
-        """For logs, and of its record."""
-        return f"{self.task.replace('/', '-')}-{self.loss}"
+        """For logs, and of its record: a task that is no plain name gets a mark of its own."""
+        plain = re.sub(r"[^A-Za-z0-9_-]", "-", self.task)[:_NAME_LENGTH]
+        mark = hashlib.sha256(self.task.encode()).hexdigest()[:8]
+        return f"{plain if plain == self.task else f'{plain}-{mark}'}-{self.loss}"
 
 
 def plan_searches(settings: SetSettings, questions: Sequence[Question]) -> list[Search]:
