@@ -340,7 +340,13 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             raise PromptError("there are no new tokens: expected input_ids")
         valid = self._valid(input_ids, attention_mask)
         session = cache
-        check_shapes(input_ids, valid=valid, prompt_mask=prompt_mask, session=session)
+        check_shapes(
+            input_ids,
+            valid=valid,
+            prompt_mask=prompt_mask,
+            session=session,
+            backbone=self.backbone,
+        )
         batch, tokens = input_ids.shape
         if session is not None:
             check_columns(session, attention_mask, session.get_seq_length() + tokens)

@@ -1,5 +1,7 @@
 """Methods with a gate at each block: parity, fixed masks, caches, hand-worked cases."""
 
+from threading import Thread
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -186,6 +188,16 @@ def test_what_flexidepth_weighs_is_what_the_mlp_adds_in_every_family(family):
     hook.remove()
     assert float((after - without).abs().max()) > 0.1
     assert_close(seen[0], after - without, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_what_another_thread_computes_is_not_taken_for_the_mlps_own():
+    backbone = BuddyForCausalLM(tiny_model(), policy="full").backbone
+    with backbone.watched_mlp(2) as seen:
+        other = Thread(target=backbone.blocks[2].mlp, args=(backbone.embed(random_ids(1, 6)),))
+        other.start()
+        other.join()
+        assert seen == []
 
 
 @torch.no_grad()

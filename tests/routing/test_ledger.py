@@ -1,7 +1,9 @@
 """The ledger: what it spends, worked by hand, and that it never spends what it does not have."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from threading import Barrier
 
 import pytest
 import torch
@@ -119,3 +121,36 @@ def test_it_stays_in_float32():
     assert made.offsets.dtype == torch.float32
     assert made.expected(49_151)[0] == pytest.approx(2.0)
     assert made.expected(5)[0] == pytest.approx(1.1)
+
+
+def test_a_debt_of_another_budget_is_made_up_for_by_the_least_level():
+    spend = ledger((4, 8), [1.5, 1.0], {}, [0.1, 0.1]).budget(Fraction(6))
+    ran = [spend.level(1, tokens, executed) for tokens, executed in [(3, 40), (10**4, 10**6)]]
+    assert ran == [4, 4]
+    assert spend.level(1, 1, 8) == 4
+    assert spend.level(1, 2, 8) == 8
+
+
+def test_it_follows_its_tensors():
+    made = ledger((4, 8), [1.0, 1.0], {7: [0.0, 0.0]}, [0.1, 0.1])
+    spend = made.budget(Fraction(8)).levels
+    assert spend([7, 3]) == [4, 4]
+    made.load_state_dict(ledger((4, 8), [2.0, 1.0], {3: [-1.0, 0.0]}, [0.1, 0.1]).state_dict())
+    assert spend([7, 3]) == [8, 4]
+    made.prices.fill_(1.0)
+    assert spend([7, 3]) == [4, 4]
+
+
+def test_threads_that_ask_at_once_are_told_the_same():
+    rows = {token: [float(token), 0.0] for token in range(2000)}
+    for _ in range(20):
+        made = ledger((4, 8), [-1.0, 0.0], rows, [0.1, 0.1])
+        start = Barrier(6, timeout=60)
+
+        def ask(made=made, start=start):
+            start.wait()
+            return made.expected(1999)[0]
+
+        with ThreadPoolExecutor(6) as pool:
+            told = [pool.submit(ask) for _ in range(6)]
+        assert {one.result() for one in told} == {1998.0}

@@ -1,5 +1,6 @@
 """Backbone: a Hugging Face causal LM taken apart into the steps that a plan can skip."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -301,13 +302,15 @@ class Backbone:
 
     @contextmanager
     def watched_mlp(self, block: int) -> Iterator[list[Tensor]]:
-        """Within, what the block's MLP adds to the residual is put into the list."""
+        """Within, what the block's MLP adds to this thread's residual is put into the list."""
         seen: list[Tensor] = []
+        own = threading.get_ident()
         module = getattr(self.blocks[block], self.family.mlp_norm or "mlp")
         scale = self._setting(self.family.residual_scale)
 
         def keep(module: nn.Module, given: Any, made: Tensor) -> None:
-            seen.append(made if scale is None else made * scale)
+            if threading.get_ident() == own:  # the module is every thread's
+                seen.append(made if scale is None else made * scale)
 
         hook = module.register_forward_hook(keep)
         try:

@@ -60,6 +60,19 @@ class RouteState(Protocol):
         ...
 
 
+def check_state(state: object, kinds: type | tuple[type, ...], policy: str) -> None:
+    """Refuse a state that another policy left in a session; None is the start of one.
+
+    Raises:
+        PolicyError: It is of no such kind.
+    """
+    if state is not None and not isinstance(state, kinds):
+        raise PolicyError(
+            f"this session was begun under another policy, and {policy} cannot go on from what it "
+            "noted of the prompts: begin a new session"
+        )
+
+
 class TensorState:
     """A route state whose fields are all tensors, or None, with a row for each sequence."""
 

@@ -11,6 +11,7 @@ from buddy.backbone.quantised import QuantisedLinear
 from buddy.depth.policy import DepthPolicy, Policy
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
+from buddy.routing.marks import mark_of
 from buddy.routing.token_table import TokenTable, is_tabulable
 
 
@@ -41,7 +42,7 @@ class Tabulator:
             return policy
         router = (*policy.router.parameters(), *policy.router.buffers())
         weights = (*self._backbone.first_values_depend_on(), *router)
-        made_of = (policy, *((id(w), w.data_ptr(), w._version) for w in weights))
+        made_of = (policy, *mark_of(weights))
         made = self._made  # one value: another thread may run under another policy
         if made is None or made[0] != made_of:
             table = TokenTable(policy.router, first_values(self._backbone))
@@ -54,4 +55,5 @@ def first_values(backbone: Backbone, batch: int = 8192) -> Float[Tensor, "vocab 
     """The first block's value of every token id."""
     ids = torch.arange(backbone.embedding.num_embeddings, device=backbone.device)
     parts = torch.split(ids, batch)
-    return torch.cat([backbone.values(0, backbone.embed(part[None])[0]) for part in parts])
+    with torch.autocast(backbone.device.type, enabled=False):  # it is kept, and serves all passes
+        return torch.cat([backbone.values(0, backbone.embed(part[None])[0]) for part in parts])

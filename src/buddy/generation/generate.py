@@ -59,9 +59,14 @@ def check_prompts(
 
 
 def check_shapes(
-    token_ids: Tensor, *, valid: Tensor, prompt_mask: Tensor | None, session: Any
+    token_ids: Tensor,
+    *,
+    valid: Tensor,
+    prompt_mask: Tensor | None,
+    session: Any,
+    backbone: Backbone,
 ) -> None:
-    """Refuse token ids, masks and sessions that do not fit each other.
+    """Refuse token ids, masks and sessions that do not fit each other, or the model.
 
     Raises:
         PromptError: One does not fit, or there are no tokens.
@@ -83,6 +88,11 @@ def check_shapes(
         raise PromptError(
             f"cache is a {type(session).__name__}, and Buddy keeps what skipped blocks "
             "leave in a session of its own: pass the cache that this model returned"
+        )
+    if not session.is_of(backbone):
+        raise PromptError(
+            "cache is a session of another model, whose keys and values mean nothing here: pass "
+            "the cache that this model returned, or leave it out"
         )
     if session.batch != len(token_ids):
         raise PromptError(
@@ -113,6 +123,23 @@ def check_columns(session: Session | None, mask: Tensor | None, columns: int) ->
                 f"that were fed, and its session holds {one.length}: expected 1 for them, and 0 "
                 "for pads, those after the row's end too"
             )
+
+
+def check_new_tokens(session: Session | None, mask: Tensor) -> int:
+    """Columns that the session was fed; refuses a row that has nothing but pads after them.
+
+    Raises:
+        PromptError: A row has no new token.
+    """
+    seen = 0 if session is None else session.get_seq_length()
+    for row, has_new in enumerate(mask[:, seen:].any(1).tolist()):
+        if not has_new:
+            raise PromptError(
+                f"row {row} has no new token in the {mask.shape[1] - seen} columns after the "
+                f"{seen} that its session was fed: each row goes on from a token of its own; give "
+                "it one, or begin a session without the row"
+            )
+    return seen
 
 
 def _the_one(inputs: Any, options: dict[str, Any]) -> Any:
@@ -215,16 +242,23 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         prepared, options = Prepared.read(self, options)
         mask = options.pop("attention_mask", None)
         mask = prepared.mask_from_pads(prompt) if mask is None else mask
-        check_shapes(prompt, valid=mask, prompt_mask=None, session=options.get("cache"))
+        check_shapes(
+            prompt,
+            valid=mask,
+            prompt_mask=None,
+            session=options.get("cache"),
+            backbone=self.backbone,
+        )
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
         check_prompts(prompt, mask.bool(), self.backbone)
         check_columns(options.get("cache"), mask, prompt.shape[1])
+        seen = check_new_tokens(options.get("cache"), mask)
         if prepared.is_guided and not (budget is None and prefill_budget is None):
             raise PolicyError(
                 "guidance_scale runs another prompt too, which a budget does not reach: leave the "
                 "budget out"
             )
-        ids, mask = left_padded(prompt.long(), mask.bool().long())
+        ids, mask = left_padded(prompt.long(), mask.bool().long(), seen)
         sources = self.choose_sources(wanted, ids, mask.bool(), mask.bool())
         columns, longest = ids.shape[1], int(mask.sum(1).max())
         # The token after a full context can still be predicted, but not fed.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from buddy.depth.policy import Observation, PolicyResources, TensorState
+from buddy.depth.policy import Observation, PolicyResources, TensorState, check_state
 from buddy.errors import PolicyError
 from buddy.policies.gated import (
     Gate,
@@ -143,9 +143,10 @@ class StrictFirstPolicy:
         self.pinned: Sequence[int] = (0, self.num_blocks - 1)
 
     @torch.no_grad()
-    def observe(self, state: MeanProbabilities | None, seen: Observation) -> MeanProbabilities:
+    def observe(self, state: Any, seen: Observation) -> MeanProbabilities:
         """Run a prompt at full depth; what comes later changes nothing."""
-        if state is not None:
+        check_state(state, MeanProbabilities, self.name)
+        if isinstance(state, MeanProbabilities):
             return state
         rows = [
             self._means(ids[sees])

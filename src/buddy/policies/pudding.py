@@ -13,7 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from buddy.depth.budget import MIN_BLOCKS
-from buddy.depth.policy import BatchSize, Observation, PolicyResources, TensorState
+from buddy.depth.policy import (
+    BatchSize,
+    Observation,
+    PolicyResources,
+    TensorState,
+    check_state,
+)
 from buddy.errors import PolicyError, shown
 from buddy.policies.learned import LearnedPart, need_part
 from buddy.routing.planner import ContextState, read_context
@@ -165,18 +171,12 @@ class PuddingPolicy:
             )
         return cls(part, int(argument))
 
-    def observe(
-        self, state: PuddingState | BatchSize | None, seen: Observation
-    ) -> PuddingState | BatchSize:
+    def observe(self, state: Any, seen: Observation) -> PuddingState | BatchSize:
         """Predict from the first tokens that the router sees; later ones change nothing."""
         if self.only is not None:
             return BatchSize.of(seen)
-        if not isinstance(state, PuddingState | None):
-            raise PolicyError(
-                "this session was begun under a fixed set, and nothing was predicted from its "
-                "prompts: begin a new session"
-            )
-        if state is not None and bool(state.is_decided.all()):
+        check_state(state, PuddingState, self.name)
+        if isinstance(state, PuddingState) and bool(state.is_decided.all()):
             return state
         predicted, is_decided = self.part(prompt_summary(seen)), seen.router_sees.any(1)
         if state is None:

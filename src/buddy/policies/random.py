@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation, PolicyResources, TensorState
+from buddy.depth.policy import Observation, PolicyResources, TensorState, check_state
 from buddy.errors import PolicyError
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D, 0x27D4EB2F165667C5)
@@ -55,6 +55,7 @@ class RandomPolicy:
 
     def observe(self, state: Any, seen: Observation) -> Fingerprint:
         """Fold new tokens into the fingerprint, each with its place among the counted ones."""
+        check_state(state, Fingerprint, self.name)
         place = seen.router_sees.long().cumsum(1)  # [B, T]
         if state is None:
             zeros = place.new_zeros(len(place))

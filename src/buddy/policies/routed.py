@@ -1,13 +1,16 @@
 """Buddy's own policy: the trained router's scores."""
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from buddy.depth.policy import Observation, PolicyResources
+from buddy.depth.policy import Observation, PolicyResources, check_state
 from buddy.errors import PolicyError
 from buddy.routing.planner import ContextState
 from buddy.routing.router import Router
+from buddy.routing.token_table import TableState
 
 
 class RoutedPolicy:
@@ -33,13 +36,14 @@ class RoutedPolicy:
             )
         return cls(resources.router)
 
-    def observe(self, state: ContextState | None, seen: Observation) -> ContextState:
+    def observe(self, state: Any, seen: Observation) -> ContextState:
         """Add new tokens to the running summary."""
-        if not isinstance(state, ContextState | None):
+        if isinstance(state, TableState):
             raise PolicyError(
                 "this session was begun without gradients, and its router state cannot be carried "
                 "into a pass with gradients or with an adapter: begin a new session"
             )
+        check_state(state, ContextState, self.name)
         return self.router.observe(state, seen)
 
     def scores(

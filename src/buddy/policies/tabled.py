@@ -1,11 +1,12 @@
 """The trained router, asked before the first block: its token table stands for the cache."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation
+from buddy.depth.policy import Observation, check_state
 from buddy.policies.routed import RoutedPolicy
 from buddy.routing.planner import ContextState
 from buddy.routing.token_table import TableState, TokenTable
@@ -27,8 +28,9 @@ class TabledPolicy:
         self.num_blocks = routed.num_blocks
         self.pinned: Sequence[int] = routed.pinned
 
-    def observe(self, state: ContextState | TableState | None, seen: Observation) -> TableState:
+    def observe(self, state: Any, seen: Observation) -> TableState:
         """Add new tokens to the running sum."""
+        check_state(state, (ContextState, TableState), self.name)
         return self.table.observe(state, seen.token_ids, seen.router_sees)
 
     def scores(

@@ -23,6 +23,7 @@ from buddy.depth.budget import check_mean
 from buddy.depth.budget_source import Progress
 from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
+from buddy.routing.marks import mark_of
 from buddy.settings import Range, check_ranges
 
 HASTE: Final = 0.5
@@ -86,24 +87,28 @@ class Ledger(Float32Module):
         self.register_buffer("token_ids", torch.zeros(config.tokens))
         self.register_buffer("offsets", torch.zeros(config.tokens, levels))
         self.register_buffer("prices", torch.zeros(len(config.means)))
-        self._rows: dict[float, list[float]] = {}
-        self._other_row: list[float] = []
-        self._price_of: dict[float, float] = {}
+        self._listed: _Listed | None = None
 
     def expected(self, token_id: int) -> list[float]:
         """What a token is expected to lose at each level, in nats."""
-        if not self._other_row:
-            self._other_row = self.losses.tolist()
-            rows = (self.losses + self.offsets).tolist()
-            self._rows = dict(zip(self.token_ids.tolist(), rows, strict=True))
-        return self._rows.get(token_id, self._other_row)
+        listed = self._list()
+        return listed.rows.get(token_id, listed.other)
 
     def price(self, mean: float) -> float:
         """What a block costs where the account is empty, in nats."""
-        if mean not in self._price_of:
-            price = np.interp(mean, self.config.means, self.prices.tolist())
-            self._price_of[mean] = float(price)
-        return self._price_of[mean]
+        return float(np.interp(mean, self.config.means, self._list().prices))
+
+    def _list(self) -> "_Listed":
+        """The tensors as lists, made again when one has changed."""
+        mark = mark_of(self.buffers())
+        listed = self._listed
+        if listed is None or listed.mark != mark:
+            rows = (self.losses + self.offsets).tolist()
+            by_token = dict(zip(self.token_ids.tolist(), rows, strict=True))
+            # One value: another thread sees all of it, or none.
+            listed = _Listed(mark, self.losses.tolist(), by_token, self.prices.tolist())
+            self._listed = listed
+        return listed
 
     def budget(self, mean: Fraction) -> "LedgerBudget":
         """A mean number of blocks, to be spent on the tokens of an answer.
@@ -118,6 +123,23 @@ class Ledger(Float32Module):
     def range(self) -> tuple[int, int]:
         """The smallest and the largest mean that it can spend, in blocks."""
         return self.config.levels[0], self.config.levels[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A ledger's numbers where plain code reads them fastest.
+
+    Attributes:
+        mark: Of the tensors that they are of.
+        other: What a token without a row of its own loses at each level.
+        rows: The same of the others, by token id.
+        prices: Of the means.
+    """
+
+    mark: tuple[int, ...]
+    other: list[float]
+    rows: dict[float, list[float]]
+    prices: list[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,9 +171,15 @@ class LedgerBudget:
         return said
 
     def level(self, token_id: int, tokens: int, executed: int) -> int:
-        """Blocks of the next token, after so many of an answer that have run so many blocks."""
+        """Blocks of the next token, after so many of an answer that have run so many blocks.
+
+        An answer that ran more than the mean under another budget runs the least level until that
+        is made up for.
+        """
         held = self.mean * tokens - executed
         most = math.floor(held + self.mean)
+        if most < self.ledger.config.levels[0]:
+            return self.ledger.config.levels[0]
         block = self.ledger.price(float(self.mean)) * math.exp(-HASTE * float(held / self.mean))
         levels = self.ledger.config.levels
         allowed = zip(self.ledger.expected(token_id), levels, strict=True)

@@ -49,7 +49,7 @@ class TokenTable:
     def __init__(self, router: Router, values: Float[Tensor, "vocab width"]) -> None:
         assert is_tabulable(router.config.planner)
         self.router = router
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             self.rows = torch.nn.functional.linear(values.float(), router.decision.down.weight)
         decision = router.decision
         self._on_host: tuple[NDArray[np.float32], ...] | None = None

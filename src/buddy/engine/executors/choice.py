@@ -9,6 +9,7 @@ from torch import nn
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.protocol import GENERAL
 from buddy.errors import ModelError
+from buddy.routing.marks import mark_of
 
 if TYPE_CHECKING:
     from buddy.engine.executors.native.library import NativeLibrary
@@ -50,7 +51,7 @@ def _state_of(parts: Iterable[nn.Module], modules: Iterable[nn.Module]) -> tuple
         for held in (module._parameters, module._buffers):
             for tensor in held.values():
                 if tensor is not None:
-                    made += (id(tensor), tensor.data_ptr(), tensor._version)
+                    made += mark_of((tensor,))
     return tuple(made)
 
 

@@ -55,6 +55,7 @@ class BlockKVCache:
         kv_policy: What a skipped block leaves behind.
         project: Makes keys and values from residuals; `project` and `lazy` need it.
         device: Where the buffers are.
+        dtype: Of keys and values, whatever autocast makes of them on their way.
 
     Attributes:
         revision: Changes when a buffer is another one.
@@ -68,8 +69,9 @@ class BlockKVCache:
         kv_policy: KVPolicy,
         project: Projector,
         device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        self.rows, self.capacity, self.device = rows, capacity, device
+        self.rows, self.capacity, self.device, self.dtype = rows, capacity, device, dtype
         self.kv_policy = check_kv_policy(kv_policy)
         self._project = project
         self._keys: list[Tensor | None] = [None] * num_blocks
@@ -178,8 +180,8 @@ class BlockKVCache:
             at, slots = _index(holes.rows, self.device), _index(holes.slots, self.device)
             keys, values = self._project(block, holes.hidden, slots)
             key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
-            key_buffer[at, :, slots] = keys
-            value_buffer[at, :, slots] = values
+            key_buffer[at, :, slots] = keys.to(self.dtype)  # another one under autocast
+            value_buffer[at, :, slots] = values.to(self.dtype)
         self.skipped.close(block, rows, stops, holes)
 
     def _hidden(self, block: int) -> Bool[Tensor, "rows slots"]:
@@ -204,14 +206,14 @@ class BlockKVCache:
         """The block's buffers [rows, heads, slots, head], allocated or grown when needed."""
         shape = (self.rows, heads, self.capacity, head_dim)
         keys, values = self._keys[block], self._values[block]
-        if keys is not None and keys.dtype != like.dtype:
+        if like.dtype != self.dtype and not torch.is_autocast_enabled(self.device.type):
             raise ModelError(
-                f"the model is {like.dtype} now and this session's cache is {keys.dtype}: begin a "
+                f"the model is {like.dtype} now and this session's cache is {self.dtype}: begin a "
                 "new session"
             )
         if keys is not None and values is not None and keys.shape == values.shape == shape:
             return keys, values
-        grown = (like.new_zeros(shape), like.new_zeros(shape))
+        grown = (like.new_zeros(shape, dtype=self.dtype), like.new_zeros(shape, dtype=self.dtype))
         for held, larger in zip((keys, values), grown, strict=True):
             if held is not None:
                 larger[: held.shape[0], :, : held.shape[2]] = held
@@ -275,7 +277,7 @@ class BlockKVCache:
             at = torch.tensor(frame.row_numbers, device=self.device)[row]
             slots = frame.positions[row, column]
             for buffer, new in zip(buffers, (keys, values), strict=True):
-                buffer[at, :, slots] = new[row, :, column]
+                buffer[at, :, slots] = new[row, :, column].to(self.dtype)
             return buffers[0].narrow(2, 0, stop)[rows], buffers[1].narrow(2, 0, stop)[rows]
 
     def select_rows(self, rows: NDArray[np.int64]) -> None:

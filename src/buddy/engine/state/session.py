@@ -4,6 +4,7 @@ What is committed is one value that is replaced in one assignment: a step that f
 interrupted leaves the sequences as they were, and in the cache nothing but scratch.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,14 +53,25 @@ class Session:
 
     def __init__(self, backbone: Backbone, rows: int, capacity: int, kv_policy: KVPolicy) -> None:
         self.kv = BlockKVCache(
-            backbone.num_blocks, rows, capacity, kv_policy, backbone.project, backbone.device
+            backbone.num_blocks,
+            rows,
+            capacity,
+            kv_policy,
+            backbone.project,
+            backbone.device,
+            backbone.dtype,
         )
+        self._embedding = weakref.ref(backbone.embedding)
         self.batch = rows
         """Rows that a batch fed through `forward` has."""
         self._full = ConstantBudget(backbone.num_blocks)
         self._state = SessionState()
         self._next = 0
         self._unsettled: tuple[int, ...] = ()
+
+    def is_of(self, backbone: Backbone) -> bool:
+        """Whether it was made for this model, by whichever of its wrappers."""
+        return self._embedding() is backbone.embedding
 
     @property
     def state(self) -> SessionState:

@@ -116,7 +116,7 @@ class NativeDecoder:
         if hidden.numel() > MOST_LANES * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
-        made = torch.empty(len(residual), self._backbone.vocab)
+        made = _float32(len(residual), self._backbone.vocab)
         step = layout.Step(
             residual=residual.data_ptr(),
             logits=made.data_ptr(),
@@ -151,6 +151,11 @@ class NativeDecoder:
             raise MemoryError("the native engine could not get memory for a step")
 
 
+def _float32(*shape: int) -> Tensor:
+    """What the kernel writes and reads, whatever torch's defaults are."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
+
+
 _LEAVES: Final = {
     "zero": layout.ZEROS,
     "mask": layout.HIDDEN,
@@ -169,7 +174,8 @@ class _BoundCache:
         self.cache = layout.Cache()
         self._made_for: tuple[int, int, int] | None = None
         self._arrays: tuple[Any, ...] = ()
-        self._like = torch.empty(0, backbone.config.hidden_size, dtype=backbone.dtype)
+        width = backbone.config.hidden_size
+        self._like = torch.empty(0, width, dtype=backbone.dtype, device="cpu")
 
     def refresh(self) -> None:
         """Tell the kernel of buffers that have moved."""
@@ -217,10 +223,10 @@ class NativeRun:
         self.lanes = lanes
         self._decoder, self._bound, self._backbone = decoder, bound, bound.backbone
         self._tokens, self._router_sees = token_ids.long().contiguous(), router_sees
-        self.hidden: Float[Tensor, "lanes hidden"] = torch.empty(
+        self.hidden: Float[Tensor, "lanes hidden"] = _float32(
             lanes.num, self._backbone.config.hidden_size
         )
-        self._executed = torch.zeros(lanes.num, dtype=torch.long)
+        self._executed = torch.zeros(lanes.num, dtype=torch.long, device="cpu")
         self._row, self._slot = lanes.row, lanes.slot  # held: the kernel has their addresses
         self._step = layout.Step(
             tokens=self._tokens.data_ptr(),
@@ -255,7 +261,7 @@ class NativeRun:
             self._run(blocks, self._host(plan), None)
             self.hidden = self.hidden.to(self._backbone.dtype)
             return None
-        logits = torch.empty(self.lanes.num, self._backbone.vocab if words is None else words)
+        logits = _float32(self.lanes.num, self._backbone.vocab if words is None else words)
         self._run(blocks, self._host(plan), logits)
         return logits
 

@@ -99,8 +99,9 @@ class BoundWeights:
         if self._backbone.embedding.weight.data_ptr() != self.model.embedding:
             self._follow()
         if positions > self._positions:
-            hidden = torch.empty(1, 1)  # float32: of the angles' dtype, nothing else
-            every = torch.arange(positions)[None]
+            # Of the angles' dtype, nothing else.
+            hidden = torch.empty(1, 1, dtype=torch.float32, device="cpu")
+            every = torch.arange(positions, device="cpu")[None]
             cos, sin = (t[0].contiguous() for t in self._backbone.rotary(hidden, every))
             self.model.cosines, self.model.sines = cos.data_ptr(), sin.data_ptr()
             self._angles, self._positions = (cos, sin), positions
