@@ -41,7 +41,11 @@ def test_a_server_is_loaded_and_recorded(serve, tmp_path):  # noqa: F811
     [
         (["http://127.0.0.1:9", "--rate", "0"], "must be above 0"),
         (["http://127.0.0.1:9", "--rate", "1", "-b", "0.5=x"], "BUDGET=WEIGHT"),
-        (["127.0.0.1:9", "--rate", "1"], "begins with http"),
+        (["127.0.0.1:9", "--rate", "1"], "is like http://127.0.0.1:8000"),
+        (["http://127.0.0.1:99999", "--rate", "1"], "a port from 1 to 65535"),
+        (["http://127.0.0.1:http", "--rate", "1"], "a port from 1 to 65535"),
+        (["http://[::1", "--rate", "1"], "is like http://127.0.0.1:8000"),
+        (["http://", "--rate", "1"], "is like http://127.0.0.1:8000"),
         (["http://127.0.0.1:9", "--rate", "1", "--key-env", "NO_SUCH_KEY"], "is not set"),
         (["http://127.0.0.1:9", "--rate", "1", "--prompts", "nowhere.txt"], "cannot be read"),
         (["http://127.0.0.1:9", "--rate", "1", "--duration", "0.5"], "start a server there"),
@@ -53,6 +57,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, says, tmp_path):
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "load.json").exists()
+
+
+def test_a_key_that_no_header_can_carry_is_refused_before_anything_is_sent(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "cl\u00e9")
+    out = tmp_path / "load.json"
+    done = load("http://127.0.0.1:9", "--rate", 1, "--key-env", "SOME_KEY", "--out", out)
+    assert done.returncode == 2
+    assert done.stderr.endswith("must be printable ASCII: no header carries others\n")
+
+
+def test_a_run_in_which_every_request_fails_says_why_and_fails(serve, tmp_path):  # noqa: F811
+    out = tmp_path / "load.json"
+    done = load(serve(Server(breaks=True)), "--rate", 4, "--duration", 1, "--out", out)
+    assert done.returncode == 1
+    count = len(json.loads(out.read_text())["results"]["requests"])
+    assert f"{count} of {count} requests failed: " in done.stderr
+    assert "the engine failed" in done.stderr
 
 
 def test_help_loads_neither_torch_nor_httpx():

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from transformers import GenerationConfig
 
-from buddy.cli import main, streams
+from buddy.cli import chat_session, main, streams
+from buddy.errors import CheckpointError
 
 BUDDY = [sys.executable, "-m", "buddy"]
 FULL = "/dev/full"
@@ -114,3 +116,21 @@ def test_no_character_is_lost_nor_stops_a_text_in_another_encoding():
     assert written("caf\xe9 \u6f22 \U0001f600", "ascii") == "caf\\xe9 \\u6f22 \\U0001f600"
     assert written("caf\xe9 \u6f22", "latin-1") == "caf\xe9 \\u6f22"
     assert written("caf\xe9 \udc80", "utf-8") == "caf\xe9 \\udc80"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "full"), MemoryError()])
+def test_what_the_machine_cannot_do_is_not_blamed_on_a_models_wishes(error):
+    wishes = GenerationConfig(penalty_alpha=0.6)
+    with pytest.raises(type(error)), chat_session._explained_by_wishes(wishes):
+        raise error
+    with (
+        pytest.raises(CheckpointError, match="asks for penalty_alpha: delete that there"),
+        chat_session._explained_by_wishes(wishes),
+    ):
+        raise RuntimeError
+
+
+def test_what_every_file_has_is_no_wish():
+    wishes = GenerationConfig(use_cache=True, output_attentions=False, output_hidden_states=False)
+    with pytest.raises(RuntimeError), chat_session._explained_by_wishes(wishes):
+        raise RuntimeError

@@ -55,6 +55,14 @@ def test_a_promise_that_cannot_be_kept_is_not_made():
     assert refused.value.retry_after_s == 5  # 5.2 s less the 0.8 s that may be used
 
 
+def test_where_nothing_runs_or_waits_a_late_answer_is_better_than_none():
+    admission = Admission(AdmissionConfig(ttft_ms=100.0))
+    admission.check(request(5000), queue(), PACE, 0.0)
+    for busy in (queue(running=1), queue(size=1)):
+        with pytest.raises(Refused, match="are promised"):
+            admission.check(request(5000), busy, PACE, 0.0)
+
+
 def test_answers_that_are_asked_for_at_once_do_not_break_the_promise_made_for_the_first():
     admission = Admission(AdmissionConfig(ttft_ms=1000.0, max_queue=8))
     crowded = queue(prompt_tokens=5000, size=7, running=8)
@@ -107,7 +115,7 @@ def test_what_is_shown_is_enough(milliseconds):
     st.integers(0, 10**6),
     st.integers(0, 10**9),
     st.floats(0, 1e6),
-    st.integers(0, 64),
+    st.integers(1, 64),
     st.floats(0, 1e7),
 )
 def test_retry_after_is_from_1_to_60_seconds(size, tokens, oldest_s, running, rate):

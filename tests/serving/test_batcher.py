@@ -1,6 +1,7 @@
 """Requests side by side are each what they would be alone."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,16 @@ def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine)
         assert count == len(one.prompt) - 2, "all but the last two tokens had been fed"
     for asked, heard in zip((*first, *again), kept, strict=True):
         check_blocks(asked, heard)
+
+
+def test_a_seeded_prompt_is_computed_anew_but_for_its_own_answers():
+    bench = Bench(byte_buddy("static:2,3,4,1"))
+    prompt = prompts(1, 2, 12, 12)[0]
+    bench.run(request(prompt))
+    asked = [request(prompt, seed=seed, temperature=0.9) for seed in (5, 6)]
+    both = [asked[0], replace(asked[1], is_first=False)]
+    cached = [one.finished.usage.cached_tokens for one in bench.run(*both)]
+    assert cached == [0, 11]
 
 
 def test_other_plans_share_no_beginning():

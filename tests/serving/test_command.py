@@ -40,6 +40,7 @@ def no_model_is_loaded(monkeypatch):
         (["--effort-budgets", "low"], "efforts 'low' cannot be read"),
         (["--effort-budgets", "low=much"], "budget 'much' cannot be read"),
         (["--max-rows", "0"], "must be at least 1"),
+        (["--max-rows", "1025"], "must be at least 1 and at most 1,024, got 1025"),
         (["--slo-itl-ms", "0"], "must be above 0"),
         (["--batch-route", "none"], "'none' is not one of"),
         (["--drain-s", "nan"], "must be at least 0"),

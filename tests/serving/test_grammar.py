@@ -106,6 +106,7 @@ def test_a_bias_against_all_that_may_follow_fails_the_request_alone(maker, buddy
         ("3", "cannot be followed"),
         ('{"type": "nothing"}', "cannot be followed"),
         ('{"$ref": "#/nowhere"}', "cannot be followed"),
+        ('{"type": "string", "pattern": "["}', "regex parse error: . .*unclosed"),
     ],
 )
 def test_a_schema_that_is_none_is_refused_in_one_line(maker, schema, said):

@@ -229,7 +229,7 @@ def test_what_is_no_budget_and_weight_is_refused(text):
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ResultError, match="begins with http"):
+    with pytest.raises(ResultError, match="is like http://127"):
         LoadConfig(url="localhost:8000", rates=(1.0,))
     with pytest.raises(ResultError, match="rate must be"):
         LoadConfig(url="http://x", rates=(1e9,))

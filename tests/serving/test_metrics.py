@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from buddy.serving.control import Gauges, StepReport
 from buddy.serving.metrics import REJECTIONS, ServingMetrics, Tally
 from buddy.serving.request import Usage
+from buddy.serving.row import _SOURCES
 
 NOW = Gauges(running=3, waiting=2, kept_prefixes=1, kept_tokens=40, cache_bytes=4096, state="ready")
 
@@ -96,6 +97,14 @@ def test_what_was_told_is_what_is_written(metrics):
     assert found["buddy_depth_cap",] == 22
     assert found["buddy_engine_state", "ready"] == 1
     assert found["buddy_engine_state", "failed"] == 0
+
+
+def test_each_way_to_name_a_budget_has_a_depth(metrics):
+    for source in _SOURCES.values():
+        metrics.ended("stop", usage(source), 1.0)
+    found = samples(metrics)
+    for source in _SOURCES.values():
+        assert found["buddy_blocks_per_token_count", source] == 1
 
 
 def test_no_label_grows_with_what_clients_send(metrics):

@@ -18,8 +18,7 @@ _USUAL_WISHES: Final = frozenset(
     {
         *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"),
         *("do_sample", "temperature", "top_p", "max_length", "max_new_tokens", "num_beams"),
-        "num_return_sequences",
-        "_from_model_config",
+        *("num_return_sequences", "use_cache", "_from_model_config"),
     }
 )
 """What generation_config.json may ask for: checked when it is read, or overridden here."""
@@ -280,12 +279,16 @@ def _explained_by_wishes(generation_config: Any) -> AbstractContextManager[None]
     transformers follows most of such a file without a check. Where it asks for nothing special, an
     error is ours and stays as it is.
     """
+    import torch
+
     from buddy.hub.foreign import explained
 
-    special = sorted(generation_config.to_diff_dict().keys() - _USUAL_WISHES)
+    wishes = generation_config.to_diff_dict()
+    special = sorted(one for one in wishes.keys() - _USUAL_WISHES if wishes[one])
     if not special:
         return nullcontext()
     return explained(
         "the model cannot generate",
         f"its generation_config.json asks for {', '.join(special)}: delete that there",
+        (OSError, MemoryError, torch.OutOfMemoryError),  # of whoever reads, and of the machine
     )

@@ -13,7 +13,7 @@ _SPEAKING: Final = (OSError, ValueError, RuntimeError)
 
 
 @contextmanager
-def explained(what: str, advice: str) -> Iterator[None]:
+def explained(what: str, advice: str, lets: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turn whatever a library raises in the block into one line.
 
     These libraries say nowhere what they raise on values that they did not expect, and a damaged
@@ -23,6 +23,7 @@ def explained(what: str, advice: str) -> Iterator[None]:
     Args:
         what: What could not be done.
         advice: What the user can do.
+        lets: What is let through as it is.
 
     Raises:
         CheckpointError: A library raised something.
@@ -32,7 +33,8 @@ def explained(what: str, advice: str) -> Iterator[None]:
     except BuddyError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_failure = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, lets) or not is_failure:
             raise
         raise CheckpointError(f"{what}: {reason(error)}; {advice}") from error
 

@@ -131,6 +131,8 @@ class Admission:
             )
         if config.ttft_ms is None or not request.is_first:
             return
+        if not queue.running and not queue.size:
+            return  # it would come no sooner later, and its answer corrects what is predicted
         if ttft_s > config.share * config.ttft_ms / 1e3:
             raise Refused(
                 "ttft",

@@ -243,7 +243,10 @@ class Batcher:
                 ids = torch.from_numpy(row.prompt).to(self._backbone.device)
                 row.planned = plan_prompt(self._policy, ids, row.depth)
             least = self.options.least_shared
-            if self.pool.most_kept:
+            # A beginning that an earlier pass made differs in its last bits from one's own, and a
+            # drawn text with them; answers of one request share the first one's.
+            is_seeded = row.request.sampling.seed is not None and row.request.is_first
+            if self.pool.most_kept and not is_seeded:
                 begin, waits = best_beginning(row, before, least)
                 if waits:
                     return False

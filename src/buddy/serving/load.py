@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 from buddy.errors import DataError, ResultError, shown
 from buddy.files import read_text
@@ -72,9 +73,10 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ResultError)
-        if not self.url.startswith(("http://", "https://")):
+        if not _is_url(self.url):
             raise ResultError(
-                f"the URL of a server begins with http:// or https://, got {shown(self.url)}"
+                "the URL of a server is like http://127.0.0.1:8000, with a port from 1 to 65535 or "
+                f"none, got {shown(self.url)}"
             )
         for rate in self.rates:
             if rate not in Range(above=0, high=_MOST_REQUESTS / self.duration_s):
@@ -82,6 +84,14 @@ class LoadConfig:
                     f"a rate must be above 0, and give at most {_MOST_REQUESTS:,} requests, got "
                     f"{rate:g} a second for {self.duration_s:g} s"
                 )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(slots=True)
@@ -202,8 +212,11 @@ async def _run(
         ) from error
     base = config.url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ResultError("the server's key must be printable ASCII: no header carries others")
     plans = _plan(config, prompts)
     total, done = sum(map(len, plans)), 0
+    on_done(done, total)
     points, requests = [], []
     async with httpx.AsyncClient(
         headers={} if key is None else {"authorization": f"Bearer {key}"},
@@ -291,7 +304,7 @@ async def _ask(
     async with client.stream("POST", url, json=body) as answer:
         outcome.status = answer.status_code
         if answer.status_code != 200:
-            outcome.error = (await answer.aread()).decode(errors="replace")[:300]
+            outcome.error = _told((await answer.aread()).decode(errors="replace"))[:300]
             after = answer.headers.get("retry-after", "")
             outcome.retry_after_s = float(after) if after.isdecimal() else None
             return
@@ -316,6 +329,14 @@ async def _ask(
                     outcome.itls_ms.append(1e3 * (now_s - last_s))
                 last_s = now_s
         outcome.tokens = outcome.tokens or pieces
+
+
+def _told(body: str) -> str:
+    """What an error in OpenAI's shape says; another body as it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body
 
 
 def _has_text(choice: Any) -> bool:

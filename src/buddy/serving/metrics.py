@@ -76,7 +76,7 @@ _REASONS: Final[dict[Ending, str]] = {
     "failed": "error",
 }
 """vLLM's names of how a request ended."""
-SOURCES: Final = ("fixed", "auto", "deadline", "default")
+SOURCES: Final = ("fixed", "mean", "auto", "deadline", "default")
 REJECTIONS: Final = ("queue_full", "queue_age", "ttft", "deadline")
 
 

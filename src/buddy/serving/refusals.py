@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from buddy.errors import BuddyError, BudgetError, PromptError, shown
 from buddy.serving.client import Overloaded, Unavailable
+from buddy.serving.grammar import GrammarError
 
 RETRY_UNAVAILABLE_S: Final = 5
 """When to ask again a server that takes nothing now."""
@@ -78,6 +79,8 @@ def refusal_of(error: BuddyError, param: str | None = None) -> Refusal:
         return Refusal(503, str(error), code="unavailable", headers=wait)
     if isinstance(error, BudgetError):
         return Refusal(400, str(error), param=param or "budget", code="invalid_budget")
+    if isinstance(error, GrammarError):
+        return Refusal(400, str(error), param="response_format", code="invalid_schema")
     if isinstance(error, PromptError):
         return Refusal(400, str(error), param=param, code="invalid_prompt")
     return Refusal(400, str(error), param=param)

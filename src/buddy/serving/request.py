@@ -79,7 +79,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
     seed: int | None = None
-    """The same text for the same request, whatever else runs; None = drawn."""
+    """The same text for the same request, whatever ran before; None = drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,7 +103,7 @@ class Asked(_Body):
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     """From token ids, written as strings."""
     seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
-    """The same text for the same request."""
+    """The same text for the same request, on one machine; its prompt is not taken from a cache."""
     stop: _Stop | Annotated[list[_Stop], Field(max_length=_MOST_STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     response_format: ResponseFormat | None = None
@@ -178,7 +178,7 @@ class DepthUsage(_Reply):
     distinct_plans: int
     """Of several answers, those of the one that has most."""
     source: str
-    """fixed, auto, deadline or default."""
+    """fixed, mean, auto, deadline or default."""
     lowered_from: int | None
     """What it would have had without load; null where nothing was lowered."""
 

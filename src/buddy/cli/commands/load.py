@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,8 @@ def load(
     ).save(out)
     _show(console, results)
     sys.stdout.write(f"{out}\n")
+    if any(one["failed"] for one in results["points"]):
+        _explain(console, results["requests"])
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -133,6 +136,15 @@ def _measure(config: Any, prompts: list[str], key: str | None, console: "Console
     except KeyboardInterrupt:
         console.print("interrupted: no record was written")
         raise typer.Exit(130) from None
+
+
+def _explain(console: "Console", requests: list[dict[str, Any]]) -> None:
+    """Say what most failed requests were told; all of them is a failure of the command."""
+    failed = [one["error"] for one in requests if not one["finished"] and one["status"] != 429]
+    ((most, times),) = Counter(failed).most_common(1)
+    console.print(f"{times} of {len(requests)} requests failed: {most or 'the answer broke off'}")
+    if len(failed) == len(requests):
+        raise typer.Exit(1)
 
 
 def _show(console: "Console", results: dict[str, Any]) -> None:

@@ -41,7 +41,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the keys that are taken, one a line.")
     ] = None,
-    max_rows: Annotated[int, options.count(1, help="Answers that are made at once.")] = 32,
+    max_rows: Annotated[
+        int, options.number(Range(1, 1024), help="Answers that are made at once.")
+    ] = 32,
     max_queue: Annotated[int, options.count(0, help="Requests that may wait; more get 429.")] = 128,
     slo_ttft_ms: Annotated[
         float | None,
