@@ -11,13 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from buddy.cli.main import app
-from buddy.engine.executors.native.decoder import MOST_LANES
+from buddy.engine.executors.native.decoder import MOST_BESIDE_TORCH
 from buddy.engine.executors.native.instructions import best_set
 from buddy.engine.executors.native.library import native_library
 from buddy.errors import ModelError
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+MOST = MOST_BESIDE_TORCH["float32"]
 NATIVE = f"native engine ({best_set().name})"
 
 
@@ -143,9 +144,9 @@ def test_a_budget_is_refused_before_anything_is_compiled(llama, compiles):
     [
         (2, "native", f"decode: {NATIVE}"),
         (
-            MOST_LANES + 1,
+            MOST + 1,
             "general",
-            f"decode: general engine (the native engine takes no steps of {MOST_LANES + 1} new",
+            f"decode: general engine (the native engine takes no steps of {MOST + 1} new",
         ),
     ],
 )

@@ -9,11 +9,12 @@ import torch
 from buddy import BuddyForCausalLM
 from buddy.engine.executors import choice
 from buddy.engine.executors.choice import describe_engine
-from buddy.engine.executors.native.decoder import MOST_LANES
+from buddy.engine.executors.native.decoder import MOST_BESIDE_TORCH
 from buddy.errors import ModelError
 from buddy.generation.trace import DepthTrace
 from tests.tiny import random_ids, tiny_buddy, tiny_model
 
+MOST = MOST_BESIDE_TORCH["float32"]
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
@@ -81,13 +82,20 @@ def test_a_reason_goes_with_any_engine():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("rows", "engine"), [(2, "native"), (MOST_LANES + 1, "general")])
-def test_a_trace_says_who_ran_each_pass(rows, engine):
+@pytest.mark.parametrize(
+    ("rows", "tokens", "engines"),
+    [
+        (2, MOST // 2, ["native", "native", "native", "native"]),
+        (2, MOST // 2 + 1, ["general", "native", "native", "native"]),
+        (MOST + 1, 2, ["general", "general", "general", "general"]),
+    ],
+)
+def test_a_trace_says_who_ran_each_pass(rows, tokens, engines):
     trace = DepthTrace()
-    ids = random_ids(rows, 4)
+    ids = random_ids(rows, tokens)
     tiny_buddy(engine="native").generate(ids, max_new_tokens=4, do_sample=False, trace=trace)
-    assert [step.engine for step in trace.steps] == ["general", engine, engine, engine]
-    assert trace.decode_engine == engine
+    assert [step.engine for step in trace.steps] == engines
+    assert trace.decode_engine == engines[-1]
 
 
 def test_a_trace_of_one_pass_has_no_engine_for_decode_steps():

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, MistralConfig
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
 from buddy.depth.budget_source import ConstantBudget
-from buddy.engine.executors.native.decoder import NativeDecoder
+from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import Feed, logits_of, run_step
 from buddy.errors import ModelError
@@ -104,7 +104,7 @@ def test_several_tokens_at_once_equal_the_general_path(kv_policy):
 
 def kernel_runs_prompts(monkeypatch):
     """Wherever torch is the faster, too."""
-    monkeypatch.setattr(NativeDecoder, "runs_prompts", True)
+    monkeypatch.setattr(NativeDecoder, "most_lanes", MOST_OF_PROMPTS)
 
 
 @every_family
@@ -353,7 +353,7 @@ def test_logits_of_the_first_words_alone_are_a_part_of_all(engine, words):
 def test_a_prompt_that_the_kernel_ran_gets_its_logits_there(monkeypatch):
     wide, general = wide_twins(torch.bfloat16)
     executor = wide.executor.fast_path()
-    if not executor.runs_prompts:
+    if executor.most_lanes < 50:
         pytest.skip("torch multiplies prompts faster on this processor")
     exact, _ = wide_twins(torch.float32)
     ids = random_ids(1, 50)

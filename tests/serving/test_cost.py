@@ -52,6 +52,33 @@ def test_it_predicts_steps_that_it_was_not_fitted_on():
     assert np.quantile(errors, 0.95) < 0.1
 
 
+def test_prompts_that_the_kernel_takes_cost_what_answers_do():
+    def seconds(shape):
+        if shape.rows + shape.prompt_lanes > 40:  # torch runs it, and does much else first
+            return true_seconds(shape) + 0.04
+        lanes = (shape.row_blocks + shape.prompt_blocks) / shape.union
+        return 2e-3 + 1e-4 * shape.rows + shape.union * (2e-4 + 2e-5 * lanes)
+
+    shapes = [
+        StepShape.of_rows([depth] * rows, [1] * rows, prompt_lanes=p, prompt_depth=depth)
+        for rows in (0, 1, 2, 4, 8, 16, 32)
+        for depth in (8, 15, 30)
+        for p in (0, 8, 16, 24, 64, 256)
+        if rows or p
+    ]
+    taken = [seconds(one) for one in shapes]
+
+    def errors(plain):
+        cost = fit(shapes, taken, plain)
+        pairs = zip(shapes, taken, strict=True)
+        return np.array([abs(cost.predict(shape) / one - 1) for shape, one in pairs])
+
+    assert np.quantile(errors(40), 0.9) < 0.05
+    assert np.quantile(errors(0), 0.9) > 0.3
+    few = [features(one, 40) for one in shapes if one.prompt_lanes == 8]
+    assert not any(any(found[10:]) for found in few)
+
+
 def test_steps_that_were_disturbed_hardly_count():
     rng = Random(1)
     seconds = [true_seconds(one) * rng.lognormvariate(0, 0.03) for one in grid()]

@@ -20,7 +20,9 @@ import torch
 from buddy import __version__
 from buddy.depth.budget import least_blocks
 from buddy.depth.budget_source import ConstantBudget
+from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
 from buddy.engine.run import Feed, run_step
+from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 5.0
 """That a measurement may take."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Raised when what is measured, or how it is fitted, changes."""
 _ROUNDS: Final = 4
 _FAR: Final = 2.0
@@ -113,26 +115,39 @@ class Bench:
             held.append(self._session.sequences[number])
             counts.append(sample.prompt)
         backbone = self._model.backbone
-        feed = Feed(
-            token_ids=torch.full((sum(counts),), 5 % backbone.embedding.num_embeddings),
-            counts=tuple(counts),
-        )
+        token = 5 % backbone.embedding.num_embeddings
+        parts = self._passes(len(sample.depths), [one.length for one in held], counts)
+        feeds = [
+            Feed(token_ids=torch.full((sum(counts[part]),), token), counts=tuple(counts[part]))
+            for part in parts
+        ]
         started_s = clock()
-        run_step(
-            backbone,
-            self._policy,
-            self._session,
-            numbers,
-            feed,
-            batch_route=self._route,
-            executor=self._executor,
-            held=held,
-        )
+        for part, feed in zip(parts, feeds, strict=True):
+            run_step(
+                backbone,
+                self._policy,
+                self._session,
+                numbers[part],
+                feed,
+                batch_route=self._route,
+                executor=self._executor,
+                held=held[part],
+            )
         if backbone.device.type == "cuda":
             torch.cuda.synchronize(backbone.device)
         taken = clock() - started_s
         self._session.leave(*numbers)
         return taken
+
+    def _passes(self, rows: int, starts: Sequence[int], counts: Sequence[int]) -> list[slice]:
+        """All in one pass, or the prompt in one of its own, as the engine's thread has it."""
+        everything = slice(0, len(counts))
+        if rows in (0, len(counts)):
+            return [everything]
+        lanes = Lanes(tuple(range(len(counts))), tuple(starts), tuple(counts), torch.device("cpu"))
+        if self._executor is not None and self._executor.takes(lanes):
+            return [everything]
+        return [slice(0, rows), slice(rows, None)]
 
     def _write(self, rows: Sequence[int], slots: int) -> None:
         """Have real memory behind a cache that nothing was fed to."""
@@ -239,6 +254,15 @@ def measure(
     return shapes, taken
 
 
+def plain_lanes(model: "BuddyForCausalLM") -> int:
+    """New tokens up to which a prompt's cost what an answer's do: where the kernel takes no more.
+
+    Where it takes prompts of any length, their products are its own, and longer ones cost less.
+    """
+    most: int = getattr(model.executor.fast_path(), "most_lanes", 0)
+    return most if most < MOST_OF_PROMPTS else 0
+
+
 def cost_of(
     model: "BuddyForCausalLM",
     rows: int,
@@ -259,8 +283,10 @@ def cost_of(
         seconds: That a measurement may take.
         clock: In seconds.
     """
+    plain = plain_lanes(model)
     identity = {
         "format": _FORMAT,
+        "plain": plain,
         "version": __version__,
         "model": model.facts(),
         "dtype": str(model.dtype),
@@ -280,13 +306,14 @@ def cost_of(
     path = cache_home() / "costs" / f"{hashlib.sha256(written.encode()).hexdigest()}.json"
     if os.path.exists(path):
         try:
-            kept_cost = _read(read_json(path, ResultError), json.loads(written))
+            kept_cost = _read(read_json(path, ResultError), json.loads(written), plain)
             _check(kept_cost, Bench(model, rows, batch_route), clock)
             return kept_cost
         except ResultError as error:
             _LOG.warning("the cached cost of a step cannot be used (%s): measured anew", error)
     _LOG.info("measuring what a step costs, at most %g s, once for this machine and model", seconds)
-    cost = fit(*measure(model, rows, batch_route=batch_route, seconds=seconds, clock=clock))
+    steps = measure(model, rows, batch_route=batch_route, seconds=seconds, clock=clock)
+    cost = fit(*steps, plain)
     kept = {"identity": identity, "coefficients": cost.coefficients}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,10 +336,10 @@ def _check(cost: CostModel, bench: Bench, clock: Callable[[], float]) -> None:
         raise ResultError(f"a step takes {now:.2g} times as long now")
 
 
-def _read(kept: Any, identity: dict[str, Any]) -> CostModel:
+def _read(kept: Any, identity: dict[str, Any], plain: int) -> CostModel:
     if not isinstance(kept, dict) or kept.get("identity") != identity:
         raise ResultError("it is of another model or machine")
     numbers = kept.get("coefficients")
     if not isinstance(numbers, list) or not all(type(one) is float for one in numbers):
         raise ResultError("its coefficients are no numbers")
-    return CostModel(tuple(numbers))
+    return CostModel(tuple(numbers), plain)

@@ -83,19 +83,29 @@ class StepShape:
         )
 
 
-def features(shape: StepShape) -> list[float]:
-    """The counts that a step's cost is linear in, with no coefficient below zero."""
+def features(shape: StepShape, plain: int = 0) -> list[float]:
+    """The counts that a step's cost is linear in, with no coefficient below zero.
+
+    Args:
+        shape: Of the step.
+        plain: New tokens up to which those of prompts cost what those of answers do.
+    """
     union, prompt = float(shape.union), shape.prompt_lanes
-    lanes = shape.row_blocks / union if union else 0.0  # answers' lanes of a block that is read
+    row_blocks, block_context = shape.row_blocks, float(shape.block_context)
+    if prompt and shape.rows + prompt <= plain:
+        row_blocks += shape.prompt_blocks
+        block_context += shape.prompt_blocks * prompt / 2.0
+        prompt = 0
+    lanes = row_blocks / union if union else 0.0  # of a block that is read
     found = [1.0, float(shape.rows), union]
     for low, wide in _PIECES:
         over = lanes - low
         found.append(0.0 if over <= 0.0 else union * (over if over < wide else wide))
     found += (
-        float(shape.block_context),
+        block_context,
         1.0 if prompt else 0.0,
         union if prompt else 0.0,
-        float(shape.prompt_blocks),
+        float(shape.prompt_blocks) if prompt else 0.0,
         shape.prompt_blocks * prompt / 2.0,  # what a prompt looks at of itself
     )
     return found
@@ -110,9 +120,11 @@ class CostModel:
 
     Attributes:
         coefficients: Seconds for each of `features`, none below zero.
+        plain: See `features`.
     """
 
     coefficients: tuple[float, ...]
+    plain: int = 0
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_COEFFICIENTS or not all(
@@ -127,15 +139,16 @@ class CostModel:
 
     def predict(self, shape: StepShape) -> float:
         """Seconds of a step, as on the day it was measured."""
-        return float(sum(map(mul, self.coefficients, features(shape))))
+        return float(sum(map(mul, self.coefficients, features(shape, self.plain))))
 
 
-def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> CostModel:
+def fit(shapes: Sequence[StepShape], seconds: Sequence[float], plain: int = 0) -> CostModel:
     """Fit a model to measured steps, by relative errors; steps that were disturbed count less.
 
     Args:
         shapes: Of the steps.
         seconds: That each took, above zero.
+        plain: See `features`.
 
     Raises:
         ResultError: There are no steps, or one took no time.
@@ -146,7 +159,8 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> CostModel:
             f"a cost model is fitted to steps that took time, got {len(shapes)} steps and "
             f"{len(taken)} times: measure them again"
         )
-    relative = np.array([features(one) for one in shapes]) / taken[:, None]  # of 1 = the time taken
+    counts = np.array([features(one, plain) for one in shapes])
+    relative = counts / taken[:, None]  # of 1 = the time taken
     weights = np.ones(len(taken))
     found = np.zeros(NUM_COEFFICIENTS)
     for _ in range(_ROUNDS):
@@ -155,7 +169,7 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> CostModel:
         error = np.abs(relative @ found - 1.0)
         spread = max(1.4826 * float(np.median(error)), 1e-6)
         weights = np.minimum(1.0, _HUBER * spread / np.maximum(error, 1e-12))
-    return CostModel(tuple(found.tolist()))
+    return CostModel(tuple(found.tolist()), plain)
 
 
 def non_negative(

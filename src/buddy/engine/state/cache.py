@@ -228,7 +228,8 @@ class BlockKVCache:
             shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
             whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             for block, (keys, values) in enumerate(whole):
-                self._keys[block], self._values[block] = keys, values
+                # No views for autograd, which would refuse to write into them under gradients.
+                self._keys[block], self._values[block] = keys.detach(), values.detach()
             self.revision += 1
         for block in range(len(self._keys)):
             self._buffers(block, heads, head_dim, like)

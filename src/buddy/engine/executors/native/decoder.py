@@ -6,6 +6,7 @@ writes the session's own cache, so a session may go from the general path to thi
 
 import ctypes
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -31,9 +32,11 @@ from buddy.engine.state.session import Session
 from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
-"""New tokens, over all rows, up to which a step is memory's to time; beyond, the general path."""
+"""New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
 MOST_OF_PROMPTS: Final = 4096
-"""The same, of prompts too, where the kernel multiplies faster than torch."""
+"""New tokens of a pass for the kernel, where it multiplies faster than torch."""
+MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
+"""The same where torch multiplies faster, but does much else first; by the format of weights."""
 _WITHOUT_BF16: Final = ("avx512", "avx2")
 """Sets that torch has no fast products of bfloat16 for; the kernel widens weights as it reads."""
 
@@ -75,17 +78,19 @@ class NativeDecoder:
             self._calls.buddy_engine_free(engine)
 
     @property
-    def runs_prompts(self) -> bool:
-        """Whether prompts are for the kernel too."""
+    def most_lanes(self) -> int:
+        """New tokens of a pass, over all sequences, up to which the kernel is faster than torch."""
         model = self._weights.model
         widens = self.library.instructions in _WITHOUT_BF16 and model.is_bf16
-        return bool(model.by_tiles or widens)
+        if model.by_tiles or widens:
+            return MOST_OF_PROMPTS
+        if model.vocabulary.format not in (layout.FLOAT32, layout.BFLOAT16):
+            return MOST_BESIDE_TORCH["quantised"]
+        return MOST_BESIDE_TORCH["bfloat16" if model.is_bf16 else "float32"]
 
     def takes(self, lanes: Lanes) -> bool:
-        """Whether this pass is for the kernel: few tokens, and no prompts where torch is faster."""
-        if self.runs_prompts:
-            return lanes.num <= MOST_OF_PROMPTS
-        return lanes.num <= MOST_LANES and any(lanes.starts)
+        """Whether this pass is for the kernel."""
+        return lanes.num <= self.most_lanes
 
     def begin(
         self,
