@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from served import served
 
+from buddy.files import check_writable
 from buddy.records import RunRecord
 from buddy.serving.load import PROMPTS, LoadConfig, run_load
 
@@ -47,6 +48,8 @@ def read_arguments():
 def main():
     """Measure, show, record."""
     args = read_arguments()
+    for name in LABELS:
+        check_writable(args.out / f"{name}.json")
     rates = [float(rate) for rate in args.rates.split(",")]
     console = Console(stderr=True)
     promised = ("--slo-ttft-ms", args.slo_ttft_ms, "--slo-itl-ms", args.slo_itl_ms)
