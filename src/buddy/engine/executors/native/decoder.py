@@ -37,6 +37,8 @@ MOST_OF_PROMPTS: Final = 4096
 """New tokens of a pass for the kernel, where it multiplies faster than torch."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
 """The same where torch multiplies faster, but does much else first; by the format of weights."""
+_LARGE: Final = 2**23
+"""Weights of an MLP's matrix from which on what torch does first is little beside its products."""
 _WITHOUT_BF16: Final = ("avx512", "avx2")
 """Sets that torch has no fast products of bfloat16 for; the kernel widens weights as it reads."""
 
@@ -84,6 +86,8 @@ class NativeDecoder:
         widens = self.library.instructions in _WITHOUT_BF16 and model.is_bf16
         if model.by_tiles or widens:
             return MOST_OF_PROMPTS
+        if model.hidden * model.inner >= _LARGE:
+            return MOST_LANES
         if model.vocabulary.format not in (layout.FLOAT32, layout.BFLOAT16):
             return MOST_BESIDE_TORCH["quantised"]
         return MOST_BESIDE_TORCH["bfloat16" if model.is_bf16 else "float32"]
