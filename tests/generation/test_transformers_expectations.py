@@ -418,7 +418,11 @@ def test_forward_is_that_of_transformers(engine):
     with torch.inference_mode():
         assert_close(ours(IDS).logits, theirs(IDS).logits)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_close(ours(IDS).logits, theirs(IDS).logits)
+        made, expected = ours(IDS).logits, theirs(IDS).logits
+        if engine == "native":  # which computes in the weights' own format
+            assert_close(made, expected.float(), atol=0.1, rtol=0.1)
+        else:
+            assert_close(made, expected)
         assert torch.equal(ours.generate(IDS, **GREEDY), theirs.generate(IDS, **GREEDY))
 
 

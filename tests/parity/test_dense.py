@@ -11,7 +11,7 @@ from tests.tiny import ALL_FAMILY_NAMES, all_families, padded, random_ids, tiny_
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_full_budget_equals_transformers_in_prefill_and_32_decode_steps(family, attention):
     reference = tiny_model(family, attention=attention)
-    buddy = tiny_buddy(family, attention=attention)
+    buddy = tiny_buddy(family, attention=attention, engine="general")
     ids = random_ids(2, 10 + 32)
     with torch.no_grad():
         theirs = reference(ids[:, :10], use_cache=True)

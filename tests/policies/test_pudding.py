@@ -119,7 +119,9 @@ def test_forced_to_a_set_it_is_static_pruning_by_its_order(model, number):
 def test_full_depth_is_the_model(model):
     ids = random_ids(2, 9)
     with torch.no_grad():
-        assert torch.equal(buddy(model)(ids, budget=1.0).logits, model(ids).logits)
+        assert torch.equal(
+            buddy(model, engine="general")(ids, budget=1.0).logits, model(ids).logits
+        )
 
 
 def test_a_mixed_padded_batch_spends_every_budget_and_is_each_row_alone(model):

@@ -11,12 +11,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from buddy.errors import BuddyError, reason
-from buddy.serving.request import Grammar
-
-
-class GrammarError(BuddyError):
-    """A schema that is none, or that cannot be followed."""
+from buddy.errors import reason
+from buddy.serving.request import Grammar, GrammarError
 
 
 class GrammarMaker:

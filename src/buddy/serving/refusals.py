@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from buddy.errors import BuddyError, BudgetError, PromptError, shown
 from buddy.serving.client import Overloaded, Unavailable
-from buddy.serving.grammar import GrammarError
+from buddy.serving.request import GrammarError
 
 RETRY_UNAVAILABLE_S: Final = 5
 """When to ask again a server that takes nothing now."""

@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from buddy.errors import BuddyError
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -80,6 +82,10 @@ class Sampling:
     """Added to the logits of these token ids."""
     seed: int | None = None
     """The same text for the same request, whatever ran before; None = drawn."""
+
+
+class GrammarError(BuddyError):
+    """A schema that is none, or that cannot be followed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
