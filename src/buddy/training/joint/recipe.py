@@ -185,7 +185,8 @@ class BudgetSettings:
     mixed_answers: Annotated[float, SHARE] = 0.0
     """Share of those examples whose depth changes within the answer, as a ledger changes it."""
     stretch: Annotated[int, Range(1, 10**6)] = 8
-    """Mean tokens from one change of depth to the next, in such answers."""
+    """Tokens from one draw of a depth to the next, in such answers: one and an exponential of this
+    mean, rounded down, so half a token more on average; a draw may repeat the depth."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
