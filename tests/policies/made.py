@@ -25,7 +25,7 @@ def random_pudding(*, width=16, orders=ORDERS, depths=(4,), seed=3, scale=3.0):
     return part.eval()
 
 
-def gated(method, *, seed=3, scale=0.5, **settings):
+def gated(method, *, seed=3, scale=0.5, engine="auto", **settings):
     """A model whose gates really differ from token to token and from block to block."""
     base = BuddyForCausalLM(tiny_model(), policy="full")
     part = make_part(method, GateSettings(penalty=1.0, width=8, **settings), base, seed)
@@ -35,4 +35,5 @@ def gated(method, *, seed=3, scale=0.5, **settings):
             if name == "bias":
                 parameter.zero_()
             parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
-    return BuddyForCausalLM(base.model, learned=part, policy=part.policy, kv_policy=part.leaves)
+    how = {"policy": part.policy, "kv_policy": part.leaves, "engine": engine}
+    return BuddyForCausalLM(base.model, learned=part, **how)

@@ -132,6 +132,8 @@ def check_new_tokens(session: Session | None, mask: Tensor) -> int:
         PromptError: A row has no new token.
     """
     seen = 0 if session is None else session.get_seq_length()
+    if not seen:  # the whole row is a prompt, and was looked at as one
+        return 0
     for row, has_new in enumerate(mask[:, seen:].any(1).tolist()):
         if not has_new:
             raise PromptError(

@@ -10,7 +10,7 @@ Source: ours.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
@@ -96,18 +96,20 @@ class Ledger(Float32Module):
 
     def price(self, mean: float) -> float:
         """What a block costs where the account is empty, in nats."""
-        return float(np.interp(mean, self.config.means, self._list().prices))
+        prices = self._list().prices
+        if mean not in prices:
+            prices[mean] = float(np.interp(mean, self.config.means, self.prices.tolist()))
+        return prices[mean]
 
     def _list(self) -> "_Listed":
         """The tensors as lists, made again when one has changed."""
-        mark = mark_of(self.buffers())
+        mark = mark_of((self.losses, self.token_ids, self.offsets, self.prices))
         listed = self._listed
         if listed is None or listed.mark != mark:
             rows = (self.losses + self.offsets).tolist()
             by_token = dict(zip(self.token_ids.tolist(), rows, strict=True))
             # One value: another thread sees all of it, or none.
-            listed = _Listed(mark, self.losses.tolist(), by_token, self.prices.tolist())
-            self._listed = listed
+            listed = self._listed = _Listed(mark, self.losses.tolist(), by_token)
         return listed
 
     def budget(self, mean: Fraction) -> "LedgerBudget":
@@ -133,13 +135,13 @@ class _Listed:
         mark: Of the tensors that they are of.
         other: What a token without a row of its own loses at each level.
         rows: The same of the others, by token id.
-        prices: Of the means.
+        prices: Of the means that were asked for.
     """
 
     mark: tuple[int, ...]
     other: list[float]
     rows: dict[float, list[float]]
-    prices: list[float]
+    prices: dict[float, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.depth.budget_source import BudgetSource, ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.ahead import plan_prompt, plans_ahead
+from buddy.engine.executors.protocol import Executor
 from buddy.engine.run import Feed, StepOutput, logits_of, run_step
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.steer import BatchRoute, check_batch_route
@@ -269,8 +270,7 @@ class Batcher:
             return [(decoding, parts)]
         counts = [1] * len(decoding) + [count for _, count in parts]
         starts = [row.fed for row in decoding] + [row.fed for row, _ in parts]
-        lanes = Lanes(tuple(range(len(counts))), tuple(starts), tuple(counts), torch.device("cpu"))
-        if self._executor is not None and self._executor.takes(lanes):
+        if fits_one_pass(self._executor, starts, counts):
             return [(decoding, parts)]
         alone: list[tuple[list[Row], list[tuple[Row, int]]]] = [([], [one]) for one in parts]
         return [(decoding, []), *alone] if decoding else alone
@@ -450,3 +450,11 @@ def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
         prompt_blocks=int(executed[rows:].sum()),
         seconds=seconds,
     )
+
+
+def fits_one_pass(executor: Executor | None, starts: Sequence[int], counts: Sequence[int]) -> bool:
+    """Whether the fast path takes these new tokens, by sequence, in one pass."""
+    if executor is None:
+        return False
+    numbers = tuple(range(len(counts)))
+    return executor.takes(Lanes(numbers, tuple(starts), tuple(counts), torch.device("cpu")))

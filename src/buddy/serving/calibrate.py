@@ -22,7 +22,6 @@ from buddy.depth.budget import least_blocks
 from buddy.depth.budget_source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
 from buddy.engine.run import Feed, run_step
-from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
@@ -30,6 +29,7 @@ from buddy.errors import BuddyError, ResultError
 from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
 from buddy.records import processor
+from buddy.serving.batcher import fits_one_pass
 from buddy.serving.cost import CostModel, StepShape, fit
 from buddy.serving.engine import num_pinned
 
@@ -141,12 +141,8 @@ class Bench:
 
     def _passes(self, rows: int, starts: Sequence[int], counts: Sequence[int]) -> list[slice]:
         """All in one pass, or the prompt in one of its own, as the engine's thread has it."""
-        everything = slice(0, len(counts))
-        if rows in (0, len(counts)):
-            return [everything]
-        lanes = Lanes(tuple(range(len(counts))), tuple(starts), tuple(counts), torch.device("cpu"))
-        if self._executor is not None and self._executor.takes(lanes):
-            return [everything]
+        if rows in (0, len(counts)) or fits_one_pass(self._executor, starts, counts):
+            return [slice(None)]
         return [slice(0, rows), slice(rows, None)]
 
     def _write(self, rows: Sequence[int], slots: int) -> None:

@@ -49,9 +49,7 @@ def _state_of(parts: Iterable[nn.Module], modules: Iterable[nn.Module]) -> tuple
     for module in modules:
         made += map(id, module._modules.values())
         for held in (module._parameters, module._buffers):
-            for tensor in held.values():
-                if tensor is not None:
-                    made += mark_of((tensor,))
+            made += mark_of(tensor for tensor in held.values() if tensor is not None)
     return tuple(made)
 
 

@@ -92,17 +92,11 @@ class GatedTrainer(JointTrainer):
         """Of a group's peak learning rate: each of FiRST's two rests in the other's stage."""
         if self.recipe.method != "first":
             return super().rate_share(step, place)
-        if self.rests(step, place):
+        is_adapters = place == 0 and self.recipe.lora.rank > 0
+        if is_adapters != self.adapts(step):
             return 0.0
         begun, ends = (self.gated, self.steps) if self.adapts(step) else (0, self.gated)
         return learning_rate_share(self.recipe.optim, step - begun, ends - begun)
-
-    def rests(self, step: int, place: int) -> bool:
-        """Whether the group at a place takes no part in a step."""
-        if self.recipe.method != "first":
-            return False
-        is_adapters = place == 0 and self.recipe.lora.rank > 0
-        return is_adapters != self.adapts(step)
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         model, gates = self.model, self.recipe.gates
@@ -137,10 +131,6 @@ class GatedTrainer(JointTrainer):
                 loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
             loss.backward()  # type: ignore[no-untyped-call]
         self._sum_gradients()
-        for place, group in enumerate(self.optimizer.param_groups):
-            if self.rests(step, place):  # AdamW would remember the other stage's gradients
-                for parameter in group["params"]:
-                    parameter.grad = None
         kept = kept_by_row(run.gates, model.num_blocks, part.governed)
         depth = (kept.sum(2) * real).sum(1) / batch.lengths
         reports = []

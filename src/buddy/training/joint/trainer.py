@@ -178,6 +178,10 @@ class JointTrainer:
         for place, group in enumerate(self.optimizer.param_groups):
             group["lr"] = group["peak"] * self.rate_share(step, place)
         rows = self._backward(examples, seed, step)
+        for group in self.optimizer.param_groups:
+            if group["lr"] == 0:  # it rests, and AdamW would remember these gradients
+                for parameter in group["params"]:
+                    parameter.grad = None
         norms = self._clip()
         if not all(map(math.isfinite, [*(loss for loss, *_ in rows), *norms])):
             self.optimizer.zero_grad(set_to_none=True)
