@@ -287,3 +287,25 @@ def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_
                 gaps_s=gaps,
             )
         )
+
+
+def served(rate, rows, wish=None, seconds=20.0, **more):
+    """Requests in so many rows, under both promises."""
+    engine = Engine(most_rows=rows)
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S, max_rows=rows)
+    return engine.run(control, poisson(rate, 0.0, seconds, wish=wish, **more))
+
+
+def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():
+    """Eight rows at full depth keep the target with ease, and serve no more than 5 a second."""
+    full = served(7.0, 8, Fixed(prefill=L, decode=L))
+    assert max(one.itl_s for one in full if one.done) < 0.8 * SLO_ITL_S
+    assert sum(one.refused is not None for one in full) > 0.2 * len(full)
+    elastic = served(7.0, 8)
+    assert len(good(elastic)) == len(elastic)
+    mean = sum(one.blocks for one in elastic) / sum(len(one.gaps) for one in elastic)
+    assert 1.3 * LEAST < mean < 0.7 * L  # and no deeper than that takes
+
+
+def test_depth_stays_where_rows_are_free():
+    assert all(one.blocks == L * len(one.gaps) for one in served(2.0, 8))

@@ -40,7 +40,8 @@ class Pace:
     """How fast the engine works now; replaced whole, so any thread may read it."""
 
     step_s: float
-    """From one token of a row to its next."""
+    """From one token of a row to its next: at the least depth, where the controller would lower
+    elastic rows to it before a request waits."""
     prompt_tokens_per_s: float
     """That are fed beside the rows that decode."""
     tokens_per_answer: float

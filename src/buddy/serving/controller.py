@@ -1,9 +1,10 @@
 """Budgets from deadlines and from load: feed forward from the cost model, then trim.
 
-Rows step together, so the tightest deadline rules all of them. Elastic rows are lowered first, then
-prompts are put off, then nobody is let in. A contract (`Fixed`) is never touched.
+Rows step together, so the tightest deadline rules all of them, and rows must be free as fast as
+requests come. Elastic rows are lowered first, then prompts are put off, then nobody is let in. A contract (`Fixed`) is never touched.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _CHUNK: Final = 16
 _SMOOTH: Final = 0.1
 _NEW_CONTEXT: Final = 64
 """Tokens that a row is taken to have before it is known."""
+_DEMAND_S: Final = 4.0
+"""Over which requests are counted, to know how fast they come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +92,8 @@ class Controller:
         self._target_s: float | None = None
         self._overhead_s = self._between_s = 0.0
         self._prompt_rate = 0.0
-        self._answer_tokens = 64.0
+        self._arrivals = Arrivals(_DEMAND_S)
+        self._answer_tokens, self._answers = 64.0, 0
         self._known: set[int] = set()
         self._alone: dict[int, int] = {}
         self._fed_s = clock()
@@ -136,10 +140,12 @@ class Controller:
             self._admission.check(request, queue, pace, least_ms)
         except Refused as error:
             self._count(error.reason)
+            self._came()
             raise
         except BudgetError:
             self._count("deadline")
             raise
+        self._came()
 
     def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
         """Before each pass: depths of elastic rows, tokens of prompts, and whether one may join."""
@@ -152,7 +158,8 @@ class Controller:
         limit_s = self._limit(self._target_s)
         has_closed = self._trim.close(now, self.cap)
         load = _Load.of(rows, [self._bounds(row) for row in rows])
-        self._cap = self._feed_forward(load, limit_s, self._reserve(backlog, limit_s))
+        turn_s = self._turn(now, queue, limit_s)
+        self._cap = self._feed_forward(load, turn_s, self._reserve(backlog, limit_s))
         cap = self.cap
         depths = {
             row.number: min(max(cap, least), most)
@@ -215,8 +222,9 @@ class Controller:
     def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
         """A request is over."""
         if usage is not None and how in ("stop", "length"):
+            self._answers += 1  # of which the first few weigh more: they are all that is known
             off = usage.completion_tokens - self._answer_tokens
-            self._answer_tokens += _SMOOTH * off
+            self._answer_tokens += max(_SMOOTH, 1.0 / (1 + self._answers)) * off
         self._metrics.ended(how, usage, seconds)
 
     def metrics(self, now: Gauges) -> bytes:
@@ -227,6 +235,11 @@ class Controller:
     def _count(self, reason: str) -> None:
         with self._lock:
             self._metrics.rejected(reason)
+
+    def _came(self) -> None:
+        """A request that could be served came, whether it is or not."""
+        with self._lock:
+            self._arrivals.add(self._clock())
 
     def _one_row(self, depth: int, context: int) -> StepShape:
         return StepShape.of_rows([depth], [context + 1])
@@ -246,6 +259,21 @@ class Controller:
         if target_s is None:
             return None
         return max(_SHARE * target_s - self._overhead_s, 0.1 * target_s)
+
+    def _turn(self, now: float, queue: QueueView, limit_s: float | None) -> float | None:
+        """That a pass may take if rows are to be free as fast as requests come, or less.
+
+        By Little's law, rows = requests a second x tokens of an answer x seconds of a step. Those
+        that wait for a row count as if they came within `2 * patience_s`.
+        """
+        if limit_s is None or self._config.itl_ms is None:
+            return limit_s
+        rows = self._pace.rows
+        waiting = max(0, queue.running + queue.size - rows)
+        with self._lock:
+            demand = self._arrivals.rate(now) + waiting / (2.0 * self._config.patience_s)
+        interval_s = rows / max(demand * self._answer_tokens, 1e-9)
+        return min(limit_s, interval_s - self._overhead_s)
 
     def _bounds(self, row: RowView) -> tuple[int, int]:
         """Least and most blocks of a row that a load may give it."""
@@ -348,8 +376,12 @@ class Controller:
             step_s = self._predict(_with_prompt(StepShape(), tokens, depth))
         interval_s = step_s + self._overhead_s
         rate = tokens / interval_s if tokens else 2 * _CHUNK / config.patience_s
+        turn_s = interval_s
+        if config.itl_ms is not None and load.bounds:
+            reserve = self._reserve(0, limit_s)
+            turn_s = self._predict(load.shape(config.min_blocks, reserve)) + self._overhead_s
         return Pace(
-            step_s=interval_s,
+            step_s=min(turn_s, interval_s),
             prompt_tokens_per_s=rate,
             tokens_per_answer=self._answer_tokens,
             rows=self._rows_that_fit(load, limit_s),
@@ -371,6 +403,25 @@ class Controller:
             else:
                 high = middle - 1
         return low
+
+
+class Arrivals:
+    """How many requests come a second: each counts less the longer ago it came.
+
+    Args:
+        over_s: Time in which its weight falls to 1 / e.
+    """
+
+    def __init__(self, over_s: float) -> None:
+        self._over_s, self._rate, self._last_s = over_s, 0.0, 0.0
+
+    def add(self, now: float) -> None:
+        """One came."""
+        self._rate, self._last_s = self.rate(now) + 1.0 / self._over_s, now
+
+    def rate(self, now: float) -> float:
+        """Requests a second."""
+        return self._rate * math.exp(-max(now - self._last_s, 0.0) / self._over_s)
 
 
 @dataclass(frozen=True, slots=True)
