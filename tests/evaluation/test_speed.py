@@ -181,6 +181,25 @@ def test_ratios_are_taken_within_each_round_and_ideals_by_hand():
     assert theirs["speedup_transformers"] == theirs["ideal_speedup"] == 1.0
 
 
+def test_a_prompt_at_a_depth_of_its_own_is_no_full_depth_and_has_its_own_cell(
+    general, prompts, work
+):
+    budgets = ("prefill:3 blocks,decode:6 blocks", "prefill:6 blocks,decode:3 blocks")
+    cells = measure(general, prompts, work, budgets=budgets, transformers=False)["cells"]
+    depths = [(one["policy"], one.get("prefill_blocks"), one["blocks"]) for one in cells]
+    assert depths == [
+        ("full", None, 6),
+        ("full", None, 6),
+        ("static:3,1,2,4", 3, 3),
+        ("static:3,1,2,4", 3, 6),
+        ("static:3,1,2,4", 6, 6),
+        ("static:3,1,2,4", 6, 3),
+    ]
+    for cell in cells:
+        assert cell["speedup_own_dense"] == pytest.approx(8.5 / (cell["blocks"] + 2.5))
+        assert cell["ideal_speedup"] == pytest.approx(cell["speedup_own_dense"])
+
+
 def test_ideal_speedup_by_hand():
     assert ideal_speedup(15, 30, per_block_s=1.0, outside_s=0.0) == 2.0
     assert ideal_speedup(15, 30, per_block_s=1.0, outside_s=15.0) == 1.5

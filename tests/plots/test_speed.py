@@ -87,6 +87,20 @@ def test_records_with_dense_runs_of_their_own_merge():
         speed.draw([one, record("eval-speed", {"cells": [repeated]})])
 
 
+def test_a_prompt_at_a_depth_of_its_own_makes_a_line_of_its_own():
+    given = speed_record(("routed",))
+    apart = {"prefill_blocks": 15, "speedup_own_dense": 1.2}
+    deep = [cell("routed", "decode", 22) | apart, cell("routed", "decode", L) | apart]
+    given["results"]["cells"] += [cell("routed", "prefill", 15) | apart, *deep]
+    for module in (speed, breakdown):
+        module.draw([given])
+    _, decode = speed.draw([given]).axes
+    drawn = [list(bars.lines[0].get_xdata()) for bars in decode.containers]
+    assert drawn == [list(DEPTHS), [22, L]]
+    labels = [text.get_text() for text in speed.draw([given]).legends[0].get_texts()]
+    assert labels == ["routed", "routed, prompt at 15", "ideal", "transformers"]
+
+
 def test_stacks_are_the_shares_in_percent():
     given = speed_record(("routed",))
     figure = breakdown.draw([given])

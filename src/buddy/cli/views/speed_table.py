@@ -31,8 +31,9 @@ class Row(NamedTuple):
 
     @property
     def depth(self) -> str:
-        """Blocks that ran, of how many."""
-        return f"{self.prefill['blocks']}/{self.prefill['num_blocks']}"
+        """Blocks that ran, of how many; of the prompt and after it, where they differ."""
+        blocks = dict.fromkeys([self.prefill["blocks"], self.decode["blocks"]])
+        return f"{'+'.join(map(str, blocks))}/{self.prefill['num_blocks']}"
 
 
 def show_speed(console: Console, results: dict[str, Any], engine: str) -> None:

@@ -48,9 +48,11 @@ class Series:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is Buddy at full depth."""
+        """Whether it is Buddy at full depth, in the prompt and after it."""
         one = self.condition
-        return one is not None and not one.is_free and one.blocks == one.policy.num_blocks
+        if one is None or one.is_free or one.prefill_blocks is not None:
+            return False
+        return one.blocks == one.policy.num_blocks
 
     def depth(self, phase: Phase, num_blocks: int) -> dict[str, Any]:
         """Blocks of a token; where no budget has fixed them, the mean over all rounds."""
@@ -58,7 +60,10 @@ class Series:
             return {"blocks": num_blocks}
         means = [one.mean_blocks[phase] for one in self.samples if one.mean_blocks]
         free = self.condition.spent(statistics.fmean(means)) if means else {}
-        return {"blocks": self.condition.blocks, **free}
+        prompt, answer = self.condition.prefill_blocks, self.condition.blocks
+        if prompt is None:
+            return {"blocks": answer, **free}
+        return {"blocks": prompt if phase == "prefill" else answer, "prefill_blocks": prompt}
 
     def latencies_s(self, phase: Phase) -> list[float]:
         """Of each round."""

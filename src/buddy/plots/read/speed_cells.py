@@ -25,6 +25,9 @@ class SpeedCell:
     """As `--policy` takes it; `transformers` for theirs."""
     phase: str
     blocks: int
+    prefill_blocks: int | None = None
+    """Of the prompt's tokens, where a budget names them apart: such cells are a line of their
+    own."""
     num_blocks: int
     batch: int
     context: int
@@ -36,6 +39,11 @@ class SpeedCell:
     ideal_speedup: float
     shares: tuple[float, ...] | None
     """Of the time, in the order of `PARTS`; they sum to 1."""
+
+    @property
+    def line(self) -> tuple[str, int | None]:
+        """What is the same in all cells of a line."""
+        return self.policy, self.prefill_blocks
 
     @property
     def setting(self) -> tuple[int, int]:
@@ -63,7 +71,7 @@ def read_cells(records: Sequence[dict[str, Any]], figure: str) -> list[SpeedCell
     for cell in cells:
         # Every record has these two, so they are told apart by it.
         shared = cell.record if cell.policy in (_FULL, _THEIRS) else None
-        key = (shared, cell.policy, cell.phase, cell.blocks, cell.setting)
+        key = (shared, cell.line, cell.phase, cell.blocks, cell.setting)
         if seen.setdefault(key, cell) != cell:
             raise ResultError(
                 f"{cell.policy!r} has two {cell.phase} speeds at {cell.blocks} blocks, batch "
@@ -76,21 +84,26 @@ def by_policy(cells: Sequence[SpeedCell]) -> dict[str, list[SpeedCell]]:
     """Our cells in ascending depth by what a legend calls their policy.
 
     At full depth all policies are one, measured once a record as policy `full`: it ends every
-    series of that record.
+    series of that record whose prompts run as deep as what follows.
     """
     ours = [cell for cell in cells if cell.is_ours]
     full = [cell for cell in ours if cell.policy == _FULL]
-    specs = list(dict.fromkeys(cell.policy for cell in ours if cell.policy != _FULL)) or [_FULL]
-    names = [policy_name(spec) for spec in specs]
+    lines = list(dict.fromkeys(cell.line for cell in ours if cell.policy != _FULL))
+    lines = lines or [(_FULL, None)]
+    names = [_line_name(policy_name(spec), prompt) for spec, prompt in lines]
     series = {}
-    for spec, name in zip(specs, names, strict=True):
-        line = [cell for cell in ours if cell.policy == spec]
-        measured = {_beside(cell) for cell in line}
+    for (spec, prompt), name in zip(lines, names, strict=True):
+        line = [cell for cell in ours if cell.line == (spec, prompt)]
+        measured = {_beside(cell) for cell in line} if prompt is None else set()
         deepest = {_beside(cell) for cell in line if cell.blocks == cell.num_blocks}
         line += [cell for cell in full if _beside(cell) in measured - deepest]
         line.sort(key=lambda cell: cell.blocks)
-        series[name if names.count(name) == 1 else spec] = line
+        series[name if names.count(name) == 1 else _line_name(spec, prompt)] = line
     return series
+
+
+def _line_name(policy: str, prompt: int | None) -> str:
+    return policy if prompt is None else f"{policy}, prompt at {prompt}"
 
 
 def _beside(cell: SpeedCell) -> tuple[Any, ...]:
@@ -125,6 +138,9 @@ def _cell(item: Fields, record: int) -> SpeedCell:
         policy=item.text("policy") if is_ours else _THEIRS,
         phase=item.text("phase"),
         blocks=item.integer("blocks", 1, num_blocks),
+        prefill_blocks=None
+        if item.get("prefill_blocks") is None
+        else item.integer("prefill_blocks", 1, num_blocks),
         num_blocks=num_blocks,
         batch=item.integer("batch", 1),
         context=item.integer("context", 1),
