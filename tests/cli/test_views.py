@@ -57,6 +57,17 @@ def show_perplexity(console):
     return ["22", "1.235e+04 ± 1.5"]
 
 
+def show_corpus(console):
+    figures = [("word_perplexity", 24.48), ("bits_per_byte", 0.975)]
+    points = [
+        {"label": label, "blocks": 22, "task": "t", "metric": metric, "value": value}
+        for label in LABELS
+        for metric, value in figures
+    ]
+    eval_run.show_points(console, points, [("t", metric) for metric, _ in figures])
+    return ["22", "24.48", "0.975"]
+
+
 def show_rouge(console):
     def points(sign):
         return [
@@ -103,7 +114,7 @@ def show_bench(console):
     return ["22/30", "1,234", "1.24", "12.35", "100%", "16.7", "1,235 MB"]
 
 
-VIEWS = [show_tasks, show_perplexity, show_rouge, show_answers, show_bench]
+VIEWS = [show_tasks, show_perplexity, show_corpus, show_rouge, show_answers, show_bench]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

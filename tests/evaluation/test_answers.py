@@ -227,6 +227,9 @@ def test_plans_are_not_exchanged_where_no_input_decides_its_own():
     with pytest.raises(DataError, match=f"no plans can be exchanged.* got static:3,1 at {BLOCKS};"):
         run_answers(model, [fixed], EXAMPLES, shuffle_seed=0)
     assert run_answers(model, [fixed, condition_of(model)], EXAMPLES, shuffle_seed=0)["exchanged"]
+    (online,) = plan_conditions(tiny_buddy(policy=HalfRun()))
+    with pytest.raises(DataError, match="no plans can be exchanged"):
+        run_answers(model, [online], EXAMPLES, shuffle_seed=0)
 
 
 def test_the_error_of_a_mean_by_token_is_that_of_a_ratio():

@@ -8,7 +8,9 @@ from lm_eval.api.instance import Instance
 
 from buddy.depth.budget_source import ConstantBudget
 from buddy.errors import BudgetError
+from buddy.evaluation.against import Against
 from buddy.evaluation.conditions import plan_conditions
+from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.scoring import ask, score
 from buddy.evaluation.tasks.tasks import load_tasks, run_tasks
 from tests.evaluation.test_harness import data, harness, words  # noqa: F401
@@ -61,6 +63,20 @@ def test_points_say_what_was_spent(model, data):  # noqa: F811
     assert points["routed", "acc"]["blocks"] == 4
     assert "mean_blocks" not in points["routed", "acc"]
     json.dumps(out, allow_nan=False)
+
+
+def test_a_difference_says_the_depth_that_its_points_say(model, data, tmp_path):  # noqa: F811
+    lm = harness(model, batch_size=3)
+    loaded = load_tasks(["piqa"], data_dir=data)
+    conditions = plan_conditions(model, ["routed"], ["auto"], auto=True)
+    with SampleLog(tmp_path / "log", {}) as log:
+        log.declare(conditions[0].describe() | {"key": conditions[0].key})
+        lm.log = log
+        points = run_tasks(lm, conditions, loaded)["points"]
+    lm.log = None
+    found = run_tasks(lm, conditions, loaded, against=Against(tmp_path / "log"))["against"]
+    (depth,) = {one["mean_blocks"] for one in points}
+    assert {(one["mean_blocks"], one["blocks"]) for one in found} == {(depth, round(depth))}
 
 
 def test_generation_too(model):

@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from buddy.data.local_tasks import LOCAL_TASKS
-from buddy.errors import DataError
+from buddy.errors import BudgetError, DataError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.harness import BuddyLM
@@ -84,6 +84,42 @@ def test_a_budget_changes_the_answer_and_candidates_share_the_route(model):
     leaky = harness(model, budget="4 blocks", policy="routed", route_on="full")
     leaky.loglikelihood(requests)
     assert [len(plans) for plans in leaky.execution.values()] == [4]  # one an answer
+
+
+def test_a_leaking_route_takes_no_budget_of_the_answers_own(model, data):
+    phased = plan_conditions(model, ["routed"], ["4 blocks", "prefill:1.0,decode:4 blocks"])
+    with pytest.raises(BudgetError, match="not 6 and 4 blocks"):
+        harness(model, route_on="full", policy="routed", budget="prefill:1.0,decode:4 blocks")
+    seen, lm = [], harness(model, route_on="full")
+    lm.on_sample = lambda: seen.append(1)
+    with pytest.raises(BudgetError, match="leave --route-on full out"):
+        run_tasks(lm, phased, load_tasks(["piqa"], data_dir=data))
+    assert not seen
+
+
+def test_the_kv_policy_is_that_of_scoring_too(model):
+    options = {"budget": "prefill:4 blocks,decode:1.0", "policy": "routed"}
+    by = {
+        name: harness(model, kv_policy=name, **options).loglikelihood(loglikelihoods(DOCUMENTS[0]))
+        for name in ("lazy", "zero")
+    }
+    assert by["lazy"] != by["zero"]
+
+
+def test_windows_of_a_text_are_of_its_task(model):
+    lm = harness(model, budget="4 blocks", policy="routed")
+    texts = [
+        Instance("loglikelihood_rolling", {}, (words(n, n),), 0, metadata=(task, n, 1))
+        for n, task in ((150, "one"), (9, "other"), (80, "one"))
+    ]
+    found = lm.loglikelihood_rolling(texts)
+    assert set(lm.execution) == {"one", "other"}
+    assert all(len(plan) == 4 for plans in lm.execution.values() for plan in plans)
+    alone = [
+        harness(model, budget="4 blocks", policy="routed").loglikelihood_rolling([text])[0]
+        for text in texts
+    ]
+    assert found == pytest.approx(alone, abs=1e-3)
 
 
 def test_generation_runs_under_the_budget(model):

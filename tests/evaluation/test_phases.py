@@ -7,8 +7,10 @@ from buddy import BuddyForCausalLM
 from buddy.data.examples import Example
 from buddy.depth.budget_source import ConstantBudget, PhasedBudget
 from buddy.errors import BudgetError
+from buddy.evaluation.against import Against
 from buddy.evaluation.answers.answers import run_answers
 from buddy.evaluation.conditions import plan_conditions
+from buddy.evaluation.samples import SampleLog
 from buddy.records import RunRecord
 from tests.engine.test_steering import ByNorm
 from tests.routing.test_ledger import ledger
@@ -40,6 +42,21 @@ def test_samples_are_named_by_what_ran_and_not_by_the_file_that_said_so(tmp_path
         made = RunRecord(kind="x", config={}, results={"removal_order": order}, model=None)
         made.save(path)
         found = plan_conditions(model, (f"static:{path}",), budgets, auto=True)
+        return [one.key for one in found]
+
+    first, again = keys([1, 2, 3, 4]), keys([4, 3, 2, 1])
+    assert len({*first, *again}) == 6
+    assert keys([1, 2, 3, 4]) == first
+
+
+def test_so_are_samples_under_a_mean(tmp_path):
+    model, path = with_ledger(), tmp_path / "order.json"
+
+    def keys(order):
+        made = RunRecord(kind="x", config={}, results={"removal_order": order}, model=None)
+        made.save(path)
+        budgets = ("mean:0.75", "mean:0.7", "prefill:1.0,decode:mean:0.75")
+        found = plan_conditions(model, (f"static:{path}",), budgets, means=True)
         return [one.key for one in found]
 
     first, again = keys([1, 2, 3, 4]), keys([4, 3, 2, 1])
@@ -103,6 +120,20 @@ def test_answers_under_a_mean_lose_what_the_same_depths_lose_token_by_token():
     assert point["value"] == pytest.approx(lost / 7, rel=1e-4)
     assert len(set(ran)) > 1
     assert point["mean_blocks"] == pytest.approx((2 * ran[0] + sum(ran[1:])) / 8)
+
+
+def test_the_mean_beside_a_prompt_of_its_own_is_the_answers_alone(tmp_path):
+    model = with_ledger()
+    example = Example((5, 2, 1), (1, 7, 7, 1, 7), "any")
+    (phased,) = plan_conditions(model, POLICY, ("prefill:1.0,decode:mean:0.75",), means=True)
+    spent = phased.mean.levels(example.answer[:-1])
+    with SampleLog(tmp_path / "log", {}) as log:
+        log.declare(phased.describe() | {"key": phased.key})
+        found = run_answers(model, [phased], [example], log=log)
+    assert found["points"][0]["mean_blocks"] == sum(spent) / 4
+    against = Against(tmp_path / "log")
+    difference, *_ = run_answers(model, [phased], [example], against=against)["against"]
+    assert difference["mean_blocks"] == sum(spent) / 4
 
 
 def test_a_mean_needs_a_ledger():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from buddy.depth.budget_source import ConstantBudget
+from buddy import BuddyForCausalLM
+from buddy.depth.budget_source import ConstantBudget, PhasedBudget
 from buddy.depth.policy import Observation
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_context, naive_hidden
@@ -59,6 +60,23 @@ def test_a_batch_of_questions_equals_each_candidate_computed_alone(family):
             assert out.greedy[place] == greedy
             assert out.blocks == blocks
     assert len({out.blocks for out in scored}) > 1  # the input decides
+
+
+@torch.no_grad()
+def test_an_answer_finds_in_the_cache_what_the_kv_policy_left_there():
+    model = tiny_buddy()
+    source = PhasedBudget(BLOCKS, ConstantBudget(BLOCKS + 2))
+    asked = ask([(tokens(9, seed=1), tokens(4, seed=2))], context=LONG)
+
+    def loglikelihood(one, kv_policy=None):
+        [scored] = score(one, one.policy, source, asked, kv_policy)
+        return scored.loglikelihoods[0]
+
+    for name in ("lazy", "zero", "mask"):
+        alone = BuddyForCausalLM(model.model, policy=model.policy, kv_policy=name)
+        assert loglikelihood(model, name) == loglikelihood(alone)
+    assert len({loglikelihood(model, name) for name in ("lazy", "zero", "mask")}) == 3
+    assert loglikelihood(model) == loglikelihood(model, "lazy")
 
 
 @torch.no_grad()

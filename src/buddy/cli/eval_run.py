@@ -299,7 +299,8 @@ def _difference(point: dict[str, Any]) -> str:
 
 
 def _cell(point: dict[str, Any], *, bare: bool) -> str:
-    scale = 1.0 if point["metric"] in ("perplexity", "nll") else 100.0
+    name, _, _ = point["metric"].partition(",")
+    scale = 1.0 if name.endswith(("perplexity", "nll", "bits_per_byte")) else 100.0
     value = f"{point['value'] * scale:.4g}" if scale == 1.0 else f"{point['value'] * scale:.1f}"
     error = point.get("stderr")
     value = value if error is None or bare else f"{value} ± {error * scale:.2g}"

@@ -55,19 +55,20 @@ class Condition:
 
         What ran is named, not the file that said so: that may hold another order by now.
         """
+        depths: Sequence[int]
         if self.is_auto:
             policy = cast(DepthPolicy, self.policy)
             always = len({block % policy.num_blocks for block in policy.pinned})
-            depths: Sequence[int] = range(max(1, always), policy.num_blocks + 1)
+            depths = range(max(1, always), policy.num_blocks + 1)
         else:
-            depths = [self.blocks if self.prefill_blocks is None else self.prefill_blocks]
-            depths = list(dict.fromkeys([*depths, self.blocks]))
-        fixed = None if self.mean is not None else self._fixed(depths)
+            levels = [self.blocks] if self.mean is None else self.mean.ledger.config.levels
+            depths = list(dict.fromkeys([self.prefill_blocks or self.blocks, *levels]))
+        fixed = self._fixed(depths)
         if fixed is None:
             return f"{self.spec}@{self.depth}"
         named = "+".join(",".join(map(str, blocks)) for blocks in fixed)
-        if self.is_auto:
-            return f"{AUTO}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
+        if self.is_auto or self.mean is not None:
+            return f"{self.depth}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
         return f"blocks:{named}"
 
     def fixed_blocks(self) -> tuple[int, ...] | None:

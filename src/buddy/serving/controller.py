@@ -1,7 +1,8 @@
 """Budgets from deadlines and from load: feed forward from the cost model, then trim.
 
 Rows step together, so the tightest deadline rules all of them, and rows must be free as fast as
-requests come. Elastic rows are lowered first, then prompts are put off, then nobody is let in. A contract (`Fixed`) is never touched.
+requests come. Elastic rows are lowered first, then prompts are put off, then nobody is let in. A
+contract (`Fixed`) is never touched.
 """
 
 import math

@@ -40,10 +40,16 @@ def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | Non
     """Blocks that a token ran on average; None where the budget or the last token's plan says it.
 
     A policy that decides while it runs lets each token run blocks of its own, and so does a mean.
+    Where the prompt has a budget of its own, its tokens do not count.
     """
     if condition.mean is None and not is_online(condition.policy):
         return None
-    return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
+    prompt = condition.prefill_blocks
+    if prompt is None:
+        return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
+    rest = sum(one.tokens - 1 for one in answers)  # the last one of an answer is not fed
+    before = sum(one.fed for one in answers) - rest
+    return (sum(one.executed for one in answers) - prompt * before) / max(1, rest)
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
@@ -68,8 +74,8 @@ def difference_points(
     """
     points = []
     for task, mine in _by_source(pairs).items():
-        values = differences(mine)
-        points += _both(condition, task, values, **rest)
+        depth = mean_depth(condition, [own for own, _ in mine])
+        points += _both(condition, task, differences(mine), **condition.ran(depth), **rest)
     return points
 
 

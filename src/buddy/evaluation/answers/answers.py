@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, Observation, Policy
+from buddy.depth.policy import BatchSize, Observation, Policy, is_online
 from buddy.engine.run import Feed, run_once
 from buddy.errors import DataError
 from buddy.evaluation.against import Against
@@ -213,9 +213,12 @@ def run_answers(
 def rounds_of(condition: Condition, *, shuffle: bool) -> int:
     """How often each example is run.
 
-    A fixed set of blocks leaves no plans to exchange, nor do tokens that have budgets of their own.
+    A fixed set of blocks leaves no plans to exchange, nor do tokens that have budgets of their own,
+    or that decide while they run.
     """
     if condition.mean is not None or condition.prefill_blocks is not None:
+        return 1
+    if is_online(condition.policy):
         return 1
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
 

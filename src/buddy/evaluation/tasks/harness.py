@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 
 from buddy.depth.budget import AUTO
 from buddy.engine.run import check_reroute
-from buddy.errors import DataError, PolicyError
+from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.evaluation.conditions import Condition, plan_conditions
 from buddy.evaluation.samples import SampleLog
 from buddy.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score
@@ -122,6 +122,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self._route_on, self._kv_policy = route_on, kv_policy
         self._reroute = check_reroute(cast(Any, reroute))
         self._instances: list[Instance] | None = None
+        self._rolling = "rolling"
         self._plans: list[tuple[int, ...]] = []
         self.on_sample: Callable[[], None] = lambda: None
         """Called after each document or generation."""
@@ -134,9 +135,42 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
 
     def set_condition(self, condition: Condition) -> None:
-        """Run under another policy and budget from now on."""
+        """Run under another policy and budget from now on.
+
+        Raises:
+            BudgetError: As `check_condition`.
+        """
+        self.check_condition(condition)
         self.condition, self.execution = condition, {}
         self.model.set_policy(condition.policy)
+
+    def check_condition(self, condition: Condition) -> None:
+        """Refuse a condition that cannot be measured as it says.
+
+        Raises:
+            BudgetError: The answer is to run at a budget of its own, and to be a part of the
+                prompt, as `route_on="full"` has it.
+        """
+        if self._route_on == "full" and condition.prefill_blocks is not None:
+            raise BudgetError(
+                "where the route sees answers too they run the prompt's budget: name one budget "
+                f"for both, not {condition.prefill_blocks} and {condition.blocks} blocks, or leave "
+                "--route-on full out"
+            )
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Called by lm-eval: the log-likelihood of each text, in windows that are its task's."""
+        found = [0.0] * len(requests)
+        tasks = [request.task_name or "rolling" for request in requests]
+        for task in dict.fromkeys(tasks):
+            self._rolling = task
+            mine = [place for place, one in enumerate(tasks) if one == task]
+            values = cast(Any, super()).loglikelihood_rolling([requests[i] for i in mine], True)
+            for place, value in zip(mine, values, strict=True):
+                found[place] = value
+        return found
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -169,9 +203,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         for start in range(0, len(pending), self.batch_size):
             batch = pending[start : start + self.batch_size]
             questions = [question for document in batch for question in document.questions]
-            scored = iter(
-                score(self.model, self.condition.policy, self.condition.source, questions)
-            )
+            policy, source = self.condition.policy, self.condition.source
+            scored = iter(score(self.model, policy, source, questions, self._kv_policy))
             for document in batch:
                 mine = [next(scored) for _ in document.questions]
                 if self.log is not None:
@@ -186,7 +219,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         places: dict[tuple[Any, ...], list[int]] = {}
         for place, (request, instance) in enumerate(zip(requests, instances, strict=True)):
             if instance is None:
-                document: tuple[Any, ...] = ("rolling", place)
+                document: tuple[Any, ...] = (self._rolling, place)
             else:
                 # Unconditional likelihoods of the same answers are questions of their own.
                 document = (

@@ -10,6 +10,7 @@ from torch import Tensor
 from buddy.depth.budget_source import BudgetSource
 from buddy.depth.policy import Policy
 from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.session import Session
 from buddy.errors import DataError
 from buddy.model import BuddyForCausalLM
@@ -121,6 +122,7 @@ def score(
     policy: Policy,
     source: BudgetSource | None,
     questions: Sequence[Question],
+    kv_policy: KVPolicy | None = None,
 ) -> list[Scored]:
     """Run a batch of questions: each context once, then every candidate from its cache.
 
@@ -130,8 +132,9 @@ def score(
         source: Says how many, for every question: of its context, which is the prompt, and of what
             follows. None lets the predictor choose for each, from what its route sees.
         questions: Any number; those of like length waste least.
+        kv_policy: What a skipped block leaves in its KV cache; the model's own if not given.
     """
-    session = model.new_session(len(questions), 1)
+    session = model.new_session(len(questions), 1, kv_policy)
     contexts = [question.routed for question in questions]
     sources = _sources(model, source, contexts)
     numbers = [session.join(each, reroute="prefill") for each in sources]

@@ -277,12 +277,15 @@ def run_tasks(
         difference from the earlier run.
 
     Raises:
+        BudgetError: A condition cannot be measured as `lm` is set.
         ResultError: The earlier run is of other budgets or rows.
     """
     points: list[dict[str, Any]] = []
     execution: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     # Before anything is measured.
+    for condition in conditions:
+        lm.check_condition(condition)
     earlier_runs = [against.beside(one) if against is not None else [] for one in conditions]
     for condition, beside in zip(conditions, earlier_runs, strict=True):
         on_condition(condition)
@@ -303,10 +306,10 @@ def run_tasks(
         worth = _worth(found["samples"])
         if lm.log is not None:
             _keep(lm.log, condition, worth)
-        for earlier in beside:
-            differences += _differences(condition, worth, earlier)
         plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
         depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
+        for earlier in beside:
+            differences += _differences(condition, worth, earlier, depths)
         points += _points(condition, found, depths)
         execution += execution_rates(condition, lm.execution, of_prompts=True)
     return {"points": points, "execution": execution, "against": differences}
@@ -339,7 +342,10 @@ def _keep(log: SampleLog, condition: Condition, worth: dict[str, Worth]) -> None
 
 
 def _differences(
-    condition: Condition, worth: dict[str, Worth], earlier: EarlierCondition
+    condition: Condition,
+    worth: dict[str, Worth],
+    earlier: EarlierCondition,
+    depths: dict[str, float],
 ) -> list[dict[str, Any]]:
     """Of each task and metric, and the averages: by how much this run is above the earlier one."""
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -352,9 +358,8 @@ def _differences(
     points = []
     for (task, metric), both in sorted(pairs.items()):
         value, error = mean_difference(both)
-        points.append(
-            condition.point(task, metric, value, stderr=error, samples=len(both), **earlier.about)
-        )
+        rest = {**condition.spent(depths[task]), **earlier.about}
+        points.append(condition.point(task, metric, value, stderr=error, samples=len(both), **rest))
     return [*points, *({**one, **earlier.about} for one in _means(condition, points))]
 
 
