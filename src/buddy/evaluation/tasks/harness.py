@@ -13,6 +13,7 @@ from lm_eval.models.huggingface import HFLM
 
 from buddy.depth.budget import AUTO
 from buddy.engine.run import check_reroute
+from buddy.engine.state.cache import check_kv_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.evaluation.conditions import Condition, plan_conditions
 from buddy.evaluation.samples import SampleLog
@@ -119,7 +120,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             model = pretrained
         size = DEFAULT_BATCH if batch_size in (None, "auto") else batch_size
         super().__init__(model, tokenizer=tokenizer, batch_size=size, **options)
-        self._route_on, self._kv_policy = route_on, kv_policy
+        self._route_on = route_on
+        self._kv_policy = None if kv_policy is None else check_kv_policy(kv_policy)
         self._reroute = check_reroute(cast(Any, reroute))
         self._instances: list[Instance] | None = None
         self._rolling = "rolling"
