@@ -60,6 +60,8 @@ def test_checkpoints_with_dense_models_of_their_own_have_a_level_each():
 def test_without_policy_full_the_level_is_what_all_agree_on():
     agreed = [point("a", L, 0.5), point("b", L, 0.5), point("a", 20, 0.4)]
     assert levels(accuracy.draw([record("eval-tasks", {"points": agreed})])) == [50.0]
+    less = [point("c", L, 0.3, prefill_blocks=15), point("d", L, 0.2, mean_blocks=29.6)]
+    assert levels(accuracy.draw([record("eval-tasks", {"points": [*agreed, *less]})])) == [50.0]
     differing = [point("a", L, 0.5), point("b", L, 0.6)]
     assert levels(accuracy.draw([record("eval-tasks", {"points": differing})])) == []
 

@@ -69,3 +69,20 @@ def test_two_predictors_or_nothing_to_keep_are_refused():
     points[0] |= {"value": 0.5, "num_blocks": 32}
     with pytest.raises(ResultError, match="30 and 32 blocks"):
         retention.draw([given])
+
+
+def test_a_prompt_of_fewer_blocks_is_not_the_whole_model():
+    given = auto_record()
+    phased = point("routed, prompt at 15", 30, 0.1, task="boolq", prefill_blocks=15)
+    given["results"]["points"].append(phased)
+    kept, _ = retention.draw([given]).axes
+    assert [bar.get_width() for bar in kept.patches] == pytest.approx([82.0, 86.0, 90.0, 78.0])
+
+
+def test_two_whole_models_are_refused():
+    given = auto_record()
+    whole = point("full", 30, 0.5, task="boolq")
+    same, other = (record("eval-tasks", {"points": [whole | {"value": v}]}) for v in (0.5, 0.4))
+    assert retention.draw([given, same])
+    with pytest.raises(ResultError, match=r"boolq has two values with every block, 0\.5 and 0\.4"):
+        retention.draw([given, other])

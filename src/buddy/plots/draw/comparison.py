@@ -59,6 +59,7 @@ def _gaps(results: Fields) -> list[Point]:
             stderr=item.number("stderr", 0.0),
             reroute=None,
             mean_blocks=None,
+            prefill_blocks=None,
         )
         for item in results.objects("above_buddy")
     ]

@@ -37,7 +37,7 @@ def draw(
             their average takes, and other tasks have acc, or the only one.
 
     Raises:
-        ResultError: Records without either of the two.
+        ResultError: Records without either of the two, or of more than one model.
     """
     points = read_points(records, "retention")
     found = _spending(_of_metric(points, metric))
@@ -67,12 +67,20 @@ def _of_metric(points: Sequence[Point], metric: str | None) -> list[Point]:
     return [point for point in points if point.metric == wanted]
 
 
+def _whole_models(points: Sequence[Point]) -> dict[str, float]:
+    """What each task scores with every block."""
+    found: dict[str, float] = {}
+    for point in points:
+        if point.is_whole and found.setdefault(point.task, point.value) != point.value:
+            raise ResultError(
+                f"{point.task} has two values with every block, {found[point.task]:g} and "
+                f"{point.value:g}: the retention figure draws one model, so leave out the others"
+            )
+    return found
+
+
 def _spending(points: Sequence[Point]) -> Spending:
-    whole = {
-        point.task: point.value
-        for point in points
-        if point.mean_blocks is None and point.blocks == point.num_blocks
-    }
+    whole = _whole_models(points)
     found, labels = {}, set()
     for point in points:
         is_subject = point.task.startswith("mmlu_") and "mmlu" in whole  # one of 57, and their mean

@@ -27,6 +27,17 @@ class Point:
     reroute: str | None
     mean_blocks: float | None
     """Of budgets that the predictor or the ledger chose, where `blocks` rounds it; else None."""
+    prefill_blocks: int | None
+    """Of the prompt's tokens, where theirs is another number; else None."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its budget has every token run every block."""
+        return (
+            self.blocks == self.num_blocks
+            and self.mean_blocks is None
+            and self.prefill_blocks in (None, self.num_blocks)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +130,7 @@ def dense_values(points: Sequence[Point]) -> list[float]:
     Without that policy, the one value that all agree on who ran every block, if there is one.
     """
     full = {point.value for point in points if point.policy == "full"}
-    whole = {point.value for point in points if point.blocks == point.num_blocks}
+    whole = {point.value for point in points if point.is_whole}
     return sorted(full or (whole if len(whole) == 1 else ()))
 
 
@@ -143,6 +154,11 @@ def _point(item: Fields) -> Point:
         stderr=None if item.get("stderr") is None else item.number("stderr", 0.0),
         reroute=None if item.get("reroute") is None else item.text("reroute"),
         mean_blocks=None if item.get("mean_blocks") is None else item.positive("mean_blocks"),
+        prefill_blocks=(
+            None
+            if item.get("prefill_blocks") is None
+            else item.integer("prefill_blocks", 1, num_blocks)
+        ),
     )
 
 
