@@ -136,6 +136,18 @@ def test_a_search_alone_has_its_order_alone():
     assert figure.axes[0].collections[0].get_array().size == 8
 
 
+def test_a_search_that_stopped_early_is_of_the_whole_model():
+    given = sleb_record(8) | {"model": {"num_blocks": 8, "base": "0" * 64}}
+    del given["results"]["removal_order"][2:]
+    figure = importance.draw([given])
+    assert figure.axes[0].collections[0].get_array().size == 8
+    with pytest.raises(ResultError, match="models with 6 and 8 blocks"):
+        importance.draw([importance_record("taylor", 6), given])
+    given["model"]["num_blocks"] = "8"
+    with pytest.raises(ResultError, match="record 1, model: 'num_blocks' must be a whole number"):
+        importance.draw([given])
+
+
 def test_importance_of_models_of_different_depths_is_refused():
     with pytest.raises(ResultError, match="models with 6 and 8 blocks"):
         importance.draw([importance_record("taylor", 6), importance_record("fisher", 8)])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from buddy.errors import ResultError
 from buddy.plots.names import indicator_name, text_name
-from buddy.plots.read.fields import Fields, numbers_of, open_results, same_num_blocks
+from buddy.plots.read.fields import MOST_BLOCKS, Fields, numbers_of, open_results, same_num_blocks
 
 _TELLING: Final = ("model", "text", "protect", "windows", "tokens", "dtype")
 
@@ -87,8 +87,8 @@ def read_context_ranks(records: Sequence[dict[str, Any]]) -> ContextRanks:
 def read_importance(records: Sequence[dict[str, Any]]) -> tuple[list[Importance], int]:
     """Every importance record, and the model's number of blocks.
 
-    A search names no number of blocks: it is that of the records with scores; without any, the
-    searches are taken to have left the last block out.
+    The number is that of the model that a record names, or of its scores. Where all are searches
+    that name none, they are taken to have left the last block out.
 
     Raises:
         ResultError: A record of another kind, a field missing, models of different depths, or
@@ -98,6 +98,11 @@ def read_importance(records: Sequence[dict[str, Any]]) -> tuple[list[Importance]
     names = _names(records)
     found = [_importance(*pair) for pair in zip(opened, names, strict=True)]
     depths = [len(one.scores) for one in found if one.scores]
+    depths += [
+        Fields(record["model"], f"record {number}, model").integer("num_blocks", 1, MOST_BLOCKS)
+        for number, record in enumerate(records, start=1)
+        if record.get("model")
+    ]
     highest = max(max(one.removal_order) for one in found)
     num_blocks = same_num_blocks(depths or [highest + 2], "importance")
     if highest >= num_blocks:
