@@ -68,6 +68,21 @@ def show_corpus(console):
     return ["22", "24.48", "0.975"]
 
 
+@pytest.mark.parametrize(("more", "shown"), [({}, ""), ({"budget": "auto"}, "auto ")])
+def test_what_no_budget_fixes_is_one_row_over_all_tasks(monkeypatch, more, shown):
+    depths = {"piqa": 27.4, "boolq": 28.2, "arc_easy": 26.0}
+    points = [
+        {"label": "d-llm", "blocks": round(mean), "mean_blocks": mean, "task": task}
+        | {"metric": "acc", "value": 0.5, "stderr": 0.01, **more}
+        for task, mean in depths.items()
+    ]
+    console = pipe(monkeypatch)
+    eval_run.show_points(console, points, [(task, "acc") for task in depths])
+    [row] = [line for line in console.file.getvalue().splitlines() if "d-llm" in line]
+    cells = " ".join(f"50.0 ± 1 at {mean:.1f}" for mean in depths.values())
+    assert " ".join(row.split()) == f"d-llm {shown}{cells}"
+
+
 def show_rouge(console):
     def points(sign):
         return [

@@ -255,8 +255,9 @@ def show_points(
     bare = set(columns[:-1]) if len(columns) > 4 else set()
     rows: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for point in points:
-        # What the predictor spends differs from task to task.
-        blocks = "auto" if point.get("budget") == "auto" else str(point["blocks"])
+        # What no budget fixes differs from task to task.
+        is_free = "mean_blocks" in point
+        blocks = point.get("budget", "") if is_free else str(point["blocks"])
         row = rows.setdefault((point["label"], blocks), {})
         row[point["task"], point["metric"]] = point
     for (label, blocks), row in rows.items():
