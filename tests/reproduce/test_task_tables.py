@@ -70,6 +70,22 @@ def test_a_method_that_keeps_no_budget_has_a_row_whatever_each_task_ran():
     assert [row for row in by_task.rows if row[0] == "D-LLM"] == [("D-LLM", "28", *["40.0"] * 8)]
 
 
+def test_a_method_that_keeps_no_budget_is_drawn_at_what_it_ran_though_that_rounds_to_full_depth():
+    named = {"task": "average", "metric": "acc", "num_blocks": 30, "stderr": 0.1}
+    points = [
+        {"label": "Dense", "blocks": 30, "value": 0.5, **named},
+        {"label": "SLEB", "blocks": 15, "value": 0.4, **named},
+        {"label": "FiRST", "blocks": 30, "mean_blocks": 29.7, "value": 0.45, **named},
+    ]
+    theirs = [row for row in read_paper("accuracy") if row["model"] == "Llama-2-7B"]
+    dense_of = {"SLEB": "Dense", "FiRST": "Dense, FiRST"}
+    ours, _ = _panels(points, dense_of, _KINDS["accuracy"], theirs)
+    assert [(one["label"], one["x"], one["y"]) for one in ours["lines"]] == [
+        ("SLEB", [0, 50], [50, 40]),
+        ("FiRST", [pytest.approx(1)], [45]),
+    ]
+
+
 def test_what_is_kept_is_of_the_same_weights_at_full_depth_and_says_its_error():
     def point(label, blocks, value):
         about = {"task": "gsm8k", "metric": "exact_match,flexible-extract", "num_blocks": 8}

@@ -197,6 +197,11 @@ def _depth(points: Sequence[dict[str, Any]]) -> int:
     return int(points[0]["num_blocks"])
 
 
+def _ran(point: dict[str, Any]) -> float:
+    """Blocks of a token: the budget's, or the mean of what ran where none fixed them."""
+    return float(point.get("mean_blocks", point["blocks"]))
+
+
 def _reported(
     theirs: Sequence[Row], label: str, blocks: int, num_blocks: int, kind: _Kind
 ) -> tuple[str, str]:
@@ -219,17 +224,15 @@ def _panels(
 ) -> list[dict[str, Any]]:
     chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]
     depth = _depth(points)
-    dense = {one["label"]: one for one in chosen if one["blocks"] == depth}
-    labels = list(dict.fromkeys(one["label"] for one in chosen if one["blocks"] < depth))
+    labels = list(dict.fromkeys(one["label"] for one in chosen if one["label"] in dense_of))
     ours = []
     for label in labels:
-        start = dense.get(dense_of[label])
-        own = [*([start] if start else []), *(one for one in chosen if one["label"] == label)]
-        own.sort(key=lambda one: -one["blocks"])
+        own = [one for one in chosen if one["label"] in (label, dense_of[label])]
+        own.sort(key=_ran, reverse=True)
         ours.append(
             line(
                 label,
-                [removed(one["blocks"], depth) for one in own],
+                [removed(_ran(one), depth) for one in own],
                 [100 * one["value"] for one in own],
                 stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
             )
