@@ -66,9 +66,26 @@ def test_groups_are_policies_if_there_are_several_else_tasks():
     other = execution("b", 2, rates, "piqa", num_blocks=3)
     both = drawn([*one, other])
     assert list(both) == ["a", "b"]
-    assert both["b"].get_xlabel() == "Block (mean of 2 tasks)"
+    assert both["b"].get_xlabel() == "Block (mean of 1 to 2 tasks)"
+    third = execution("b", 2, rates, "boolq", num_blocks=3)
+    assert drawn([*one, other, third])["b"].get_xlabel() == "Block (mean of 2 tasks)"
     chosen = drawn([*one, other], task="piqa")
     assert chosen["b"].get_xlabel() == "Block (PIQA)"
+
+
+def test_what_no_budget_fixes_is_one_row_over_all_tasks_beside_other_policies():
+    ran = {"piqa": [1.0, 1.0, 0.0, 1.0], "boolq": [1.0, 0.0, 0.0, 1.0]}
+    free = [
+        execution("a auto", round(sum(rates)), rates, task, num_blocks=4)
+        | {"mean_blocks": sum(rates)}
+        for task, rates in ran.items()
+    ]
+    assert [len(cells(axes)) for axes in drawn(free).values()] == [1, 1]
+    fixed = [execution("b", 2, [1.0, 0.0, 0.0, 1.0], task, num_blocks=4) for task in ran]
+    both = drawn([*free, *fixed])
+    (row,) = cells(both["a auto"])
+    np.testing.assert_allclose(row[1], to_rgb(VARIES(0.5)))
+    assert both["b"].get_xlabel() == "Block (mean of 2 tasks)"
 
 
 def test_a_block_that_all_tasks_keep_stays_of_that_class_in_their_mean():

@@ -1,6 +1,9 @@
 """Which blocks run: for every input, for some, for none."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +43,7 @@ def draw(
 ) -> Figure:
     """Draw a row a depth, in a group a policy; of one policy, a group a task.
 
+    Beside other policies, one whose depth no budget fixes has one row, at the mean over its tasks.
     The dense rows of policy `full` are left out where there are others.
 
     Args:
@@ -56,6 +60,8 @@ def draw(
     if task is not None:
         choose([entry.task for entry in entries], task, "task")
         entries = [entry for entry in entries if entry.task == task]
+    if len({entry.label for entry in entries}) > 1:
+        entries = _levelled(entries)
     groups = _groups(entries)
     counts = [len(rows) for rows in groups.values()]
     height = sum(counts) * _ROW_INCHES + len(counts) * _GROUP_INCHES + 0.3
@@ -76,6 +82,20 @@ def rate_colour(rate: float) -> tuple[float, float, float]:
     if min(rate, 1 - rate) < _ROUNDING:
         return to_rgb(KEPT if rate > 0.5 else SKIPPED)
     return to_rgb(VARIES(rate))
+
+
+def _levelled(entries: Sequence[Execution]) -> list[Execution]:
+    """The entries, where those whose depth no budget fixes are all at the mean of their label."""
+    means: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry.mean_blocks is not None:
+            means.setdefault(entry.label, {})[entry.task] = entry.mean_blocks
+    return [
+        entry
+        if entry.mean_blocks is None
+        else replace(entry, blocks=round(fmean(means[entry.label].values())))
+        for entry in entries
+    ]
 
 
 def _groups(entries: Sequence[Execution]) -> dict[str, Rows]:
@@ -102,7 +122,12 @@ def _inputs(entries: Sequence[Execution]) -> str:
     tasks = {entry.task for entry in entries}
     if len({entry.label for entry in entries}) == 1:
         return ""
-    return f" (mean of {len(tasks)} tasks)" if len(tasks) > 1 else f" ({text_name(*tasks)})"
+    if len(tasks) == 1:
+        return f" ({text_name(*tasks)})"
+    told = {(entry.label, entry.blocks, entry.task) for entry in entries}
+    counts = Counter((label, blocks) for label, blocks, _ in told).values()
+    fewest = f"{min(counts)} to " if min(counts) < max(counts) else ""
+    return f" (mean of {fewest}{max(counts)} tasks)"
 
 
 def _mean(tasks: Mapping[str, Rows]) -> Rows:

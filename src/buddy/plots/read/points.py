@@ -50,6 +50,8 @@ class Execution:
     num_blocks: int
     task: str
     rates: tuple[float, ...]
+    mean_blocks: float | None
+    """As in `Point`."""
 
 
 def read_points(records: Sequence[dict[str, Any]], figure: str) -> list[Point]:
@@ -153,13 +155,17 @@ def _point(item: Fields) -> Point:
         value=item.number("value"),
         stderr=None if item.get("stderr") is None else item.number("stderr", 0.0),
         reroute=None if item.get("reroute") is None else item.text("reroute"),
-        mean_blocks=None if item.get("mean_blocks") is None else item.positive("mean_blocks"),
+        mean_blocks=_mean_blocks(item),
         prefill_blocks=(
             None
             if item.get("prefill_blocks") is None
             else item.integer("prefill_blocks", 1, num_blocks)
         ),
     )
+
+
+def _mean_blocks(item: Fields) -> float | None:
+    return None if item.get("mean_blocks") is None else item.positive("mean_blocks")
 
 
 def _execution(item: Fields) -> Execution:
@@ -171,4 +177,5 @@ def _execution(item: Fields) -> Execution:
         num_blocks=num_blocks,
         task=item.text("task"),
         rates=item.numbers("rates", num_blocks, 0.0, 1.0),
+        mean_blocks=_mean_blocks(item),
     )
