@@ -15,6 +15,7 @@ from buddy.engine.executors.native.decoder import MOST_BESIDE_TORCH
 from buddy.engine.executors.native.instructions import best_set
 from buddy.engine.executors.native.library import native_library
 from buddy.errors import ModelError
+from tests.policies.made import gated
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
@@ -160,3 +161,15 @@ def test_bench_names_the_engine_that_ran(llama, tmp_path, batch, engine, shown):
     assert record["config"]["engine"] == engine
     assert (record["config"]["engine_reason"] is None) == (engine == "native")
     assert [row["engine"] for row in record["results"]["rounds"]] == [None, engine]
+
+
+def test_bench_names_the_policy_whose_steps_the_fast_path_does_not_take(tmp_path):
+    model, out = tmp_path / "model", tmp_path / "speed.json"
+    gated("flexidepth").save_pretrained(model, include_backbone=True)
+    short = ["--context", "4", "--new-tokens", "2", "--rounds", "1", "-b", "1.0"]
+    done = invoke("bench", "-m", str(model), "--out", str(out), "--no-transformers", *short)
+    assert done.exit_code == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert [row["engine"] for row in record["results"]["rounds"]] == ["native", "general"]
+    assert record["config"]["engine"] == "general and native"
+    assert record["config"]["engine_reason"] == "the native engine takes no steps of flexidepth"

@@ -187,11 +187,14 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
 
 
 def _who_ran(model: "BuddyForCausalLM", results: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Who ran decode steps, and why that was not the fast path."""
-    ran = {row["engine"] for row in results["rounds"]} - {None}
+    """Who ran decode steps, and why that was not the fast path, or not for all."""
+    rows = [row for row in results["rounds"] if row["engine"] is not None]
+    ran, fast = {row["engine"] for row in rows}, model.executor.name
     reason = model.executor.why_general
-    if ran != {model.executor.name}:
-        reason = f"the {model.executor.name} engine takes no steps of {batch} new tokens"
+    if ran != {fast}:
+        others = " and ".join(row["name"] for row in rows if row["engine"] != fast)
+        what = f"steps of {others}" if fast in ran else f"steps of {batch} new tokens"
+        reason = f"the {fast} engine takes no {what}"
     return {"engine": " and ".join(sorted(ran)), "engine_reason": reason}
 
 
