@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from buddy.data.examples import encoder
 from buddy.errors import DataError
 from buddy.evaluation.rouge.samsum import (
     INSTRUCTION,
@@ -47,6 +48,16 @@ def test_prompts_take_the_models_own_form(tokenizer):
     assert read_answer(Chat(), [1]) == "First.\nSecond."
     Chat.chat_template = None
     assert read_answer(Chat(), [1]) == "First."
+
+
+def test_training_rows_ask_as_evaluation_does_where_a_model_may_think_aloud(tokenizer):
+    tokenizer.chat_template = (
+        "{{ messages[0]['content'] }} w9{% if enable_thinking is false %} w10 w11{% endif %}"
+    )
+    row = {"instruction": f"{INSTRUCTION}\n\nw7 w8", "output": "w5"}
+    prompt, answer = encoder("chat", tokenizer)(row, "line 1")
+    assert prompt == prompt_ids(tokenizer, "w7 w8")
+    assert (prompt[-5:], answer[0]) == ([7, 8, 9, 10, 11], 5)
 
 
 def test_dialogues_come_from_a_folder(tmp_path):

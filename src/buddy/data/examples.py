@@ -239,7 +239,12 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
     """
     if tokenizer.chat_template is None:
         raise DataError('this model has no chat template: set template = "alpaca"')
-    text = apply_chat(tokenizer, [{"role": "user", "content": request}], tokenize=False)
+    text = apply_chat(
+        tokenizer,
+        [{"role": "user", "content": request}],
+        tokenize=False,
+        enable_thinking=False,  # read by the templates of models that think aloud
+    )
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

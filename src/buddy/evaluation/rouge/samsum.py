@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.data.chat import apply_chat
+from buddy.data.examples import encode_chat
 from buddy.data.local_tasks import read_split
 from buddy.data.rows import STRING, Kind, Note
 from buddy.errors import DataError, reason
@@ -87,13 +87,7 @@ def prompt_ids(tokenizer: Any, dialogue: str) -> list[int]:
     asked = f"{INSTRUCTION}\n\n{dialogue}"
     if not has_chat(tokenizer):
         return list(tokenizer(f"{asked}\n\nSummary:", verbose=False)["input_ids"])
-    text = apply_chat(
-        tokenizer,
-        [{"role": "user", "content": asked}],
-        tokenize=False,
-        enable_thinking=False,  # read by the templates of models that think aloud
-    )
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return encode_chat(tokenizer, asked)
 
 
 def read_answer(tokenizer: Any, token_ids: list[int]) -> str:
