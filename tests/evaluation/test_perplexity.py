@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from buddy.cli.options import check_labelled_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.evaluation.conditions import plan_conditions
 from buddy.evaluation.perplexity import run_perplexity, sliding_windows, window_losses
 from buddy.evaluation.samples import SampleLog
+from buddy.records import RunRecord
 from tests.policies.made import gated
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_buddy
 
@@ -125,6 +127,21 @@ def test_conditions_are_checked_before_anything_runs():
         plan_conditions(model, ["a=static:2", "a=static:3"], ["5 blocks"])
     with pytest.raises(PolicyError, match="no policy"):
         plan_conditions(model, ["nothing"], ["5 blocks"])
+
+
+def test_an_equals_sign_in_a_path_ends_no_label(tmp_path):
+    path = tmp_path / "lr=2" / "order.json"
+    path.parent.mkdir()
+    made = RunRecord(kind="x", config={}, results={"removal_order": [1, 2, 3, 4]}, model=None)
+    made.save(path)
+    given = [f"static:{path}", f"mine=static:{path}", "a:b=static:4,3,2"]
+    for text in given:
+        check_labelled_policy(text)
+    found = plan_conditions(tiny_buddy(), given, ["4 blocks"])
+    assert [one.label for one in found] == ["order", "mine", "a:b"]
+    assert found[0].spec == found[1].spec == given[0]
+    with pytest.raises(PolicyError, match="no policy 'b'"):
+        check_labelled_policy("a=b:lr=2")
 
 
 def test_a_long_list_of_blocks_goes_by_its_first_ones_and_is_measured_whole(monkeypatch):

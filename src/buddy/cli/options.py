@@ -130,8 +130,9 @@ def check_policy_spec(spec: str) -> None:
 
 def check_labelled_policy(text: str) -> None:
     """Refuse `SPEC` or `LABEL=SPEC` where the spec is no policy of any model."""
-    _, equals, spec = text.partition("=")
-    check_policy_spec(spec if equals else text)
+    from buddy.depth.policy import split_label
+
+    check_policy_spec(split_label(text)[1])
 
 
 Model = Annotated[

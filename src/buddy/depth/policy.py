@@ -296,6 +296,17 @@ def policy_names() -> list[str]:
     return sorted({*BUILT_IN, *entry_points(group="buddy.policies").names})
 
 
+def split_label(text: str) -> tuple[str | None, str]:
+    """Split `SPEC` or `LABEL=SPEC` into the label, None where there is none, and the spec.
+
+    What begins with a policy's name and a colon is a spec: a path may have an = in it.
+    """
+    label, equals, spec = text.partition("=")
+    if not equals or text.partition(":")[0] in policy_names():
+        return None, text
+    return label, spec
+
+
 def build_policy(spec: str, resources: PolicyResources) -> Policy:
     """Make a policy from what a user wrote.
 

@@ -18,6 +18,7 @@ from buddy.depth.policy import (
     build_policy,
     is_online,
     prepare,
+    split_label,
 )
 from buddy.depth.prior import OnProgress
 from buddy.depth.select import select_blocks
@@ -276,8 +277,8 @@ def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Con
 
 def _split(policy: str) -> tuple[str, str]:
     """The label and the spec of `LABEL=SPEC`; a spec alone goes by its record's name or start."""
-    label, equals, spec = policy.partition("=")
-    if equals:
+    label, spec = split_label(policy)
+    if label is not None:
         return label, spec
     _, _, argument = policy.partition(":")
     if argument.endswith(".json"):
