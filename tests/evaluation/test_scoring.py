@@ -137,6 +137,24 @@ def test_an_answer_that_the_context_cannot_hold_is_refused(make, before):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("context", "routed"), [(8, (2, 3, 4, 5, 6)), (7, (3, 4, 5, 6)), (4, (6,))]
+)
+def test_candidates_of_unequal_length_lose_the_same_and_stay_one_question(context, routed):
+    before, short, long = (2, 3, 4, 5, 6), (7,), (8, 9, 10, 11)
+    [question] = ask([(before, short), (before, long)], context=context)
+    assert question.routed == routed
+    assert question.rests == ((), (8, 9, 10))
+    assert question.answers == (short, long)
+
+
+def test_candidates_in_the_context_lose_the_same_if_they_still_begin_alike():
+    first, second = ((2, 3, 4, 20), (30,)), ((2, 3, 4, 21, 22), (30, 31))
+    [question] = ask([first, second], context=5)
+    assert (question.routed, question.rests) == ((3, 4), ((20,), (21, 22, 30)))
+    assert [one.routed for one in ask([first, second], context=3)] == [(3, 4, 20), (21, 22)]
+
+
 @pytest.mark.parametrize("context", [4, 5, 6, 7, 8])
 def test_a_long_context_loses_its_beginning_and_the_last_answer_token_is_not_fed(context):
     [question] = ask([((2, 3, 4, 5, 6), (7, 8, 9))], context=context)

@@ -61,20 +61,21 @@ def ask(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Qu
 
     Args:
         candidates: Token ids; neither part is empty.
-        context: Most tokens that the model can be fed; longer contexts lose their beginning.
+        context: Most tokens that the model can be fed. Contexts that are too long lose as much of
+            their beginning as the longest candidate needs, so that all still begin alike.
 
     Raises:
         DataError: An answer is so long that no token of its context can be fed with it.
     """
-    cut = _cut(candidates, context)
-    shared = _common([before for before, _ in cut])
-    if shared == 0:
+    lost = max(_overflows(candidates, context))
+    shared = _common([before for before, _ in candidates])
+    if shared <= lost:
         return [question for one in candidates for question in ask([one], context=context)]
     return [
         Question(
-            cut[0][0][:shared],
-            tuple((*before[shared:], *answer[:-1]) for before, answer in cut),
-            tuple(answer for _, answer in cut),
+            candidates[0][0][lost:shared],
+            tuple((*before[shared:], *answer[:-1]) for before, answer in candidates),
+            tuple(answer for _, answer in candidates),
         )
     ]
 
@@ -85,12 +86,14 @@ def ask_leaking(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) ->
     Raises:
         DataError: As `ask`.
     """
-    cut = _cut(candidates, context)
-    return [Question((*before, *answer[:-1]), ((),), (answer,)) for before, answer in cut]
+    return [
+        Question((*before[lost:], *answer[:-1]), ((),), (answer,))
+        for (before, answer), lost in zip(candidates, _overflows(candidates, context), strict=True)
+    ]
 
 
-def _cut(candidates: Sequence[tuple[Tokens, Tokens]], context: int) -> list[tuple[Tokens, Tokens]]:
-    """The candidates as they can be fed: the ends of their contexts, and whole answers.
+def _overflows(candidates: Sequence[tuple[Tokens, Tokens]], context: int) -> list[int]:
+    """How many tokens of its context each candidate has to lose, so that its answer is fed whole.
 
     Source: lm-evaluation-harness, `hf` class: it cuts on the left, never into an answer.
     """
@@ -100,10 +103,7 @@ def _cut(candidates: Sequence[tuple[Tokens, Tokens]], context: int) -> list[tupl
                 f"answer {place} of {len(candidates)} has {len(answer)} tokens, but the model's "
                 f"context holds {context}: shorten the answer or take a model of longer context"
             )
-    return [
-        (before[max(0, len(before) + len(answer) - 1 - context) :], answer)
-        for before, answer in candidates
-    ]
+    return [max(0, len(before) + len(answer) - 1 - context) for before, answer in candidates]
 
 
 def _common(contexts: Sequence[Tokens]) -> int:
