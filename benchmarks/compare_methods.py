@@ -118,7 +118,13 @@ def main():
     """Train what is not trained yet, measure what is not measured yet, collect."""
     args = read_arguments()
     points, gaps, task_gaps, changes = [], [], [], {}
-    for method in methods(args):
+    known = list(methods(args))
+    if unknown := {*(args.only or ())} - {method.name for method in known}:
+        raise SystemExit(
+            f"--only names {', '.join(sorted(unknown))}: expected some of "
+            f"{', '.join(method.name for method in known)}"
+        )
+    for method in known:
         if args.only and method.name not in args.only:
             continue
         changes[method.name] = method.changes
