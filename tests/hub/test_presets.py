@@ -12,10 +12,14 @@ import threading
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.cli.commands.models import pull
 from buddy.errors import FetchError, ModelError
 from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import PRESETS
+from buddy.reproduce.run import Request, Run
+from tests.tiny import tiny_buddy, tiny_model
+from tests.words import word_tokenizer
 
 COMMIT = "0" * 40
 
@@ -99,6 +103,30 @@ def test_what_names_no_model_is_not_asked_of_the_hub(name, says, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", pytest.fail)
     with pytest.raises(ModelError, match=says):
         pull(name, wheel=None)
+
+
+@pytest.mark.parametrize("lies_there", ["nothing", "a folder", "a checkpoint"])
+def test_a_preset_is_the_preset_whatever_lies_in_the_current_folder(
+    lies_there, tmp_path, monkeypatch
+):
+    name, fetched = "qwen3-0.6b", tmp_path / "fetched"
+    tiny_model("qwen3").save_pretrained(fetched)
+    word_tokenizer().save_pretrained(fetched)
+    monkeypatch.setattr("buddy.hub.loading.pull_from_hub", lambda *_, **__: str(fetched))
+    monkeypatch.chdir(tmp_path)
+    if lies_there == "a folder":
+        (tmp_path / name).mkdir()
+    elif lies_there == "a checkpoint":
+        tiny_buddy(policy="random").save_pretrained(name, tokenizer=word_tokenizer())
+    loaded = BuddyForCausalLM.from_pretrained(name)
+    assert loaded.config.model_type == "qwen3"
+    assert loaded.source == name
+    assert Run(Request(table="speed", model=name, out=tmp_path)).base() == name
+    assert load_tokenizer(name).get_vocab() == word_tokenizer().get_vocab()
+    loaded.save_pretrained("saved")
+    assert BuddyForCausalLM.from_pretrained("saved").source == name
+    if lies_there == "a checkpoint":
+        assert BuddyForCausalLM.from_pretrained(f"./{name}").policy.name == "random"
 
 
 def test_a_hub_out_of_reach_is_one_line_that_says_why(monkeypatch):

@@ -38,10 +38,15 @@ from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.files import new_folder
 from buddy.hub.foreign import reason
-from buddy.hub.inside import user_path
 from buddy.hub.inspecting import model_without_weights
-from buddy.hub.loading import base_model, load_model, load_prior, shipped_checkpoint
-from buddy.hub.manifest import MANIFEST, is_checkpoint, write_files
+from buddy.hub.loading import (
+    base_model,
+    checkpoint_folder,
+    load_model,
+    load_prior,
+    model_folder,
+)
+from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
@@ -118,10 +123,10 @@ def load_outline(
         BuddyError: As `load`, and as the model's constructor.
     """
     model = model_without_weights(name, on_progress=on_progress)
-    folder = shipped_checkpoint(name) or user_path(name)
+    folder = checkpoint_folder(name)
     routing: dict[str, Any] = {}
     fingerprint = None
-    if is_checkpoint(folder):
+    if folder is not None:
         manifest = read_manifest(folder)
         fingerprint = manifest.base.fingerprint
         routing = _read_routing(folder, manifest, Backbone(model))
@@ -147,9 +152,8 @@ def _load(
     is_merged: bool,
     engine: EngineName,
 ) -> BuddyForCausalLM:
-    shipped = shipped_checkpoint(name)
-    folder = shipped or user_path(name)
-    if not is_checkpoint(folder):
+    folder = checkpoint_folder(name)
+    if folder is None:
         model = load_model(name, **options)
         fingerprint = base_fingerprint(model)
         made = BuddyForCausalLM(
@@ -160,7 +164,8 @@ def _load(
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
-        made.source = str(folder.resolve()) if folder.exists() else str(name)
+        path = model_folder(name)
+        made.source = str(name) if path is None or not path.exists() else str(path.resolve())
         made.source_fingerprint = fingerprint
         made.set_policy(policy or made.default_policy())
         return made

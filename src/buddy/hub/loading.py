@@ -49,17 +49,30 @@ def shipped_checkpoint(name: str | Path) -> Path | None:
     return Path(str(files("buddy.hub") / "trained" / preset.trained))
 
 
+def model_folder(name: str | Path) -> Path | None:
+    """The folder that a name stands for, there or not; None of a preset that ships none.
+
+    A preset's name is the preset's, whatever lies in the current folder: `./NAME` is a folder's.
+    """
+    return shipped_checkpoint(name) if str(name) in PRESETS else user_path(name)
+
+
+def checkpoint_folder(name: str | Path) -> Path | None:
+    """The folder of the Buddy checkpoint that a name stands for; None where it stands for none."""
+    folder = model_folder(name)
+    return folder if folder is not None and is_checkpoint(folder) else None
+
+
 def _base_name(name: str | Path) -> str:
     """What names the base model of a Buddy checkpoint; any other name as it is.
 
     Raises:
         ModelError: It names a user's folder where there is none.
     """
-    text = str(shipped_checkpoint(name) or name)
-    path = user_path(text)
-    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
-        raise ModelError(f"no model is called {text[:80]!r}...: the name is too long")
-    return base_model(path) if text not in PRESETS and is_checkpoint(path) else text
+    if any(len(part.encode()) > _LONGEST_NAME for part in user_path(name).parts):
+        raise ModelError(f"no model is called {str(name)[:80]!r}...: the name is too long")
+    checkpoint = checkpoint_folder(name)
+    return str(name) if checkpoint is None else base_model(checkpoint)
 
 
 def locate(name: str | Path, *, on_progress: Progress | None = None) -> str:
@@ -135,7 +148,7 @@ def base_model(checkpoint: Path) -> str:
     backbone = checkpoint / "backbone"
     if source == str(backbone):
         check_listed(checkpoint, [f"backbone/{name}" for name in tokenizer_files(backbone)])
-    if shipped_checkpoint(source) is not None or is_checkpoint(user_path(source)):
+    if checkpoint_folder(source) is not None:
         raise CheckpointError(
             f"{checkpoint / MANIFEST} names another Buddy checkpoint as its base model, {source}: "
             "expected a model that is none"
@@ -248,8 +261,8 @@ def load_tokenizer(name: str | Path = DEFAULT_MODEL) -> Any:
     Raises:
         ModelError: It cannot be found, fetched or understood.
     """
-    path = shipped_checkpoint(name) or user_path(name)
-    if is_checkpoint(path) and holds_tokenizer(path):
+    path = checkpoint_folder(name)
+    if path is not None and holds_tokenizer(path):
         check_listed(path, tokenizer_files(path))
         return read_tokenizer(path)
     return read_tokenizer(Path(local_folder(name)))

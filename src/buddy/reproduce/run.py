@@ -108,13 +108,11 @@ class Run:
 
     def base(self) -> str:
         """What the base model is called: another name only where the model is a checkpoint."""
-        from buddy.hub.inside import user_path
-        from buddy.hub.loading import base_model, shipped_checkpoint
-        from buddy.hub.manifest import is_checkpoint
+        from buddy.hub.loading import base_model, checkpoint_folder
 
         name = self.request.model
-        folder = shipped_checkpoint(name) or user_path(name)
-        return base_model(folder) if is_checkpoint(folder) else name
+        folder = checkpoint_folder(name)
+        return name if folder is None else base_model(folder)
 
     def buddy(self, name: str, *arguments: str, model: str) -> dict[str, Any]:
         """The record of a command that takes `--out FILE`; it is run if need be.

@@ -41,11 +41,11 @@ def info(
         weight_bytes,
     )
     from buddy.errors import BudgetError
-    from buddy.hub.inside import user_path
     from buddy.hub.inspecting import inspect_model
-    from buddy.hub.loading import shipped_checkpoint
+    from buddy.hub.loading import model_folder
 
-    found = read_card(shipped_checkpoint(model) or user_path(model))
+    folder = model_folder(model)
+    found = None if folder is None else read_card(folder)
     if card:
         show_card(found, model)
         return
@@ -127,12 +127,10 @@ def info(
 def _manifest(model: str) -> "Manifest | None":
     """What a checkpoint consists of; None of a model that is none."""
     from buddy.checkpoint.manifest import read_manifest
-    from buddy.hub.inside import user_path
-    from buddy.hub.loading import shipped_checkpoint
-    from buddy.hub.manifest import is_checkpoint
+    from buddy.hub.loading import checkpoint_folder
 
-    folder = shipped_checkpoint(model) or user_path(model)
-    return read_manifest(folder) if is_checkpoint(folder) else None
+    folder = checkpoint_folder(model)
+    return None if folder is None else read_manifest(folder)
 
 
 def _choosers(manifest: "Manifest | None") -> dict[str, Any]:
