@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.quantised import quantise_backbone
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord
@@ -341,6 +342,19 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypat
         routed.save_pretrained(target)
     assert logits(BuddyForCausalLM.from_pretrained(target))[1] == logits(routed)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("is_loaded_so", [True, False])
+def test_quantised_weights_do_not_replace_a_checkpoint(routed, tmp_path, is_loaded_so):
+    target = tmp_path / "model"
+    routed.save_pretrained(target)
+    model = BuddyForCausalLM.from_pretrained(target, quant="int8" if is_loaded_so else None)
+    if not is_loaded_so:
+        quantise_backbone(model.backbone, "int8")
+    for include in (None, True, False):
+        with pytest.raises(CheckpointError, match="these have fewer bits: load the model without"):
+            model.save_pretrained(target, include_backbone=include)
+    assert logits(BuddyForCausalLM.from_pretrained(target))[1] == logits(routed)[1]
 
 
 @pytest.mark.parametrize("num_bytes", [50, 1000, 20_000])

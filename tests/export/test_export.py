@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
+from buddy.backbone.quantised import quantise_backbone
 from buddy.cli.main import app
 from buddy.errors import CheckpointError, FamilyError, PolicyError
 from buddy.export.folder import EXPORT_MANIFEST, export_model
@@ -47,6 +48,12 @@ def planner(monkeypatch):
 
 def exported(model, folder):
     return export_model(model, folder, tokenizer=word_tokenizer(), source="tiny").folder
+
+
+def quantised():
+    model = tiny_buddy()
+    quantise_backbone(model.backbone, "int8")
+    return model
 
 
 def prompts(rows, *, seed=0):
@@ -195,8 +202,9 @@ def test_a_folder_of_something_else_is_not_written_over(tmp_path):
         (lambda: tiny_buddy(context_layer=2), PolicyError, "the value of block 2"),
         (lambda: tiny_buddy("gemma"), FamilyError, "expected one of llama, qwen2"),
         (lambda: tiny_buddy("qwen2"), FamilyError, "sliding windows"),
+        (quantised, CheckpointError, "only plain weights can be exported"),
     ],
-    ids=["random", "full", "key", "deep", "family", "window"],
+    ids=["random", "full", "key", "deep", "family", "window", "quantised"],
 )
 def test_what_the_plugin_cannot_serve_is_refused(model, error, says, tmp_path):
     with pytest.raises(error, match=says):

@@ -114,6 +114,11 @@ def check_quantisation(quantisation: str) -> None:
         )
 
 
+def is_quantised(model: nn.Module) -> bool:
+    """Whether any of its layers holds its weights in fewer bits."""
+    return any(isinstance(layer, QuantisedLinear) for layer in model.modules())
+
+
 def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
     """Quantise all linear layers in place.
 

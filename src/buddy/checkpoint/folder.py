@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.backbone.quantised import Quantisation, quantise_backbone
+from buddy.backbone.quantised import Quantisation, is_quantised, quantise_backbone
 from buddy.checkpoint.adapter import (
     CONFIG,
     FOLDER,
@@ -209,6 +209,11 @@ def save(
         CheckpointError: The folder holds something else or cannot be written, or the model could
             not be loaded again.
     """
+    if is_quantised(model.model):
+        raise CheckpointError(
+            "only plain weights can be saved, and these have fewer bits: load the model without "
+            "quant, and quantise it when the checkpoint is loaded"
+        )
     if model.policy_spec is None:
         raise CheckpointError(
             "a policy that was given as an object cannot be written: name one with set_policy, "

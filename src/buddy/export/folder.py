@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from buddy.backbone.quantised import is_quantised
 from buddy.checkpoint.card import CARD, write_card
 from buddy.checkpoint.manifest import identity
 from buddy.errors import CheckpointError, FamilyError
@@ -94,7 +95,7 @@ def export_model(
             holds something else or cannot be written.
     """
     check_exportable(model)
-    if hasattr(model.model, "peft_config") or model.quant is not None:
+    if hasattr(model.model, "peft_config") or is_quantised(model.model):
         raise CheckpointError(
             "only plain weights can be exported, and these have an adapter on them or fewer bits: "
             "load the model with merge_adapter=True and without quant"
