@@ -344,6 +344,29 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_saved_in_float16_opens_in_every_format(tmp_path, stored):
+    tiny_model().to(stored).save_pretrained(tmp_path / "base")
+    made = BuddyForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float16)
+    made.save_pretrained(tmp_path / "model", tokenizer=word_tokenizer())
+    assert (tmp_path / "model/backbone").exists() == (stored is not torch.float16)
+    for dtype in (None, torch.float16, torch.bfloat16, torch.float32):
+        loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model", dtype=dtype)
+        expected = made.model.model.layers[3].mlp.up_proj.weight.to(loaded.dtype)
+        assert torch.equal(loaded.model.model.layers[3].mlp.up_proj.weight, expected)
+    if stored is not torch.float16:
+        with pytest.raises(CheckpointError, match="rounded to float16"):
+            made.save_pretrained(tmp_path / "model", include_backbone=False)
+
+
+def test_a_checkpoint_of_other_weights_than_float16_says_what_to_load_it_in(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    BuddyForCausalLM.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "model")
+    BuddyForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    with pytest.raises(CheckpointError, match="float16: load it in bfloat16 or float32"):
+        BuddyForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float16)
+
+
 @pytest.mark.parametrize("is_loaded_so", [True, False])
 def test_quantised_weights_do_not_replace_a_checkpoint(routed, tmp_path, is_loaded_so):
     target = tmp_path / "model"

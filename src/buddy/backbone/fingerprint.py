@@ -15,7 +15,8 @@ _SAMPLES: Final = 64
 def base_fingerprint(model: nn.Module) -> str:
     """SHA-256 of evenly spaced weights of every parameter, those of an adapter left out.
 
-    The same in bfloat16 and float32, and whether PEFT has wrapped the linear layers or not.
+    It is the same in bfloat16 and float32, and whether PEFT has wrapped the linear layers or not.
+    In float16 it is the same only where the weights are stored in that format: it rounds others.
     """
     digest = hashlib.sha256()
     base = getattr(model, "get_base_model", lambda: model)()

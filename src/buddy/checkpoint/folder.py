@@ -42,6 +42,7 @@ from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import (
     base_model,
     checkpoint_folder,
+    is_stored_in,
     load_model,
     load_prior,
     model_folder,
@@ -164,8 +165,10 @@ def _load(
             engine=engine,
         )
         # A path is kept whole: the checkpoint may be loaded from another folder.
-        path = model_folder(name)
-        made.source = str(name) if path is None or not path.exists() else str(path.resolve())
+        # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
+        if made.dtype is not torch.float16 or is_stored_in(name, torch.float16):
+            path = model_folder(name)
+            made.source = str(name) if path is None or not path.exists() else str(path.resolve())
         made.source_fingerprint = fingerprint
         made.set_policy(policy or made.default_policy())
         return made
@@ -173,7 +176,7 @@ def _load(
     wanted = policy or check_policy(folder, manifest)
     model = load_model(base_model(folder), **options)
     backbone, fingerprint = Backbone(model), base_fingerprint(model)
-    check_base(folder, manifest.base, identity(backbone, fingerprint))
+    check_base(folder, manifest.base, backbone, fingerprint)
     routing, merged, weights = _read_routing(folder, manifest, backbone), None, fingerprint
     if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
@@ -226,7 +229,8 @@ def save(
     if not include and not reloadable:
         raise CheckpointError(
             "the base model's weights were not loaded from a place that still has them (they are "
-            "new, merged or trained): leave include_backbone out, or set it to True"
+            "new, rounded to float16, merged or trained): leave include_backbone out, or set it to "
+            "True"
         )
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():

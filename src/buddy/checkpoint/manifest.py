@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from buddy.backbone.backbone import Backbone
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
@@ -108,16 +110,22 @@ def identity(backbone: Backbone, fingerprint: str | None) -> dict[str, Any]:
     }
 
 
-def check_base(folder: Path, expected: Base, found: dict[str, Any]) -> None:
+def check_base(folder: Path, expected: Base, backbone: Backbone, fingerprint: str | None) -> None:
     """Refuse a base model that the checkpoint was not made for.
 
     Raises:
-        CheckpointError: It is another one.
+        CheckpointError: It is another one, or its weights were rounded to float16.
     """
-    for key, value in found.items():
+    for key, value in identity(backbone, fingerprint).items():
         wanted = getattr(expected, key)
-        if wanted != value:
+        if wanted == value:
+            continue
+        if key == "fingerprint" and backbone.dtype is torch.float16:
             raise CheckpointError(
-                f"{folder} was made for another base model: {key} is {wanted!r} there "
-                f"and {value!r} in the model found; load the base model it names"
+                f"{folder} was made for another base model, or for these weights before they were "
+                "rounded to float16: load it in bfloat16 or float32"
             )
+        raise CheckpointError(
+            f"{folder} was made for another base model: {key} is {wanted!r} there "
+            f"and {value!r} in the model found; load the base model it names"
+        )

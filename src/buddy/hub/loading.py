@@ -231,6 +231,12 @@ def load_model(
     return model
 
 
+def is_stored_in(name: str | Path, dtype: torch.dtype) -> bool:
+    """Whether all weights of a model are stored in this number format."""
+    with open_weights(Path(local_folder(name))) as tensors:
+        return stored_dtypes(tensors) == {dtype}
+
+
 def _attention(config: Any, asked: str | None) -> str:
     """The attention function to load a model with."""
     family = find_family(config)

@@ -10,7 +10,7 @@ from torch import nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
 from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
-from buddy.checkpoint.manifest import check_base, identity, read_manifest
+from buddy.checkpoint.manifest import check_base, read_manifest
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
 from buddy.training.joint.recipe import LoraSettings
@@ -81,7 +81,7 @@ def start_adapters(
     from safetensors.torch import load_file
 
     manifest = read_manifest(checkpoint)
-    check_base(checkpoint, manifest.base, identity(base, fingerprint))
+    check_base(checkpoint, manifest.base, base, fingerprint)
     folder = checkpoint / FOLDER
     path = folder / WEIGHTS
     if not path.is_file():
