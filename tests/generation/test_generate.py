@@ -1,5 +1,7 @@
 """`generate` is transformers' own, under a budget per row."""
 
+import json
+
 import pytest
 import torch
 from transformers.generation.configuration_utils import GenerationConfig
@@ -139,6 +141,30 @@ def test_generation_ends_where_the_context_does():
 def test_options_that_routing_gives_no_meaning_are_refused(option):
     with pytest.raises(PolicyError, match=f"no {next(iter(option))}|no use_cache"):
         tiny_buddy().generate(ROWS[0][None], budget=0.5, max_new_tokens=2, **option)
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"output_attentions": True, "output_hidden_states": True},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+)
+def test_what_makers_say_of_speed_keeps_nobody_from_generating(file, wish, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    if file == "config.json":
+        (tmp_path / "generation_config.json").unlink()
+    path = tmp_path / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wish}))
+    model = BuddyForCausalLM.from_pretrained(tmp_path)
+    made = model.generate(ROWS[0][None], max_new_tokens=3)
+    expected = BuddyForCausalLM(tiny_model()).generate(ROWS[0][None], max_new_tokens=3)
+    assert torch.equal(made, expected)
+    with pytest.raises(PolicyError, match="no use_cache=False"):
+        model.generate(ROWS[0][None], max_new_tokens=3, use_cache=False)
 
 
 @pytest.mark.parametrize("option", ["output_hidden_states", "output_attentions"])

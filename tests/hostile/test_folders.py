@@ -318,7 +318,7 @@ def test_damaged_safetensors_are_refused(model_folder, contents):
         ('{"eos_token_id": "x"}', "eos_token_id must be a token's number"),
         ('{"eos_token_id": [1, {}]}', "eos_token_id must be a token's number"),
         ('{"pad_token_id": 1.5}', "pad_token_id must be a token's number"),
-        ('{"cache_implementation": "no such"}', "describes no generation"),
+        ('{"early_stopping": "no such"}', "describes no generation"),
         ('{"watermarking_config": 5}', "describes no generation"),
     ],
 )

@@ -42,6 +42,14 @@ transformers busy for hours before it finds that the weights are not there."""
 _QUANTISED: Final = ("quantization_config", "compression_config")
 _OLDER_NAMES: Final = frozenset({"torch_dtype", "rope_scaling"})
 """Keys that transformers still takes in place of its own."""
+_MEANT_FOR_TRANSFORMERS: Final = frozenset(
+    {
+        *("use_cache", "cache_implementation", "cache_config", "compile_config"),
+        *("prefill_chunk_size", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"),
+        *("output_attentions", "output_hidden_states"),
+    }
+)
+"""Wishes of makers that change no token, but the speed or what is returned beside tokens."""
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -114,7 +122,9 @@ def _kept(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path) -> Any:
-    """What the model's makers say of generation; by default what its config says.
+    """What the model's makers say of which tokens to take; by default what its config says.
+
+    `generate` would refuse some of what they say of speed, which nobody who calls it has asked for.
 
     Raises:
         CheckpointError: generation_config.json may not be read, or is damaged.
@@ -122,6 +132,7 @@ def read_generation_config(folder: Path) -> Any:
     from transformers import GenerationConfig
 
     known = {name for name in vars(cast(Any, GenerationConfig)()) if not name.startswith("_")}
+    known -= _MEANT_FOR_TRANSFORMERS
     path = find_inside(folder, GENERATION_CONFIG)
     values = read_table(folder, CONFIG if path is None else GENERATION_CONFIG)
     kept = {name: value for name, value in values.items() if name in known}
