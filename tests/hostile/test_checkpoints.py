@@ -194,6 +194,20 @@ def test_files_that_nobody_reads_may_lie_in_a_checkpoint(checkpoint):
     load(checkpoint)
 
 
+def test_weights_that_are_hidden_are_not_read(tmp_path):
+    BuddyForCausalLM(tiny_model(), policy="full").save_pretrained(tmp_path / "checkpoint")
+    backbone = tmp_path / "checkpoint/backbone"
+    (backbone / "model.safetensors").rename(backbone / ".part.safetensors")
+    names = dict.fromkeys(load_file(backbone / ".part.safetensors"), ".part.safetensors")
+    (backbone / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    list_again(tmp_path / "checkpoint")
+    edit(
+        tmp_path / "checkpoint/buddy.json",
+        lambda m: m["files"].pop("backbone/.part.safetensors", None),
+    )
+    refuses(load, tmp_path / "checkpoint", "as a file of weights")
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
 def test_a_tokenizer_file_is_checked_before_it_is_read(checkpoint, name):
     with (checkpoint / name).open("a") as file:

@@ -51,10 +51,11 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / INDEX} has no weight_map: fetch or copy the model again")
     for name in places.values():
-        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+        is_plain = isinstance(name, str) and "/" not in name and not name.startswith(".")
+        if not is_plain or not name.endswith(".safetensors"):
             raise CheckpointError(
                 f"{folder / INDEX} names {str(name)[:200]!r} as a file of weights: expected plain "
-                "names of *.safetensors in the same folder; nothing else is read"
+                "names of *.safetensors in the same folder, not hidden; nothing else is read"
             )
     return [file_inside(folder, name) for name in sorted(set(places.values()))]
 
