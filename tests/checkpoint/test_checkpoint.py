@@ -344,6 +344,26 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(routed, tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_wishes_of_makers_that_transformers_would_not_write_are_kept(tmp_path, has_adapter):
+    tiny_model().save_pretrained(tmp_path / "base")
+    wishes = {"temperature": 0.9, "top_p": 0.6}
+    (tmp_path / "base/generation_config.json").write_text(json.dumps(wishes))
+    model = BuddyForCausalLM.from_pretrained(tmp_path / "base", policy="random")
+    if has_adapter:
+        adapted = get_peft_model(model.model, LoraConfig(r=4, target_modules=["q_proj"]))
+        model = BuddyForCausalLM(adapted, policy="random")
+    model.save_pretrained(tmp_path / "model", include_backbone=True)
+    written = json.loads((tmp_path / "model/backbone/generation_config.json").read_text())
+    assert wishes.items() <= written.items()
+    assert "do_sample" not in written
+    again = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    again.save_pretrained(tmp_path / "again", include_backbone=True)
+    again.generation_config.top_p = 0.5
+    with pytest.raises(CheckpointError, match=r"generation config cannot be written.*top_p"):
+        again.save_pretrained(tmp_path / "again")
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_saved_in_float16_opens_in_every_format(tmp_path, stored):
     tiny_model().to(stored).save_pretrained(tmp_path / "base")

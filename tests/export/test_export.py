@@ -116,6 +116,16 @@ def test_a_prior_that_nobody_measured_is_measured_for_the_export(planner, tmp_pa
     assert "prior" in load_file(tmp_path / "out" / "buddy" / "routing.safetensors")
 
 
+def test_wishes_of_makers_that_transformers_would_not_write_are_exported(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    wishes = {"temperature": 0.9, "top_p": 0.6}
+    (tmp_path / "base/generation_config.json").write_text(json.dumps(wishes))
+    model = BuddyForCausalLM.from_pretrained(tmp_path / "base", policy="static:4,2,1,3")
+    exported(model, tmp_path / "out")
+    written = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert wishes.items() <= written.items()
+
+
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2.5"])
 def test_the_weights_are_the_models_with_the_adapter_in_them(family, tmp_path):
     lora = LoraConfig(r=4, target_modules="all-linear")

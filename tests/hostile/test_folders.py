@@ -68,7 +68,17 @@ def test_shards_behind_an_index_load(model_folder):
             "../../../etc/passwd",
             "/etc/passwd",
         ),
-        *("sub/part.safetensors", ".part.safetensors", "evil.pkl", "evil.safetensors.bin", "", "..", 5, None, ["a"]),
+        *(
+            "sub/part.safetensors",
+            ".part.safetensors",
+            "evil.pkl",
+            "evil.safetensors.bin",
+            "",
+            "..",
+            5,
+            None,
+            ["a"],
+        ),
     ],
 )
 def test_an_index_names_safetensors_of_its_own_folder_alone(model_folder, name):

@@ -49,7 +49,7 @@ from buddy.hub.loading import (
 )
 from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.progress import Progress
-from buddy.hub.quiet import quiet_transformers
+from buddy.hub.writing import write_model
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.learned import outline_part
 from buddy.policies.searched import SearchedPolicy
@@ -295,8 +295,7 @@ def _policy_spec(model: BuddyForCausalLM) -> str | None:
 
 def _save_backbone(hf_model: Any, folder: Path) -> None:
     if not hasattr(hf_model, "peft_config"):
-        with quiet_transformers():
-            hf_model.save_pretrained(folder)
+        write_model(hf_model, folder)
         return
     base = hf_model.get_base_model()
     # Inside a PEFT model every adapted linear layer is wrapped; write the plain weights.
@@ -305,8 +304,7 @@ def _save_backbone(hf_model: Any, folder: Path) -> None:
         for name, tensor in base.state_dict().items()
         if ".lora_" not in name
     }
-    with quiet_transformers():
-        base.save_pretrained(folder, state_dict=plain)
+    write_model(base, folder, state_dict=plain)
 
 
 def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:

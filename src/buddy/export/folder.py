@@ -25,7 +25,7 @@ from buddy.files import new_folder
 from buddy.hub.config import CONFIG
 from buddy.hub.manifest import describe_files
 from buddy.hub.progress import Progress, silent
-from buddy.hub.quiet import quiet_transformers
+from buddy.hub.writing import write_model
 from buddy.model import BuddyForCausalLM
 
 EXPORT_MANIFEST: Final = "buddy-export.json"
@@ -148,8 +148,7 @@ def _write(
     weights = sum(one.numel() * one.element_size() for one in hf_model.parameters())
     on_progress("export", 0, weights)
     tokenizer.save_pretrained(folder)
-    with quiet_transformers():
-        hf_model.save_pretrained(folder)
+    write_model(hf_model, folder)
     on_progress("export", weights, weights)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config["architectures"] = [ARCHITECTURES[model.config.model_type]]

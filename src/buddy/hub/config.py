@@ -141,7 +141,7 @@ def read_generation_config(folder: Path) -> Any:
     with quiet_transformers(), explained(f"{where} describes no generation", advice):
         made_by = GenerationConfig.from_dict if path else GenerationConfig.from_model_config
         made = made_by(kept)
-        made.to_json_string()
+        made._original_object_hash = hash(made)  # as transformers notes what it has read
     _check_token_ids(where, made)
     return made
 

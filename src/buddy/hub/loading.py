@@ -217,7 +217,6 @@ def load_model(
                 None,
                 config=config,
                 state_dict=state,
-                generation_config=generation_config,
                 dtype=dtype,
                 attn_implementation=attention,
                 ignore_mismatched_sizes=True,  # and refused below, by name
@@ -225,6 +224,7 @@ def load_model(
             )
     _check_whole(where, report)
     model.config.name_or_path = str(where)
+    model.generation_config = generation_config  # here, as from_pretrained would make another of it
     model = model.eval().to(torch.device(device))
     with explained(f"the model in {where} cannot be run", advice):
         verify_once(model)
