@@ -68,6 +68,24 @@ def test_of_any_bytes_only_our_error_comes_out(content):
         parse_json(content, "here", ResultError)
 
 
+@pytest.mark.parametrize(("stopped_after", "left"), [(1, "old"), (2, "new")])
+def test_ctrl_c_between_two_renames_loses_no_folder(tmp_path, monkeypatch, stopped_after, left):
+    folder, replace, renamed = tmp_path / "model", files.os.replace, []
+    folder.mkdir()
+    (folder / "old").touch()
+
+    def interrupted(source, target):
+        replace(source, target)
+        renamed.append(target)
+        if len(renamed) == stopped_after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(folder) as staging:
+        (staging / "new").touch()
+    assert [one.name for one in folder.iterdir()] == [left]
+
+
 def test_a_new_folder_takes_the_place_that_a_link_leads_to(tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "old").touch()

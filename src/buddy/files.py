@@ -229,10 +229,11 @@ def _swap(staging: Path, folder: Path) -> None:
         os.replace(staging, folder)
         return
     old = staging.with_name(f"{staging.name}.old")
-    os.replace(folder, old)
     try:
+        os.replace(folder, old)
         os.replace(staging, folder)
-    except OSError:
-        os.replace(old, folder)
+    except BaseException:  # such as Ctrl-C
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
