@@ -194,6 +194,22 @@ def test_what_a_killed_pull_left_can_be_removed(home):
     assert staged(home) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "target"), [("models", "elsewhere"), ("models", "gone"), ("staging", "elsewhere")]
+)
+def test_of_a_model_that_is_a_link_the_link_alone_is_removed(home, tmp_path, place, target):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "config.json").write_text("{}")
+    (home / place).mkdir(parents=True)
+    (home / place / "tiny").symlink_to(tmp_path / target)
+    assert store.remove("tiny") == 0
+    assert [one.name for one in elsewhere.iterdir()] == ["config.json"]
+    assert not (home / place / "tiny").is_symlink()
+    with pytest.raises(ModelError, match="no cached model is called 'tiny'"):
+        store.remove("tiny")
+
+
 def test_two_processes_make_one_folder(home, gguf_path):
     script = """
         import sys

@@ -94,7 +94,7 @@ def remove(name: str) -> int:
     """
     folder = model_dir(name)
     leftovers = staging_dir(name)
-    if not folder.is_dir() and not leftovers.is_dir():
+    if not (folder.is_dir() or folder.is_symlink() or leftovers.is_dir()):
         names = ", ".join(model.name for model in list_cached()) or "none"
         preset = PRESETS.get(name)
         if preset is not None and preset.trained is not None:
@@ -104,14 +104,23 @@ def remove(name: str) -> int:
         raise ModelError(f"no cached model is called {name!r}; got {names} in {folder.parent}")
     try:
         with exclusive(name, silent) as staging:
-            num_bytes = folder_bytes(folder) + folder_bytes(staging)
-            shutil.rmtree(staging)
-            if folder.is_dir():
+            num_bytes = _delete(staging)
+            if folder.is_dir() or folder.is_symlink():
                 # Gone in one step: a half-deleted model must not be mistaken for a damaged one.
                 folder.rename(staging)
-                shutil.rmtree(staging)
+                num_bytes += _delete(staging)
     except OSError as error:
         raise ModelError(f"cannot remove {name}: {error}; close what uses it, try again") from error
+    return num_bytes
+
+
+def _delete(folder: Path) -> int:
+    """Delete a folder, or the link alone where it is one; return the bytes freed."""
+    if folder.is_symlink():
+        folder.unlink()
+        return 0
+    num_bytes = folder_bytes(folder)
+    shutil.rmtree(folder)
     return num_bytes
 
 
