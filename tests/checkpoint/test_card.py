@@ -1,14 +1,17 @@
 """A model card goes with its checkpoint, and every checkpoint in the tree has one."""
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import buddy.hub
 from buddy import BuddyForCausalLM
 from buddy.checkpoint.card import CARD, Card, parse_card, read_card, write_card
+from buddy.cli.main import app
 from buddy.cli.views.model_card import show_card
 from buddy.errors import CheckpointError
 from buddy.hub.loading import shipped_checkpoint
@@ -75,6 +78,23 @@ def test_a_card_that_cannot_be_read_is_one_line(tmp_path, content, says):
     with pytest.raises(CheckpointError, match=says) as caught:
         read_card(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_spaces_after_the_end_of_a_header_count_for_nothing():
+    assert parse_card("--- \na: 1\n---\t \nText\n") == Card(text="Text\n", facts={"a": 1})
+
+
+@pytest.mark.parametrize(
+    "header", ["\nA rule is above.", "a: &x [1]\nb: [*x, *x]\n---", "[a]\n---"]
+)
+def test_a_model_is_shown_whose_readme_is_no_model_card(tmp_path, header):
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / CARD).write_text(f"---\n{header}\n")
+    shown = CliRunner().invoke(app, ["info", str(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.exception
+    assert json.loads(shown.stdout)["card"] == {}
+    asked = CliRunner().invoke(app, ["info", str(tmp_path), "--card"])
+    assert isinstance(asked.exception, CheckpointError)
 
 
 def test_a_date_is_a_text():

@@ -50,10 +50,11 @@ def parse_card(content: str) -> Card:
     import yaml
 
     lines = content.split("\n")
-    if not lines or lines[0].strip() != "---":
+    ends = [line.rstrip() for line in lines]
+    if ends[0] != "---":
         return Card(text=content)
     try:
-        end = lines.index("---", 1)
+        end = ends.index("---", 1)
         facts = _plain_values("\n".join(lines[1:end]))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(

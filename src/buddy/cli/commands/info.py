@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,12 +41,16 @@ def info(
         plan_flops,
         weight_bytes,
     )
-    from buddy.errors import BudgetError
+    from buddy.errors import BudgetError, CheckpointError
     from buddy.hub.inspecting import inspect_model
     from buddy.hub.loading import model_folder
 
     folder = model_folder(model)
-    found = None if folder is None else read_card(folder)
+    found = None
+    if folder is not None:
+        # A README that is no model card is no reason to say nothing of the model.
+        with nullcontext() if card else suppress(CheckpointError):
+            found = read_card(folder)
     if card:
         show_card(found, model)
         return
