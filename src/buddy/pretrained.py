@@ -11,6 +11,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.quantised import QuantisedLinear
 from buddy.errors import ModelError
 
 # By this table of class names `pipeline("text-generation")` knows whom it serves.
@@ -77,15 +78,25 @@ class Pretrained:
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Parameters of the wrapped model, the router and the predictor, each counted once.
 
+        A quantised weight counts as what it stands for.
+
         Args:
             only_trainable: Count those that gradients flow to.
             exclude_embeddings: Leave the embedding of token ids out.
         """
         left_out = {id(self.backbone.embedding.weight)} if exclude_embeddings else set()
-        return sum(
+        plain = sum(
             each.numel()
             for each in cast(nn.Module, self).parameters()
             if id(each) not in left_out and (each.requires_grad or not only_trainable)
+        )
+        if only_trainable:
+            return plain
+        is_tied = self.backbone.config.tie_word_embeddings
+        return plain + sum(
+            layer.in_features * layer.out_features
+            for layer in cast(nn.Module, self).modules()
+            if isinstance(layer, QuantisedLinear) and not (is_tied and layer is self.backbone.head)
         )
 
     resize_token_embeddings = _refused("resize_token_embeddings", _PARTS)

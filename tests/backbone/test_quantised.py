@@ -73,6 +73,17 @@ def test_a_quantised_model_is_smaller_and_near(quantisation):
     assert sum(p.numel() for p in made.backbone.blocks.parameters()) < 1000  # norms and biases
 
 
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2.5"])  # the second has tied embeddings
+def test_a_quantised_model_has_as_many_parameters_as_before(family, quantisation):
+    model = BuddyForCausalLM(tiny_model(family), policy="full")
+    asked = [{}, {"exclude_embeddings": True}]
+    before = [model.num_parameters(**options) for options in asked]
+    quantise_backbone(model.backbone, quantisation)
+    assert [model.num_parameters(**options) for options in asked] == before
+    assert model.num_parameters(only_trainable=True) < before[0] / 2
+
+
 def test_scales_keep_their_number_format():
     linear = QuantisedLinear(nn.Linear(64, 5), "int8")
     before = linear.widened(torch.float32)
