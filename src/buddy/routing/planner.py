@@ -36,7 +36,7 @@ class PlannerConfig:
     pool: Pool = "tokens"
     """Pool tokens and score once (paper, 4.2.3), or score each token and pool the scores."""
     ema_decay: float = 0.98
-    """Weight that a token loses with each newer one; `ema` only."""
+    """Share of its weight that a token keeps with each newer one; `ema` only."""
 
     def __post_init__(self) -> None:
         for name, choices in (

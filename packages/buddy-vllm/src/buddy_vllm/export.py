@@ -27,7 +27,7 @@ class Export:
         policy: `routed` or `static`.
         pinned: Blocks that run whatever the budget.
         order: Of `static`, the blocks that may go, least important first.
-        router: Of `routed`, `{"decay": weight that a token loses with each newer one}`.
+        router: Of `routed`, `{"decay": share of its weight a token keeps with each newer one}`.
         predictor: The same of the Budget Predictor, and its `least_blocks`; None = no `auto`.
         tensors: float32, by names such as `router.table`.
     """
