@@ -39,6 +39,7 @@ from buddy.generation.budgets import Budgets, check_predictor
 from buddy.generation.generate import (
     BudgetedGeneration,
     check_columns,
+    check_ids,
     check_prompts,
     check_shapes,
 )
@@ -330,7 +331,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
         Raises:
             BudgetError: A budget cannot be read or spent.
-            PromptError: No tokens, or more than the context holds.
+            PromptError: No tokens, more than the context holds, or ids that the model has not.
             PolicyError: An input that routing gives no meaning.
         """
         check_inputs(others)
@@ -367,6 +368,8 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         if not rows:
             raise PromptError("there are no new tokens: attention_mask calls every one a pad")
         feed = Feed.of_batch(input_ids, valid, sees)
+        if session is not None and session.steps:
+            check_ids(feed.token_ids, self.backbone)
         ways = check_batch_route(batch_route)
         check_reroute(reroute)
         if session is None:

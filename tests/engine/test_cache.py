@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.engine.naive import naive_decode
-from buddy.errors import ModelError, PolicyError
+from buddy.errors import ModelError, PolicyError, PromptError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 
@@ -99,7 +99,7 @@ def test_a_step_that_fails_leaves_the_session_as_it_was(engine, kv_policy):
         for step in range(4):
             token = new[:, step : step + 1]
             if fails:
-                with pytest.raises(IndexError):
+                with pytest.raises(PromptError, match="token id 97 is not one of"):
                     buddy(torch.full_like(token, 97), cache=session, **options)
                 bias = buddy.router.decision.up.bias
                 kept = bias.clone()

@@ -17,7 +17,7 @@ from buddy.depth.budget_source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import Feed, logits_of, run_step
-from buddy.errors import ModelError
+from buddy.errors import ModelError, PromptError
 from tests.engine.decoding import decode
 from tests.tiny import (
     PECULIAR_FAMILY_NAMES,
@@ -517,8 +517,17 @@ def test_token_ids_of_any_kind_are_read_and_foreign_ones_refused():
     for buddy in (native, general):
         session = buddy(ids, budget=0.7).cache
         for wrong in (97, -1, 2**40):
-            with pytest.raises(IndexError):
+            with pytest.raises(PromptError, match=f"token id {wrong} is not one of the model's 97"):
                 buddy(torch.tensor([[wrong]]), cache=session)
+            with pytest.raises(IndexError):
+                run_step(
+                    buddy.backbone,
+                    buddy.policy,
+                    session,
+                    list(session.sequences),
+                    Feed(token_ids=torch.tensor([wrong]), counts=(1,)),
+                    executor=buddy.executor.fast_path(),
+                )
         made.append(buddy(torch.tensor([[5]], dtype=torch.int32), cache=session).logits)
     assert_close(*made, **TOLERANCE)
 

@@ -49,7 +49,16 @@ def check_prompts(
             f"a prompt has {max(lengths)} tokens, but the model's context holds "
             f"{backbone.context}: shorten it"
         )
-    low, high = (int(id_) for id_ in token_ids[valid].aminmax())
+    check_ids(token_ids[valid], backbone)
+
+
+def check_ids(token_ids: Int[Tensor, " tokens"], backbone: Backbone) -> None:
+    """Refuse ids that are no tokens of the model.
+
+    Raises:
+        PromptError: There is one.
+    """
+    low, high = torch.stack(token_ids.aminmax()).tolist()
     vocab = backbone.embedding.num_embeddings
     if low < 0 or high >= vocab:
         raise PromptError(
