@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint, part_fingerprint
+from buddy.backbone.quantised import is_quantised
 from buddy.checkpoint.card import Card
 from buddy.depth.budget import BudgetLike
 from buddy.depth.budget_source import BudgetSource
@@ -158,7 +159,9 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         """Of the base model's weights, whatever adapter is on them or was folded into them."""
         if self.device.type == "meta":  # an outline has no weights; a checkpoint's says whose it is
             return self.source_fingerprint
-        if self.source_fingerprint is not None and (self.merged_adapter or self.quant):
+        if self.source_fingerprint is not None and (
+            self.merged_adapter or is_quantised(self.model)
+        ):
             return self.source_fingerprint
         return base_fingerprint(self.model)
 

@@ -392,8 +392,10 @@ def test_quantised_weights_do_not_replace_a_checkpoint(routed, tmp_path, is_load
     target = tmp_path / "model"
     routed.save_pretrained(target)
     model = BuddyForCausalLM.from_pretrained(target, quant="int8" if is_loaded_so else None)
+    base = routed.base_fingerprint
     if not is_loaded_so:
         quantise_backbone(model.backbone, "int8")
+    assert model.base_fingerprint == base
     for include in (None, True, False):
         with pytest.raises(CheckpointError, match="these have fewer bits: load the model without"):
             model.save_pretrained(target, include_backbone=include)

@@ -18,10 +18,11 @@ _USUAL_WISHES: Final = frozenset(
     {
         *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"),
         *("do_sample", "temperature", "top_p", "max_length", "max_new_tokens", "num_beams"),
-        *("num_return_sequences", "_from_model_config"),
+        *("num_return_sequences", "use_cache", "_from_model_config"),
     }
 )
-"""What generation_config.json may ask for: checked when it is read, or overridden here."""
+"""What generation_config.json may ask for: checked or left out when it is read, or overridden
+here."""
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
