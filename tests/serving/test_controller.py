@@ -309,3 +309,8 @@ def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():
 
 def test_depth_stays_where_rows_are_free():
     assert all(one.blocks == L * len(one.gaps) for one in served(2.0, 8))
+
+
+def test_nobody_is_refused_for_prompts_that_a_lower_depth_has_room_for():
+    requests = served(2.0, 32, prompt=600)
+    assert len(good(requests)) == len(requests)

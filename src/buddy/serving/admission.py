@@ -43,7 +43,7 @@ class Pace:
     """From one token of a row to its next: at the least depth, where the controller would lower
     elastic rows to it before a request waits."""
     prompt_tokens_per_s: float
-    """That are fed beside the rows that decode."""
+    """That are fed beside the rows that decode, as deep as these are for `step_s`."""
     tokens_per_answer: float
     """Of the answers that ended lately."""
     rows: int

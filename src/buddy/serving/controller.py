@@ -101,7 +101,9 @@ class Controller:
         self._reported_s: float | None = None
         alone = self._cost.predict(self._one_row(config.min_blocks, _NEW_CONTEXT))
         self._least_ms = metrics.least_ms_per_token = 1e3 * alone / _SHARE
-        self._idle = self._pace = self._make_pace(_Load.of((), ()), None, alone)
+        self._idle = self._pace = self._make_pace(
+            _Load.of((), ()), None, StepShape(), config.num_blocks
+        )
 
     @property
     def least_ms_per_token(self) -> float:
@@ -173,8 +175,7 @@ class Controller:
         )
         tokens = self._chunk(now_shape, limit_s, cap)
         if has_closed or not backlog:
-            step_s = self._predict(_with_prompt(now_shape, tokens, cap))
-            self._pace = self._make_pace(load, limit_s, step_s, tokens, cap)
+            self._pace = self._make_pace(load, limit_s, self._lowest(decoding, now_shape), cap)
         if not backlog or not decoding:
             self._fed_s = now
         elif tokens < _CHUNK and now - self._fed_s > self._config.patience_s:
@@ -362,25 +363,36 @@ class Controller:
         least = self._config.min_blocks
         return self._predict(load.with_row(least, _NEW_CONTEXT).shape(least, 0)) <= limit_s
 
-    def _make_pace(
-        self,
-        load: "_Load",
-        limit_s: float | None,
-        step_s: float,
-        tokens: int | None = None,
-        depth: int | None = None,
-    ) -> Pace:
-        """How fast the engine works with these rows."""
+    def _lowest(self, decoding: Sequence[RowView], now: StepShape) -> StepShape:
+        """A step of these rows as deep as they run before a request is refused.
+
+        Under a target depth gives way first; without one nothing does, so it is the step of now.
+        """
+        if self._config.itl_ms is None or not decoding:
+            return now
+        load = _Load.of(decoding, [self._bounds(row) for row in decoding])
+        return load.shape(self._config.min_blocks, 0)
+
+    def _make_pace(self, load: "_Load", limit_s: float | None, step: StepShape, cap: int) -> Pace:
+        """How fast the engine works with these rows.
+
+        Args:
+            load: All of them.
+            limit_s: That a pass may take.
+            step: Of those that decode.
+            cap: On the depth of prompts, where nothing is lowered for them.
+        """
         config = self._config
-        if tokens is None:
-            tokens, depth = config.plain_prompt_tokens, config.num_blocks
-            step_s = self._predict(_with_prompt(StepShape(), tokens, depth))
-        interval_s = step_s + self._overhead_s
+        is_elastic = config.itl_ms is not None and bool(load.bounds)
+        depth = config.min_blocks if is_elastic else cap
+        tokens = config.plain_prompt_tokens
+        if load.bounds:
+            tokens = self._chunk(step, limit_s, depth)
+        interval_s = turn_s = self._predict(_with_prompt(step, tokens, depth)) + self._overhead_s
+        if is_elastic:
+            turn_s = self._predict(load.shape(depth, self._reserve(0, limit_s)))
+            turn_s += self._overhead_s
         rate = tokens / interval_s if tokens else 2 * _CHUNK / config.patience_s
-        turn_s = interval_s
-        if config.itl_ms is not None and load.bounds:
-            reserve = self._reserve(0, limit_s)
-            turn_s = self._predict(load.shape(config.min_blocks, reserve)) + self._overhead_s
         return Pace(
             step_s=min(turn_s, interval_s),
             prompt_tokens_per_s=rate,
