@@ -101,9 +101,8 @@ class Controller:
         self._reported_s: float | None = None
         alone = self._cost.predict(self._one_row(config.min_blocks, _NEW_CONTEXT))
         self._least_ms = metrics.least_ms_per_token = 1e3 * alone / _SHARE
-        self._idle = self._pace = self._make_pace(
-            _Load.of((), ()), None, StepShape(), config.num_blocks
-        )
+        idle = _with_prompt(StepShape(), config.plain_prompt_tokens, config.num_blocks)
+        self._idle = self._pace = self._make_pace(_Load.of((), ()), None, idle)
 
     @property
     def least_ms_per_token(self) -> float:
@@ -175,7 +174,10 @@ class Controller:
         )
         tokens = self._chunk(now_shape, limit_s, cap)
         if has_closed or not backlog:
-            self._pace = self._make_pace(load, limit_s, self._lowest(decoding, now_shape), cap)
+            step = _with_prompt(now_shape, tokens, cap)
+            if rows and self._config.itl_ms is not None:
+                step = self._lowest(decoding, limit_s)
+            self._pace = self._make_pace(load, limit_s, step)
         if not backlog or not decoding:
             self._fed_s = now
         elif tokens < _CHUNK and now - self._fed_s > self._config.patience_s:
@@ -363,34 +365,26 @@ class Controller:
         least = self._config.min_blocks
         return self._predict(load.with_row(least, _NEW_CONTEXT).shape(least, 0)) <= limit_s
 
-    def _lowest(self, decoding: Sequence[RowView], now: StepShape) -> StepShape:
-        """A step of these rows as deep as they run before a request is refused.
+    def _lowest(self, decoding: Sequence[RowView], limit_s: float | None) -> StepShape:
+        """A step of these rows as deep as they run before a request is refused, and of prompts."""
+        shape = StepShape.of_rows(
+            [self._bounds(row)[0] for row in decoding], [row.context + 1 for row in decoding]
+        )
+        least = self._config.min_blocks
+        return _with_prompt(shape, self._chunk(shape, limit_s, least), least)
 
-        Under a target depth gives way first; without one nothing does, so it is the step of now.
-        """
-        if self._config.itl_ms is None or not decoding:
-            return now
-        load = _Load.of(decoding, [self._bounds(row) for row in decoding])
-        return load.shape(self._config.min_blocks, 0)
-
-    def _make_pace(self, load: "_Load", limit_s: float | None, step: StepShape, cap: int) -> Pace:
+    def _make_pace(self, load: "_Load", limit_s: float | None, step: StepShape) -> Pace:
         """How fast the engine works with these rows.
 
         Args:
             load: All of them.
             limit_s: That a pass may take.
-            step: Of those that decode.
-            cap: On the depth of prompts, where nothing is lowered for them.
+            step: Of those that decode, and of as much of prompts as fits beside them.
         """
-        config = self._config
-        is_elastic = config.itl_ms is not None and bool(load.bounds)
-        depth = config.min_blocks if is_elastic else cap
-        tokens = config.plain_prompt_tokens
-        if load.bounds:
-            tokens = self._chunk(step, limit_s, depth)
-        interval_s = turn_s = self._predict(_with_prompt(step, tokens, depth)) + self._overhead_s
-        if is_elastic:
-            turn_s = self._predict(load.shape(depth, self._reserve(0, limit_s)))
+        config, tokens = self._config, step.prompt_lanes
+        interval_s = turn_s = self._predict(step) + self._overhead_s
+        if config.itl_ms is not None and load.bounds:
+            turn_s = self._predict(load.shape(config.min_blocks, self._reserve(0, limit_s)))
             turn_s += self._overhead_s
         rate = tokens / interval_s if tokens else 2 * _CHUNK / config.patience_s
         return Pace(
