@@ -53,7 +53,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         sys.path.insert(0, str(Path(self.root) / SOURCE.parent))
         from buddy.engine.executors.native.compiler import compile_kernel, find_compiler
         from buddy.engine.executors.native.instructions import sets_of
-        from buddy.engine.executors.native.kept import SHIPPED, keep
+        from buddy.engine.executors.native.kernel_cache import SHIPPED, keep
 
         sets = sets_of(machine)
         if not sets:

@@ -25,7 +25,7 @@ from random import Random
 from scaling import GROUPS, H100, MODELS, ROOT, measured_machine, step_parts, table
 
 from buddy.records import RunRecord, read_record
-from buddy.serving.cost import StepShape
+from buddy.serving.control.cost import StepShape
 
 SHARES = {0.5: 0.5, 0.75: 0.25, 1.0: 0.25}
 """Of requests, by budget."""

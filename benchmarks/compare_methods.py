@@ -40,16 +40,16 @@ from reuse import is_measured, is_trained
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.folder import load_outline
 from buddy.cli.loading import DTYPES
-from buddy.data.commonsense import COMMONSENSE
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
-from buddy.evaluation.against import Against, mean_difference
-from buddy.evaluation.answers.answer_points import Answered, by_answer, differences
-from buddy.evaluation.tasks.tasks import Worth
 from buddy.hub.loading import named_dtype
+from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.evaluation.against import Against, mean_difference
+from buddy.lab.evaluation.answers.answer_points import Answered, by_answer, differences
+from buddy.lab.evaluation.tasks.tasks import Worth
+from buddy.methods.adainfer.threshold import find_threshold, mean_depth
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
-from buddy.training.exits.threshold import find_threshold, mean_depth
 from buddy.training.joint.recipe import Recipe
 from buddy.training.methods import read_method
 

@@ -18,8 +18,8 @@ from rich.progress import track
 from served import served
 
 from buddy.files import check_writable
+from buddy.lab.load.load import PROMPTS, LoadConfig, run_load
 from buddy.records import RunRecord
-from buddy.serving.load import PROMPTS, LoadConfig, run_load
 
 LABELS = {
     "full": ("1.0", "all blocks, always"),

@@ -18,9 +18,9 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.data.commonsense import COMMONSENSE
-from buddy.evaluation.tasks.harness import BuddyLM
-from buddy.evaluation.tasks.tasks import load_tasks
+from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.evaluation.tasks.harness import BuddyLM
+from buddy.lab.evaluation.tasks.tasks import load_tasks
 from buddy.records import RunRecord
 
 

@@ -32,10 +32,10 @@ from startup import COMMANDS
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.hub.presets import ROUTED_MODEL
+from buddy.lab.load.load import PROMPTS, LoadConfig, run_load
 from buddy.records import RunRecord
-from buddy.serving.calibrate import Bench, cost_of, samples
-from buddy.serving.cost import Correction
-from buddy.serving.load import PROMPTS, LoadConfig, run_load
+from buddy.serving.control.cost import Correction
+from buddy.serving.rows.calibrate import Bench, cost_of, samples
 
 
 def load_model(args):

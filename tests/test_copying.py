@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
-from tests.engine.test_lanes import needs_cc
+from tests.product.engine.test_lanes import needs_cc
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
 every_engine = pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint, part_fingerprint
 from buddy.backbone.quantised import is_quantised
+from buddy.budget.read import BudgetLike
+from buddy.budget.source import BudgetSource
 from buddy.checkpoint.card import Card
-from buddy.depth.budget import BudgetLike
-from buddy.depth.budget_source import BudgetSource
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.executors.protocol import GENERAL
-from buddy.engine.forks import check_threads
+from buddy.engine.fork_guard import check_threads
 from buddy.engine.run import (
     Feed,
     StepOutput,
@@ -47,7 +47,7 @@ from buddy.generation.generate import (
 from buddy.generation.options import check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
-from buddy.hub.inside import user_path
+from buddy.hub.safe_paths import user_path
 from buddy.policies.learned import LearnedPart
 from buddy.pretrained import Pretrained
 from buddy.routing.budget_predictor import BudgetPredictor

@@ -32,7 +32,7 @@ class LmEvalFinder(MetaPathFinder):
             from lm_eval.api.registry import model_registry
 
             run(module)
-            model_registry.register("buddy", target="buddy.evaluation.tasks.harness:BuddyLM")
+            model_registry.register("buddy", target="buddy.lab.evaluation.tasks.harness:BuddyLM")
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from buddy.depth.budget import parse_budget
+from buddy.budget.read import parse_budget
 from buddy.errors import BudgetError
+from buddy.serving.http.wish import BudgetRules, split_model
 from buddy.serving.request import Fixed
-from buddy.serving.wish import BudgetRules, split_model
 from tests.deploy.recipe import FOLDER, load
 
 recipe = load()

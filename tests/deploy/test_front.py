@@ -17,9 +17,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from buddy.serving.server import Address, listen, make_server, url_of
+from buddy.serving.http.server import Address, listen, make_server, url_of
 from tests.deploy.recipe import load
-from tests.serving.serving import served, until
+from tests.product.serving.serving import served, until
 
 recipe = load()
 

@@ -27,8 +27,8 @@ import psutil
 import pytest
 
 from tests.deploy.recipe import FOLDER
-from tests.serving.made import byte_buddy, byte_tokenizer
-from tests.serving.serving import until
+from tests.product.serving.made import byte_buddy, byte_tokenizer
+from tests.product.serving.serving import until
 
 RAY = os.environ.get("BUDDY_RAY_PYTHON") or (
     sys.executable if importlib.util.find_spec("ray") else None

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buddy.depth.budget import Budget, parse_budget, read_budget, split_phases
-from buddy.depth.budget_source import CalledBudget, Progress
+from buddy.budget.read import Budget, parse_budget, read_budget, split_phases
+from buddy.budget.source import CalledBudget, Progress
 from buddy.errors import BudgetError
 from buddy.generation.budgets import read_budgets, read_prefill_budget
 

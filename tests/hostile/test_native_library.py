@@ -15,7 +15,7 @@ import pytest
 from buddy.engine.executors.native import compiler as compiler_module
 from buddy.engine.executors.native import library as library_module
 from buddy.engine.executors.native.instructions import best_set
-from buddy.engine.executors.native.kept import keep, whole
+from buddy.engine.executors.native.kernel_cache import keep, whole
 from buddy.engine.executors.native.library import native_library
 from buddy.errors import ModelError
 from tests.hostile.damage import DAMAGE, works
@@ -61,7 +61,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from buddy.engine.executors.native import compiler, instructions, library
-from buddy.engine.executors.native.kept import _checksum
+from buddy.engine.executors.native.kernel_cache import _checksum
 from tests.hostile.damage import DAMAGE, works
 
 assert "torch" not in sys.modules

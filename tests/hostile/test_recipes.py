@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from buddy.cli.chat_session import Sampling
 from buddy.data.examples import Source
 from buddy.errors import BuddyError, BudgetError, RecipeError, TrainingError
-from buddy.evaluation.rouge.rouge import RougeConfig
-from buddy.evaluation.speed.speed import SpeedConfig
 from buddy.importance.search.bounded import Pruning
+from buddy.lab.evaluation.rouge.rouge import RougeConfig
+from buddy.lab.evaluation.speed.speed import SpeedConfig
+from buddy.methods.pudding.recipe import PuddingRecipe
 from buddy.settings import Range, build, read_recipe
 from buddy.training.joint.recipe import DataSettings, OptimSettings, Recipe
 from buddy.training.joint.run import train
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import train_budget
-from buddy.training.pudding.recipe import PuddingRecipe
+from tests.product.training.made import save_stage_1, write_rows
 from tests.tiny import tiny_model
-from tests.training.made import save_stage_1, write_rows
 from tests.words import word_tokenizer
 
 SMALL = '[data]\ntrain = [{ path = "rows.jsonl" }]\n[model]\nname = "model"\n'

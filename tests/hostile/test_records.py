@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from buddy.depth.policy import PolicyResources, build_policy
 from buddy.errors import BuddyError, PolicyError, RecipeError, ResultError
-from buddy.evaluation.against import Against
-from buddy.evaluation.answers.answer_points import Answered
-from buddy.evaluation.perplexity import Windows
-from buddy.evaluation.rouge.rouge_points import Logged
-from buddy.evaluation.samples import SampleLog, read_samples
 from buddy.importance.resume import ResumeFile
-from buddy.plots.figures import FIGURES, draw
-from buddy.plots.read.orders import read_context_ranks, read_importance, read_rank_series
-from buddy.plots.read.points import read_execution, read_points
-from buddy.plots.read.speed_cells import read_cells
+from buddy.lab.evaluation.against import Against
+from buddy.lab.evaluation.answers.answer_points import Answered
+from buddy.lab.evaluation.perplexity import Windows
+from buddy.lab.evaluation.rouge.rouge_points import Logged
+from buddy.lab.evaluation.samples import SampleLog, read_samples
+from buddy.lab.plots.figures import FIGURES, draw
+from buddy.lab.plots.read.orders import read_context_ranks, read_importance, read_rank_series
+from buddy.lab.plots.read.points import read_execution, read_points
+from buddy.lab.plots.read.speed_cells import read_cells
 from buddy.records import RunRecord, read_record
 from buddy.training.joint.model import read_prior
-from tests.plots import made
+from tests.lab.plots import made
 
 BLOCKS = 6
 BASE = "b" * 64

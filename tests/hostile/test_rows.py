@@ -13,20 +13,20 @@ from typer.testing import CliRunner
 from buddy.cli.main import app
 from buddy.data import rows as data_rows
 from buddy.data.examples import Source, check_source, read_examples
-from buddy.data.local_tasks import LOCAL_TASKS, read_split
 from buddy.data.rows import read_rows
 from buddy.errors import BuddyError, DataError, ResultError
-from buddy.evaluation.rouge.samsum import read_dialogues
-from buddy.evaluation.tasks.export import export_rows, read_questions
 from buddy.importance.calibration import read_text
+from buddy.lab.evaluation.local_tasks import LOCAL_TASKS, read_split
+from buddy.lab.evaluation.rouge.samsum import read_dialogues
+from buddy.lab.evaluation.tasks.export import export_rows, read_questions
 from buddy.settings import read_recipe
 from buddy.training.joint.recipe import Recipe
 from buddy.training.joint.run import Listener, train
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import BudgetListener, train_budget
-from tests.evaluation.task_rows import ROWS, write
+from tests.lab.evaluation.task_rows import ROWS, write
+from tests.product.training.made import save_stage_1, write_recipe
 from tests.tiny import tiny_model
-from tests.training.made import save_stage_1, write_recipe
 from tests.words import word_tokenizer
 
 GOOD = '{"prompt": "w3 w4", "completion": " w5"}'

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from buddy.backbone.fingerprint import adapter_fingerprint, part_fingerprint
 from buddy.checkpoint.tensors import read_tensors
 from buddy.errors import CheckpointError
-from buddy.hub.foreign import explained
-from buddy.hub.inside import read_table
 from buddy.hub.quiet import quiet_peft
+from buddy.hub.safe_paths import read_table
+from buddy.hub.wrap_errors import explained
 from buddy.settings import Range, build, check_ranges
 
 FOLDER: Final = "adapter"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from buddy.errors import CheckpointError
-from buddy.hub.inside import find_inside
+from buddy.hub.safe_paths import find_inside
 
 CARD: Final = "README.md"
 _MAX_BYTES: Final = 2**20

@@ -33,11 +33,10 @@ from buddy.checkpoint.quick_prior import QuickPrior
 from buddy.checkpoint.tensors import read_tensors
 from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName
-from buddy.engine.forks import check_threads
+from buddy.engine.fork_guard import check_threads
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.files import new_folder
-from buddy.hub.foreign import reason
 from buddy.hub.inspecting import model_without_weights
 from buddy.hub.loading import (
     base_model,
@@ -49,6 +48,7 @@ from buddy.hub.loading import (
 )
 from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.progress import Progress
+from buddy.hub.wrap_errors import reason
 from buddy.hub.writing import write_model
 from buddy.model import DEFAULT_KV_POLICY, BuddyForCausalLM
 from buddy.policies.learned import outline_part

@@ -23,10 +23,10 @@ from buddy.depth.prior import OnProgress, Prior
 from buddy.engine.influence import summary_cosine
 from buddy.errors import PolicyError, ResultError
 from buddy.hub.folder import cache_home
-from buddy.hub.inside import user_path
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.presets import PRESETS
 from buddy.hub.progress import silent
+from buddy.hub.safe_paths import user_path
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord, read_record
 from buddy.routing.prior import normalise_prior

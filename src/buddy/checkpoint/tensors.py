@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from buddy.errors import CheckpointError
-from buddy.hub.inside import file_inside
+from buddy.hub.safe_paths import file_inside
 from buddy.hub.weights import DTYPES
 
 

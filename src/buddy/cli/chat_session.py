@@ -79,8 +79,8 @@ def check_budget(
     Raises:
         BudgetError: It cannot be read, or the model or its policy cannot spend it.
     """
-    from buddy.depth.budget import check_spendable, read_mean
-    from buddy.depth.budget_source import Progress, blocks_of_lanes
+    from buddy.budget.read import check_spendable, read_mean
+    from buddy.budget.source import Progress, blocks_of_lanes
     from buddy.depth.policy import is_online
 
     is_mean = read_mean(budget) is not None
@@ -282,7 +282,7 @@ def _explained_by_wishes(generation_config: Any) -> AbstractContextManager[None]
     """
     import torch
 
-    from buddy.hub.foreign import explained
+    from buddy.hub.wrap_errors import explained
 
     wishes = generation_config.to_diff_dict()
     special = sorted(one for one in wishes.keys() - _USUAL_WISHES if wishes[one])

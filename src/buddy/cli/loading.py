@@ -60,7 +60,7 @@ def load_checked(
 
 def say_if_slow(model: "BuddyForCausalLM", console: Console) -> None:
     """Say where a command that runs whole texts would take far less time in float32."""
-    from buddy.engine.slow import notes_on_dtype
+    from buddy.engine.dtype_warning import notes_on_dtype
 
     for note in notes_on_dtype(model.backbone):
         console.print(note, style="dim")

@@ -11,25 +11,25 @@ from typing import Any, Final, cast
 import typer
 from typer.main import get_command
 
-from buddy.cli.commands.bench import bench
 from buddy.cli.commands.chat import chat
-from buddy.cli.commands.data import data
-from buddy.cli.commands.evaluate import evaluate
 from buddy.cli.commands.export import export
 from buddy.cli.commands.generate import generate
 from buddy.cli.commands.importance import importance
 from buddy.cli.commands.info import info
-from buddy.cli.commands.load import load
 from buddy.cli.commands.models import models
-from buddy.cli.commands.observe import observe
-from buddy.cli.commands.plot import plot
-from buddy.cli.commands.reproduce import reproduce
 from buddy.cli.commands.search import search
 from buddy.cli.commands.serve import serve
 from buddy.cli.commands.train import train
 from buddy.cli.commands.train_budget import train_budget
 from buddy.cli.commands.train_ledger import train_ledger
 from buddy.errors import BuddyError, ResultError
+from buddy.lab.cli.commands.bench import bench
+from buddy.lab.cli.commands.data import data
+from buddy.lab.cli.commands.evaluate import evaluate
+from buddy.lab.cli.commands.load import load
+from buddy.lab.cli.commands.observe import observe
+from buddy.lab.cli.commands.plot import plot
+from buddy.lab.cli.commands.reproduce import reproduce
 
 app = typer.Typer(
     help="Run a language model under a compute budget: pay for as many blocks as you ask for.",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from buddy.depth.budget import read_budget, read_mean, split_phases
+from buddy.budget.read import read_budget, read_mean, split_phases
 from buddy.files import check_writable
 from buddy.settings import SEED, Range
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.depth.budget import check_spendable
+from buddy.budget.read import check_spendable
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import PolicyError
 from buddy.records import read_record
@@ -274,15 +274,15 @@ class PolicyResources:
 
 
 BUILT_IN: Final = {
-    "adainfer": "buddy.policies.adainfer:AdaInferPolicy",
-    "d-llm": "buddy.policies.d_llm:DLLMPolicy",
-    "dash": "buddy.policies.dash:DashPolicy",
-    "first": "buddy.policies.first:FirstPolicy",
-    "flexidepth": "buddy.policies.flexidepth:FlexiDepthPolicy",
+    "adainfer": "buddy.methods.adainfer.policy:AdaInferPolicy",
+    "d-llm": "buddy.methods.d_llm.policy:DLLMPolicy",
+    "dash": "buddy.methods.dash.policy:DashPolicy",
+    "first": "buddy.methods.first.policy:FirstPolicy",
+    "flexidepth": "buddy.methods.flexidepth.policy:FlexiDepthPolicy",
     "full": "buddy.policies.full:FullPolicy",
-    "layerskip": "buddy.policies.layerskip:LayerSkipPolicy",
-    "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsPolicy",
-    "pudding": "buddy.policies.pudding:PuddingPolicy",
+    "layerskip": "buddy.methods.layerskip.policy:LayerSkipPolicy",
+    "mixture-of-depths": "buddy.methods.mixture_of_depths.policy:MixtureOfDepthsPolicy",
+    "pudding": "buddy.methods.pudding.policy:PuddingPolicy",
     "random": "buddy.policies.random:RandomPolicy",
     "searched": "buddy.policies.searched:SearchedPolicy",
     "static": "buddy.policies.static:StaticPolicy",

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import check_spendable
-from buddy.depth.budget_source import (
+from buddy.budget.read import check_spendable
+from buddy.budget.source import (
     ConstantBudget,
     Progress,
     blocks_of_lanes,

@@ -11,7 +11,7 @@ from buddy.backbone.quantised import QuantisedLinear
 from buddy.depth.policy import DepthPolicy, Policy
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
-from buddy.routing.marks import mark_of
+from buddy.routing.tensor_version import mark_of
 from buddy.routing.token_table import TokenTable, is_tabulable
 
 

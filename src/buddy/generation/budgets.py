@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import (
+from buddy.budget.read import (
     AUTO,
     Budget,
     BudgetLike,
@@ -19,7 +19,7 @@ from buddy.depth.budget import (
     parse_budgets,
     read_mean,
 )
-from buddy.depth.budget_source import (
+from buddy.budget.source import (
     BudgetSource,
     CalledBudget,
     ConstantBudget,

@@ -11,8 +11,8 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerationMixin
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget import BudgetLike, parse_budget
-from buddy.depth.budget_source import BudgetSource
+from buddy.budget.read import BudgetLike, parse_budget
+from buddy.budget.source import BudgetSource
 from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute

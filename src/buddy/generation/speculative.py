@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 
-from buddy.depth.budget_source import BudgetSource, ConstantBudget
+from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import exits
 from buddy.engine.executors.blocks import observation

@@ -13,9 +13,9 @@ import torch
 
 from buddy.backbone.families import find_family
 from buddy.errors import CheckpointError
-from buddy.hub.foreign import explained
-from buddy.hub.inside import find_inside, read_table
 from buddy.hub.quiet import quiet_transformers
+from buddy.hub.safe_paths import find_inside, read_table
+from buddy.hub.wrap_errors import explained
 from buddy.settings import Range
 
 CONFIG: Final = "config.json"

@@ -12,12 +12,12 @@ from typing import Any
 
 from buddy.errors import CheckpointError
 from buddy.files import system_errors
-from buddy.hub.foreign import explained
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
 from buddy.hub.progress import Progress
 from buddy.hub.weights import empty_model
+from buddy.hub.wrap_errors import explained
 
 WEIGHTS_FILE = "model.safetensors"
 

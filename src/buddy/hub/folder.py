@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 
 from buddy.errors import CheckpointError, ModelError
 from buddy.files import read_json
-from buddy.hub.inside import user_path
 from buddy.hub.progress import Progress
+from buddy.hub.safe_paths import user_path
 
 SOURCE_FILE: Final = "source.json"
 """Where a model came from and how long its files are."""

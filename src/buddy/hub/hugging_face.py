@@ -3,7 +3,7 @@
 from typing import Any
 
 from buddy.errors import FetchError, ModelError
-from buddy.hub.foreign import reason
+from buddy.hub.wrap_errors import reason
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Never *.bin, *.pt or *.py: what is read must not be able to run code."""

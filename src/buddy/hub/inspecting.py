@@ -5,10 +5,10 @@ from typing import Any
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.cost import ModelShape
-from buddy.hub.foreign import explained
 from buddy.hub.loading import load_config
 from buddy.hub.progress import Progress
 from buddy.hub.weights import empty_model
+from buddy.hub.wrap_errors import explained
 
 
 def inspect_model(

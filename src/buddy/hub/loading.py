@@ -15,15 +15,14 @@ from buddy.backbone.families import find_family
 from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError, ModelError
 from buddy.files import parse_json
+from buddy.hub.aligned_load import read_placed
 from buddy.hub.config import read_config, read_generation_config
-from buddy.hub.foreign import explained
 from buddy.hub.hugging_face import pull_from_hub
-from buddy.hub.inside import user_path
 from buddy.hub.manifest import MANIFEST, base_of, check_listed, is_checkpoint
-from buddy.hub.placed import read_placed
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress
 from buddy.hub.quiet import quiet_transformers
+from buddy.hub.safe_paths import user_path
 from buddy.hub.store import ensure_default, is_cached, resolve_gguf
 from buddy.hub.tokenizer import holds_tokenizer, read_tokenizer, tokenizer_files
 from buddy.hub.verified import verify_once
@@ -35,6 +34,7 @@ from buddy.hub.weights import (
     stored_dtypes,
     weight_files,
 )
+from buddy.hub.wrap_errors import explained
 from buddy.routing.prior import normalise_prior
 
 _LONGEST_NAME: Final = 255

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from buddy.errors import CheckpointError
 from buddy.hub.config import CONFIG, GENERATION_CONFIG
-from buddy.hub.inside import file_inside, read_table
+from buddy.hub.safe_paths import file_inside, read_table
 from buddy.hub.tokenizer import TOKENIZER_FILES
 from buddy.hub.weights import INDEX
 from buddy.settings import Range, build, check_ranges

@@ -35,9 +35,9 @@ from buddy.hub.folder import (
     staging_dir,
 )
 from buddy.hub.gguf.header import GgufHeader, read_header
-from buddy.hub.inside import user_path
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress, silent
+from buddy.hub.safe_paths import user_path
 
 __all__ = [
     "DEFAULT_MODEL",

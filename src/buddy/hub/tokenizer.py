@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from buddy.errors import CheckpointError
 from buddy.hub.config import CONFIG, read_config
-from buddy.hub.foreign import explained
-from buddy.hub.inside import file_inside, find_inside, read_table
 from buddy.hub.quiet import quiet_transformers
+from buddy.hub.safe_paths import file_inside, find_inside, read_table
+from buddy.hub.wrap_errors import explained
 
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 TOKENIZER_FILES: Final = (

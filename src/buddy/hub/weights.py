@@ -15,8 +15,8 @@ import torch
 
 from buddy.backbone.families import find_family
 from buddy.errors import CheckpointError
-from buddy.hub.foreign import explained
-from buddy.hub.inside import file_inside, find_inside, read_table
+from buddy.hub.safe_paths import file_inside, find_inside, read_table
+from buddy.hub.wrap_errors import explained
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

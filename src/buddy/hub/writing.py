@@ -6,8 +6,8 @@ One that is as its makers published it is written as it is, whatever it says.
 from pathlib import Path
 from typing import Any
 
-from buddy.hub.foreign import explained
 from buddy.hub.quiet import quiet_transformers
+from buddy.hub.wrap_errors import explained
 
 
 def write_model(model: Any, folder: Path, **options: Any) -> None:

@@ -9,13 +9,13 @@ from buddy.routing.float32 import Float32Module
 from buddy.settings import build
 
 LEARNED: Final[dict[str, str]] = {
-    "adainfer": "buddy.policies.adainfer:AdaInferClassifier",
-    "d-llm": "buddy.policies.d_llm:DLLMRouters",
-    "dash": "buddy.policies.dash:DashPart",
-    "first": "buddy.policies.first:FirstRouters",
-    "flexidepth": "buddy.policies.flexidepth:FlexiDepthPart",
-    "mixture-of-depths": "buddy.policies.mixture_of_depths:MixtureOfDepthsRouters",
-    "pudding": "buddy.policies.pudding:PuddingClassifier",
+    "adainfer": "buddy.methods.adainfer.policy:AdaInferClassifier",
+    "d-llm": "buddy.methods.d_llm.policy:DLLMRouters",
+    "dash": "buddy.methods.dash.policy:DashPart",
+    "first": "buddy.methods.first.policy:FirstRouters",
+    "flexidepth": "buddy.methods.flexidepth.policy:FlexiDepthPart",
+    "mixture-of-depths": "buddy.methods.mixture_of_depths.policy:MixtureOfDepthsRouters",
+    "pudding": "buddy.methods.pudding.policy:PuddingClassifier",
 }
 """Policy -> `module:class` of its trained part; imported only when asked for."""
 

@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.depth.budget import check_mean
-from buddy.depth.budget_source import Progress
+from buddy.budget.read import check_mean
+from buddy.budget.source import Progress
 from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
-from buddy.routing.marks import mark_of
+from buddy.routing.tensor_version import mark_of
 from buddy.settings import Range, check_ranges
 
 HASTE: Final = 0.5

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from buddy.serving.control import Ending, Gauges, StepReport
+from buddy.serving.control.protocol import Ending, Gauges, StepReport
 from buddy.serving.request import Usage
 
 if TYPE_CHECKING:

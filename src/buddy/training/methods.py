@@ -30,8 +30,8 @@ class Method(NamedTuple):
 
 
 _GATED: Final = Method(
-    "buddy.training.gated.recipe:GatedRecipe",
-    "buddy.training.gated.run:train_gated",
+    "buddy.methods.gated.recipe:GatedRecipe",
+    "buddy.methods.gated.run:train_gated",
     is_joint=True,
 )
 METHODS: Final[dict[str, Method]] = {
@@ -39,17 +39,17 @@ METHODS: Final[dict[str, Method]] = {
         "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
     ),
     "adainfer": Method(
-        "buddy.training.exits.adainfer_recipe:AdaInferRecipe",
-        "buddy.training.exits.adainfer:train_adainfer",
+        "buddy.methods.adainfer.recipe:AdaInferRecipe",
+        "buddy.methods.adainfer.run:train_adainfer",
     ),
     "layerskip": Method(
-        "buddy.training.exits.layerskip_recipe:LayerSkipRecipe",
-        "buddy.training.exits.layerskip:train_layerskip",
+        "buddy.methods.layerskip.recipe:LayerSkipRecipe",
+        "buddy.methods.layerskip.run:train_layerskip",
         is_joint=True,
     ),
     **dict.fromkeys(("first", "d-llm", "mixture-of-depths", "flexidepth", "dash"), _GATED),
     "pudding": Method(
-        "buddy.training.pudding.recipe:PuddingRecipe", "buddy.training.pudding.run:train_pudding"
+        "buddy.methods.pudding.recipe:PuddingRecipe", "buddy.methods.pudding.run:train_pudding"
     ),
 }
 

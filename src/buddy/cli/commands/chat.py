@@ -28,9 +28,9 @@ def chat(
 
     Each turn is routed anew from the whole conversation.
     """
+    from buddy.budget.read import read_mean
     from buddy.cli.chat_session import ChatSession, Sampling, check_message
     from buddy.cli.views.display import show_summary, stderr
-    from buddy.depth.budget import read_mean
     from buddy.errors import BudgetError, PromptError
 
     console = stderr()

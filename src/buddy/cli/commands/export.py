@@ -30,8 +30,8 @@ def export(
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.export.folder import check_exportable, check_free, export_model
-    from buddy.hub.inside import user_path
     from buddy.hub.loading import load_tokenizer
+    from buddy.hub.safe_paths import user_path
 
     folder = user_path(out)
     check_free(folder)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buddy.budget.read import read_mean
 from buddy.cli import options
 from buddy.cli.streams import read_stdin
-from buddy.depth.budget import read_mean
 from buddy.files import check_writable, write_text
 from buddy.hub.presets import ROUTED_MODEL
 

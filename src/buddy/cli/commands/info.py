@@ -30,11 +30,11 @@ def info(
     from rich.table import Table
     from rich.text import Text
 
+    from buddy.budget.read import Budget
     from buddy.checkpoint.card import read_card
     from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card
     from buddy.cli.views.tables import show_table
-    from buddy.depth.budget import Budget
     from buddy.depth.cost import (
         decision_share,
         kv_bytes_per_token,

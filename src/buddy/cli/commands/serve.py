@@ -22,7 +22,7 @@ _MILLISECONDS: Final = Range(above=0, high=1e7)
 
 
 def _check_efforts(text: str) -> None:
-    from buddy.serving.wish import parse_efforts
+    from buddy.serving.http.wish import parse_efforts
 
     for budget in parse_efforts(text).values():
         options.check_answer_budget(budget)
@@ -96,14 +96,14 @@ def serve(
     _check_installed()
     from buddy.cli.views.display import stderr
     from buddy.hub.loading import load_tokenizer
-    from buddy.serving.app import Service, make_app
-    from buddy.serving.auth import Keys
-    from buddy.serving.engine import num_pinned
-    from buddy.serving.guards import Patience
-    from buddy.serving.prompts import PromptReader
-    from buddy.serving.server import Address, check_reach, listen
-    from buddy.serving.server import serve as answer
-    from buddy.serving.wish import BudgetRules, parse_efforts
+    from buddy.serving.http.app import Service, make_app
+    from buddy.serving.http.auth import Keys
+    from buddy.serving.http.guards import Patience
+    from buddy.serving.http.prompts import PromptReader
+    from buddy.serving.http.server import Address, check_reach, listen
+    from buddy.serving.http.server import serve as answer
+    from buddy.serving.http.wish import BudgetRules, parse_efforts
+    from buddy.serving.rows.engine import num_pinned
 
     console = stderr()
     keys = None if api_key_file is None else Keys.read(api_key_file)
@@ -174,12 +174,12 @@ def start_engine(
     batch_route: "BatchRoute",
 ) -> "EngineClient":
     """The engine behind the server: the one place that knows how it is made."""
-    from buddy.serving.admission import AdmissionConfig
-    from buddy.serving.batcher import BatcherOptions
-    from buddy.serving.calibrate import cost_of
-    from buddy.serving.controller import ControlConfig, Controller
-    from buddy.serving.engine import Engine
+    from buddy.serving.control.admission import AdmissionConfig
+    from buddy.serving.control.controller import ControlConfig, Controller
     from buddy.serving.metrics import ServingMetrics
+    from buddy.serving.rows.batcher import BatcherOptions
+    from buddy.serving.rows.calibrate import cost_of
+    from buddy.serving.rows.engine import Engine
 
     control = Controller(
         ControlConfig(
@@ -205,7 +205,7 @@ def show_panel(
     from rich.table import Table
     from rich.text import Text
 
-    from buddy.serving.server import url_of
+    from buddy.serving.http.server import url_of
 
     facts = client.facts
     rows = {

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.text import Text
 
+from buddy.budget.read import AUTO
 from buddy.cli.views.bars import Bars
-from buddy.depth.budget import AUTO
 from buddy.hub.progress import Progress as OnProgress
 
 if TYPE_CHECKING:

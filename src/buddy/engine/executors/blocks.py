@@ -16,7 +16,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone, Rotary
 from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
 from buddy.depth.policy import Observation
-from buddy.engine.forks import check_threads
+from buddy.engine.fork_guard import check_threads
 from buddy.engine.probe import BLOCKS, GATHER_SCATTER, KV_FILL, piece
 from buddy.engine.state.cache import BlockKVCache, PassingKV
 from buddy.engine.state.lanes import Frame, Lanes

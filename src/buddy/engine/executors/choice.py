@@ -9,7 +9,7 @@ from torch import nn
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.protocol import GENERAL
 from buddy.errors import ModelError
-from buddy.routing.marks import mark_of
+from buddy.routing.tensor_version import mark_of
 
 if TYPE_CHECKING:
     from buddy.engine.executors.native.library import NativeLibrary

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from buddy.depth.budget_source import BudgetSource
+from buddy.budget.source import BudgetSource
 from buddy.depth.policy import RouteState, join_states
 
 Reroute = Literal["step", "prefill"] | int

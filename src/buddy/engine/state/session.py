@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.budget_source import BudgetSource, ConstantBudget
+from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.engine.state.cache import BlockKVCache, KVPolicy
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import Reroute, SequenceState

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from buddy.budget.read import check_spendable
 from buddy.checkpoint.folder import load, load_outline
-from buddy.depth.budget import check_spendable
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.errors import PolicyError, RecipeError

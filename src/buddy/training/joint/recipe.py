@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
+from buddy.budget.read import AUTO, read_budget
 from buddy.data.examples import Source
-from buddy.depth.budget import AUTO, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
 from buddy.routing.prior import PriorConfig

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.manifest import read_manifest
 from buddy.data.examples import Example, check_source, read_all
-from buddy.engine.slow import notes_on_dtype
+from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
 from buddy.hub.loading import load_tokenizer
 from buddy.hub.manifest import MANIFEST

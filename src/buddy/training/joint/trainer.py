@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from buddy.budget.read import AUTO, parse_budget
 from buddy.data.examples import Example
-from buddy.depth.budget import AUTO, parse_budget
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, BatchOrder, collate

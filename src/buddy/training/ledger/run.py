@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from buddy.budget.read import check_spendable
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
-from buddy.depth.budget import check_spendable
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM

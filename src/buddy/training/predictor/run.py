@@ -11,7 +11,7 @@ import torch
 
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
-from buddy.engine.slow import notes_on_dtype
+from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord

@@ -24,7 +24,7 @@ from buddy.engine.executors.native import layout
 from buddy.engine.executors.native.library import native_library
 from buddy.engine.executors.native.openmp import openmp
 from buddy.engine.executors.native.weights import BoundWeights, why_not
-from buddy.engine.forks import check_threads
+from buddy.engine.fork_guard import check_threads
 from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Lanes

@@ -30,7 +30,7 @@ from buddy.engine.executors.native.compiler import (
     identity,
 )
 from buddy.engine.executors.native.instructions import InstructionSet, best_set
-from buddy.engine.executors.native.kept import SHIPPED, keep, kept, whole
+from buddy.engine.executors.native.kernel_cache import SHIPPED, keep, kept, whole
 from buddy.errors import ModelError
 from buddy.hub.folder import cache_home, folder_of_one_try
 

@@ -1,0 +1,130 @@
+"""Who says how many blocks the new tokens of a sequence may run, asked at every step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Protocol, runtime_checkable
+
+from buddy.budget.read import AUTO, Budget, BudgetLike, parse_budget
+from buddy.errors import BudgetError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What a budget source is told of its sequence."""
+
+    is_prompt: bool
+    """Whether the new tokens are of the prompt."""
+    new_tokens: int
+    """How many there are."""
+    tokens: int = 0
+    """Tokens that were fed before."""
+    executed: int = 0
+    """Blocks that these ran, all together."""
+    num_blocks: int
+    """Blocks of the model."""
+    answer_tokens: int = 0
+    """Of the tokens fed before, those after the prompt."""
+    answer_executed: int = 0
+    """Blocks that these ran, all together."""
+    token_ids: tuple[int, ...] = ()
+    """The new tokens, for a source with `reads_tokens`; none else."""
+
+
+@runtime_checkable
+class BudgetSource(Protocol):
+    """Names the blocks that each new token of a sequence may run, first and last included.
+
+    A source keeps no state: what ran is in the progress, so that a step that fails, or is taken
+    back, is forgotten whole. One that has an attribute `reads_tokens`, and it is true, is told the
+    ids of the new tokens.
+    """
+
+    def ask(self, progress: Progress) -> int | Sequence[int]:
+        """One number for all new tokens, or one for each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantBudget:
+    """The same number of blocks for every token."""
+
+    each: int
+
+    def ask(self, progress: Progress) -> int:
+        """That number."""
+        return self.each
+
+
+@dataclass(frozen=True, slots=True)
+class PhasedBudget:
+    """One number of blocks for the tokens of the prompt, another source for the answer's.
+
+    Prefill is bound by arithmetic and happens once; decode is bound by reading weights and happens
+    for each token. So depth is cheapest in the prompt, where it helps all later tokens.
+    """
+
+    prompt: int
+    answer: BudgetSource
+
+    @property
+    def reads_tokens(self) -> bool:
+        """As the answer's source does."""
+        return reads_tokens(self.answer)
+
+    def ask(self, progress: Progress) -> int | Sequence[int]:
+        """By the phase."""
+        return self.prompt if progress.is_prompt else self.answer.ask(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledBudget:
+    """A callable of the caller's, which names a budget as a caller writes one."""
+
+    call: Callable[[Progress], BudgetLike]
+
+    def ask(self, progress: Progress) -> int:
+        """What the callable says.
+
+        Raises:
+            BudgetError: It says what is no budget, or "auto".
+        """
+        said = parse_budget(self.call(progress), progress.num_blocks)
+        if said == AUTO:
+            raise BudgetError(
+                'a budget that is a callable must return a number such as 0.6 or "18 blocks", '
+                "got 'auto': it is asked at every step, and auto is chosen once from the prompt"
+            )
+        return said.blocks
+
+
+def reads_tokens(source: BudgetSource) -> bool:
+    """Whether it wants to be told which tokens are fed."""
+    return bool(getattr(source, "reads_tokens", False))
+
+
+def blocks_of_lanes(source: BudgetSource, progress: Progress) -> tuple[int, ...]:
+    """Blocks of the new tokens: one number for all of them, or one for each.
+
+    Raises:
+        BudgetError: The source names another number of budgets than there are new tokens, or what
+            is no number of blocks that the model can run.
+    """
+    said = source.ask(progress)
+    if not isinstance(said, Sequence):
+        return (_checked(said, progress.num_blocks),)
+    if len(said) != progress.new_tokens:
+        raise BudgetError(
+            f"the budget source names {len(said)} budgets for {progress.new_tokens} new tokens: "
+            "it must return one number for all, or one for each"
+        )
+    return tuple(_checked(blocks, progress.num_blocks) for blocks in said)
+
+
+def _checked(blocks: Any, num_blocks: int) -> int:
+    try:
+        return Budget(index(blocks), num_blocks).blocks
+    except TypeError as error:
+        raise BudgetError(
+            f"a budget source must return whole numbers of blocks, got {blocks!r}"
+        ) from error

@@ -1,0 +1,1 @@
+"""The lab: evaluation, plots, the paper's tables, observations, load tests; and their commands."""

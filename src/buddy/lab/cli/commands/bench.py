@@ -1,0 +1,223 @@
+"""`buddy bench`: how fast a model is by budget, and where its time goes."""
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buddy.cli import options
+from buddy.hub.presets import DEFAULT_MODEL
+from buddy.settings import Range
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from buddy.lab.evaluation.conditions import Condition
+    from buddy.lab.evaluation.speed.speed import SpeedConfig
+    from buddy.model import BuddyForCausalLM
+
+_BUDGETS = ["1.0", "0.875", "0.75", "0.625", "0.5"]
+
+
+def bench(
+    out: options.RecordOut,
+    model: options.Model = DEFAULT_MODEL,
+    budget: Annotated[
+        list[str],
+        options.checked(
+            options.check_phases,
+            "--budget",
+            "-b",
+            help="Share of the blocks to run; repeat for more.",
+        ),
+    ] = _BUDGETS,
+    policy: Annotated[
+        list[str] | None,
+        options.checked(
+            options.check_labelled_policy,
+            help="As buddy generate takes it, or NAME=POLICY; repeat for more.",
+        ),
+    ] = None,
+    kv_policy: options.KVPolicy = None,
+    reroute: options.Reroute = "step",
+    batch_route: Annotated[
+        str, typer.Option(help="Rank blocks for each row (independent) or once for all (shared).")
+    ] = "independent",
+    engine: options.Engine = "auto",
+    quant: options.Quant = None,
+    dtype: options.Dtype = None,
+    context: Annotated[int, options.count(1, help="Tokens of a prompt.")] = 256,
+    new_tokens: Annotated[int, options.count(2, help="Tokens of a generation.")] = 64,
+    batch: Annotated[int, options.count(1, help="Prompts at a time.")] = 1,
+    rounds: Annotated[int, options.count(1, help="After one that warms up.")] = 5,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Prompts: wikitext2, ptb or a text file; random tokens if not given."),
+    ] = None,
+    data_dir: options.DataDir = None,
+    seed: Annotated[int, options.seed("Seed of random prompts and of the order of runs.")] = 0,
+    threads: Annotated[
+        int | None,
+        options.number(Range(1, 1024), help="CPU threads; torch's choice if not given."),
+    ] = None,
+    transformers: Annotated[
+        bool,
+        typer.Option("--transformers/--no-transformers", help="Time transformers' own generate."),
+    ] = True,
+) -> None:
+    """Time prefill and decode by budget, and what takes the time.
+
+    Full depth is always timed, and transformers' own generate on the same weights. Speed-ups are
+    medians of ratios taken within a round.
+    """
+    import torch
+
+    from buddy.cli.loading import load_checked
+    from buddy.cli.views.display import fetch_progress, prepare_engine, stderr
+    from buddy.engine.executors.choice import describe_engine
+    from buddy.engine.run import check_reroute
+    from buddy.engine.steer import check_batch_route
+    from buddy.importance.calibration import read_text
+    from buddy.lab.cli.views.speed_table import show_speed
+    from buddy.lab.evaluation.conditions import plan_conditions
+    from buddy.lab.evaluation.speed.speed import SpeedConfig, check_context
+    from buddy.records import RunRecord
+
+    source = None if text is None else read_text(text, data_dir)
+    config = SpeedConfig(
+        new_tokens=new_tokens,
+        rounds=rounds,
+        reroute=check_reroute(options.parse_reroute(reroute)),
+        batch_route=check_batch_route(batch_route),
+        transformers=transformers and quant is None,
+        seed=seed,
+    )
+    console = stderr()
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+    def check(outline: "BuddyForCausalLM") -> None:
+        plan_conditions(outline, policy or [], budget)
+        check_context(outline, context, new_tokens)
+
+    loaded = load_checked(
+        model,
+        check,
+        console,
+        kv_policy=kv_policy,
+        engine=engine,
+        dtype=dtype,
+        merge_adapter=True,
+        quant=quant,
+    )
+    conditions = plan_conditions(loaded, policy or [], budget)
+    with fetch_progress(console) as on_progress:
+        for condition in conditions:
+            condition.prepare(on_progress)
+    shape = (rounds, batch, context)
+    if source is None:
+        prompts = _random_prompts(loaded.config.vocab_size, shape, seed)
+    else:
+        prompts = _text_prompts(model, source, shape)
+    prepare_engine(console, loaded.executor)
+    results = _measure(loaded, conditions, prompts, config, console)
+    who_ran = _who_ran(loaded, results, batch)
+    RunRecord(
+        kind="eval-speed",
+        model=loaded.facts(),
+        config={
+            "model": model,
+            **_setting(loaded),
+            **who_ran,
+            **asdict(config),
+            "policies": list(dict.fromkeys(condition.spec for condition in conditions)),
+            "budgets": budget,
+            "context": context,
+            "batch": batch,
+            "prompts": "random token ids" if text is None else text,
+            "distinct_prompts": batch * len(prompts),
+        },
+        results=results,
+    ).save(out)
+    more = who_ran["engine_reason"] or loaded.executor.instructions
+    show_speed(console, results, describe_engine(who_ran["engine"], more))
+    sys.stdout.write(f"{out}\n")
+
+
+def _random_prompts(vocab: int, shape: tuple[int, int, int], seed: int) -> "Tensor":
+    import torch
+
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _text_prompts(model: str, text: str, shape: tuple[int, int, int]) -> "Tensor":
+    """As many batches as the text fills, up to one a round."""
+    from buddy.errors import ResultError
+    from buddy.hub.loading import load_tokenizer
+    from buddy.importance.calibration import cut_windows
+
+    rounds, batch, context = shape
+    windows = cut_windows(load_tokenizer(model), text, tokens=context, limit=rounds * batch)
+    full = len(windows) // batch
+    if full == 0:
+        raise ResultError(
+            f"the text fills {len(windows)} prompts of {context} tokens, expected at "
+            f"least the {batch} of a batch: give more text, or ask for less"
+        )
+    return windows[: full * batch].view(full, batch, context)
+
+
+def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
+    """What else speed depends on."""
+    import torch
+
+    on_gpu = model.device.type == "cuda"
+    return {
+        "dtype": str(model.dtype),
+        "device": torch.cuda.get_device_name(model.device) if on_gpu else model.device.type,
+        "threads": torch.get_num_threads(),
+        "instructions": model.executor.instructions,
+        "attention": model.backbone.attention,
+        "kv_policy": model.kv_policy,
+        "quant": model.quant,
+        "prior": model.prior_facts,
+    }
+
+
+def _who_ran(model: "BuddyForCausalLM", results: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Who ran decode steps, and why that was not the fast path, or not for all."""
+    rows = [row for row in results["rounds"] if row["engine"] is not None]
+    ran, fast = {row["engine"] for row in rows}, model.executor.name
+    reason = model.executor.why_general
+    if ran != {fast}:
+        others = " and ".join(row["name"] for row in rows if row["engine"] != fast)
+        what = f"steps of {others}" if fast in ran else f"steps of {batch} new tokens"
+        reason = f"the {fast} engine takes no {what}"
+    return {"engine": " and ".join(sorted(ran)), "engine_reason": reason}
+
+
+def _measure(
+    model: "BuddyForCausalLM",
+    conditions: list["Condition"],
+    prompts: "Tensor",
+    config: "SpeedConfig",
+    console: "Console",
+) -> dict[str, Any]:
+    from buddy.cli.views.bars import Bars
+    from buddy.lab.evaluation.speed.speed import measure_speed
+
+    try:
+        with Bars(console) as bar:
+            task = bar.add_task("Timing")
+            return measure_speed(
+                model,
+                conditions,
+                prompts,
+                config,
+                on_pass=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except KeyboardInterrupt:
+        console.print("interrupted: too few rounds to compare, so no record was written")
+        raise typer.Exit(130) from None

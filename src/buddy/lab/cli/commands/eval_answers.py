@@ -1,0 +1,156 @@
+"""`buddy eval answers`: cross-entropy of answers to instructions, at several budgets."""
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from buddy.cli import options
+from buddy.errors import DataError
+from buddy.hub.presets import DEFAULT_MODEL
+from buddy.lab.cli import eval_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DEFAULT_TOKENS = 1024
+
+
+def answers(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="JSON or JSON lines: instruction and output, or prompt and completion."
+        ),
+    ],
+    out: eval_run.Out,
+    model: options.Model = DEFAULT_MODEL,
+    start: Annotated[int, options.count(0, help="First row.")] = 0,
+    stop: Annotated[int | None, options.count(1, help="First row that is left out.")] = None,
+    budget: eval_run.Budgets = None,
+    policy: eval_run.Policies = None,
+    template: Annotated[
+        str, typer.Option(help="How an instruction is put: chat or alpaca.")
+    ] = "chat",
+    max_tokens: Annotated[
+        int | None,
+        options.count(2, help="Of prompt and answer; 1024, or the model's context if shorter."),
+    ] = None,
+    shuffle_plans: Annotated[
+        int | None,
+        options.count(
+            0, metavar="SEED", help="Also give each input another input's plan: what it costs."
+        ),
+    ] = None,
+    against: eval_run.AgainstLog = None,
+    batch: Annotated[int, options.count(1, help="Answers at a time.")] = 16,
+    dtype: options.Dtype = None,
+) -> None:
+    """Cross-entropy of answers, given their prompts, in nats a token.
+
+    Each answer is routed from its prompt alone. Interrupted, the same command goes on where it
+    stopped; --start, --stop, --shuffle-plans and --against may change.
+    """
+    from buddy.data.examples import Source, check_source, read_examples
+    from buddy.lab.evaluation.against import Against
+    from buddy.lab.evaluation.answers.answers import rounds_of, run_answers
+
+    source = Source(path=file, start=start, stop=stop, template=cast(Any, template))
+    check_source(source)
+    earlier = None if against is None else Against(against)
+    config = {"template": template, "max_tokens": max_tokens, "batch": batch}
+
+    def longest(model: Any) -> int:
+        return _longest(max_tokens, model.config.max_position_embeddings)
+
+    with eval_run.eval_run(
+        model,
+        out,
+        policies=policy,
+        budgets=budget,
+        config=config,
+        means=True,
+        dtype=dtype,
+        check=longest,
+    ) as run:
+        run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
+        run.config["against"] = None if earlier is None else earlier.describe()
+        left_out: list[str] = []
+        examples = read_examples(
+            source, run.tokenizer, max_tokens=longest(run.model), note=left_out.append
+        )
+        run.tell_left_out(left_out)
+        shuffles = shuffle_plans is not None
+        run.total(sum(len(examples) * rounds_of(c, shuffle=shuffles) for c in run.conditions))
+
+        def on_answers(condition: Any, count: int) -> None:
+            run.show(condition)
+            run.advance(count)
+
+        results = run_answers(
+            run.model,
+            run.conditions,
+            examples,
+            batch=batch,
+            shuffle_seed=shuffle_plans,
+            log=run.log,
+            against=earlier,
+            on_answers=on_answers,
+        )
+    _show(run.console, results)
+    if against is not None:
+        eval_run.show_differences(run.console, results["against"], against)
+    eval_run.save_record(run, "eval-answers", out, results)
+
+
+def _longest(max_tokens: int | None, context: int) -> int:
+    if max_tokens is not None and max_tokens > context:
+        raise DataError(
+            f"--max-tokens must be at most {context}, the model's context, got {max_tokens}"
+        )
+    return max_tokens or min(_DEFAULT_TOKENS, context)
+
+
+def _show(console: "Console", results: dict[str, Any]) -> None:
+    """One row a condition: the loss of all answers, and what another input's plan costs."""
+    from rich.table import Table
+
+    from buddy.cli.views.tables import name_column, show_table
+
+    table = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+    name_column(table, "policy")
+    names = ["nats a\ntoken", "mean of\nanswers", "plans"]
+    if results["exchanged"]:
+        names += ["plan of\nanother", "of another,\nsame source"]
+    for name in ["blocks", *names]:
+        table.add_column(name, justify="right", no_wrap=True)
+    figures = {
+        (*_condition(one), one["metric"], one.get("within")): one
+        for one in [*results["points"], *results["exchanged"]]
+        if one["task"] == "all"
+    }
+    for one in results["execution"]:
+        if one["task"] != "all":
+            continue
+        label, blocks = _condition(one)
+        found = [figures[label, blocks, metric, None] for metric in ("nll", "answer_nll")]
+        moved = [figures.get((label, blocks, "nll", within)) for within in ("all", "source")]
+        cells = [*map(_nats, found), str(one["distinct_plans"])]
+        if results["exchanged"]:
+            cells += ["" if point is None else _nats(point, sign="+") for point in moved]
+        table.add_row(label, _depth(one), *cells)
+    show_table(console, table)
+
+
+def _depth(entry: dict[str, Any]) -> str:
+    """The budget, or the mean over tokens or prompts where that is no whole number."""
+    mean = entry.get("mean_blocks", entry["blocks"])
+    return f"{mean:.1f}" if mean != entry["blocks"] else str(entry["blocks"])
+
+
+def _condition(entry: dict[str, Any]) -> tuple[str, int]:
+    return entry["label"], entry["blocks"]
+
+
+def _nats(point: dict[str, Any], *, sign: str = "") -> str:
+    error = "" if point["stderr"] is None else f"±{point['stderr']:.3f}"
+    return f"{point['value']:{sign}.3f}{error}"

@@ -1,0 +1,46 @@
+"""`buddy plot`: a figure from RunRecords."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buddy.cli import options
+from buddy.lab.plots.figures import COLUMN_INCHES, FIGURES
+from buddy.lab.plots.output import check_out
+from buddy.settings import Range
+
+
+def plot(
+    figure: Annotated[str, typer.Argument(help=f"{', '.join(FIGURES)}.")],
+    records: Annotated[list[Path], typer.Argument(help="RunRecords (JSON), merged.")],
+    out: Annotated[
+        Path, options.checked(check_out, help="Where the figure goes: .png, .pdf or .svg.")
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task that accuracy, perplexity or heatmap shows; default: average."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Metric that accuracy, perplexity or retention shows; default: acc, or perplexity."
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
+    width: Annotated[
+        float, options.number(Range(1, 100), help="In inches; 3.3 is a column.")
+    ] = COLUMN_INCHES,
+) -> None:
+    """Draw a figure from what other commands measured.
+
+    No model is run. Needs matplotlib, which the extra `plots` of buddy-llm installs.
+    """
+    from buddy.lab.plots.figures import draw
+    from buddy.lab.plots.output import save_figure
+    from buddy.records import read_record
+
+    read = [read_record(path) for path in records]
+    save_figure(draw(figure, read, width=width, title=title, task=task, metric=metric), out)
+    sys.stdout.write(f"{out}\n")

@@ -1,0 +1,300 @@
+"""How well answers are predicted: their cross-entropy, the route chosen from the prompt alone.
+
+Do routes depend on the input to its use? Then an answer must cost more under the plan of another
+input at the same budget. That is measured too, input by input.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.depth.policy import BatchSize, Observation, Policy, is_online
+from buddy.engine.run import Feed, run_once
+from buddy.errors import DataError
+from buddy.lab.evaluation.against import Against
+from buddy.lab.evaluation.answers.answer_points import (
+    ALL,
+    Answered,
+    answer_points,
+    difference_points,
+    exchange_points,
+    mean_depth,
+)
+from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.execution import execution_rates
+from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.tasks.scoring import token_logprobs
+from buddy.model import BuddyForCausalLM
+
+Plan = tuple[int, ...]
+"""The blocks that run, ascending."""
+WITHIN: Final = ("all", "source")
+"""Whose plans are exchanged: those of any inputs, or of inputs from the same source."""
+
+
+class GivenPlans:
+    """Runs the plans it is given, one a row, whatever the input."""
+
+    name = "given"
+    context_layer = 0
+    pinned: Sequence[int] = ()
+
+    def __init__(self, plans: Sequence[Plan], num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._wanted = torch.zeros(len(plans), num_blocks)
+        for row, plan in enumerate(plans):
+            self._wanted[row, list(plan)] = 1.0
+
+    def observe(self, state: Any, seen: Observation) -> BatchSize:
+        """Nothing but the batch size matters."""
+        return BatchSize.of(seen)
+
+    def scores(
+        self, state: BatchSize, blocks: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch blocks"]:
+        """One where the block is to run."""
+        return self._wanted.to(state.device)
+
+    def describe(self) -> str:
+        """As shown in a summary line."""
+        return "given plans"
+
+
+@torch.inference_mode()
+def answer_losses(
+    model: BuddyForCausalLM,
+    policy: Policy,
+    budgets: Callable[[int, Sequence[int]], tuple[int, ...]],
+    examples: Sequence[Example],
+) -> list[tuple[float, Plan, int]]:
+    """Of each example, the loss of its answer, its plan, and the blocks that all its tokens ran.
+
+    The loss is the answer's summed negative log-likelihood given the prompt.
+
+    Args:
+        model: Runs the blocks.
+        policy: Chooses them; it sees the prompts alone.
+        budgets: From the number of tokens of a prompt, and the ids of those that are fed after it,
+            to their budgets.
+        examples: A batch; those of like length waste least.
+    """
+    fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
+    is_prompt = [n < len(one.prompt) for one in examples for n in range(one.num_tokens - 1)]
+    device = model.device
+    feed = Feed(
+        token_ids=torch.tensor([token for tokens in fed for token in tokens], device=device),
+        counts=tuple(map(len, fed)),
+        router_sees=torch.tensor(is_prompt, device=device),
+    )
+    asked = [budgets(len(one.prompt), one.answer[:-1]) for one in examples]
+    out = run_once(model.backbone, policy, feed, asked)
+    # The residual at a token predicts the one after it.
+    ends = [int(last) + 1 for last in out.lanes.last]
+    before = [
+        lane
+        for end, example in zip(ends, examples, strict=True)
+        for lane in range(end - len(example.answer), end)
+    ]
+    targets = torch.tensor([t for example in examples for t in example.answer], device=device)
+    logprobs, _ = token_logprobs(model, out.hidden[before], targets)
+    parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
+    plans = out.last_plan.executed_sets
+    ran = [int(part.sum()) for part in torch.split(out.executed, list(feed.counts))]
+    return [
+        (float(part.sum()), plan, executed)
+        for part, plan, executed in zip(parts, plans, ran, strict=True)
+    ]
+
+
+def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:
+    """Another input for each input, at random; each is chosen once.
+
+    Args:
+        sources: Of each input.
+        within: One of `WITHIN`.
+        seed: Of the draw.
+
+    Returns:
+        By input, the other; an input that is alone in its source has none.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, source in enumerate(sources):
+        groups.setdefault(ALL if within == "all" else source, []).append(place)
+    found: dict[int, int] = {}
+    for name, members in groups.items():
+        random.Random(f"{seed} {name}").shuffle(members)
+        if len(members) > 1:
+            # Each takes after the next in a random ring: at random, and never itself.
+            found |= dict(zip(members, [*members[1:], members[0]], strict=True))
+    return found
+
+
+def run_answers(
+    model: BuddyForCausalLM,
+    conditions: Sequence[Condition],
+    examples: Sequence[Example],
+    *,
+    batch: int = 16,
+    shuffle_seed: int | None = None,
+    log: SampleLog | None = None,
+    against: Against | None = None,
+    on_answers: Callable[[Condition, int], None] = lambda condition, answers: None,
+) -> dict[str, Any]:
+    """Answer losses of every condition over all examples.
+
+    Args:
+        model: Runs the blocks.
+        conditions: One after another.
+        examples: In any order.
+        batch: Examples at a time.
+        shuffle_seed: Also give each input the plan of another one; None to leave that out.
+        log: Keeps each answer's loss, and gives back those it has.
+        against: An earlier run on the same rows, to take differences from.
+        on_answers: Told of answers done; under `rounds_of` plans each.
+
+    Returns:
+        `points` and `execution`, over all examples and by source; `exchanged`, what the plan of
+        another input costs; and `against`, the difference from the earlier run.
+
+    Raises:
+        DataError: Plans are to be exchanged, and there is one example, or no plan that an input
+            decides.
+        ResultError: The earlier run is of other rows or budgets.
+    """
+    if shuffle_seed is not None and len(examples) < 2:
+        raise DataError("plans can be exchanged between 2 examples or more, got 1")
+    if shuffle_seed is not None and all(rounds_of(one, shuffle=True) == 1 for one in conditions):
+        raise DataError(
+            "no plans can be exchanged: expected a policy and a budget under which the input "
+            f"decides which blocks run, got {', '.join(_names(conditions))}; name such a one, as "
+            "the policy routed of a trained model, or exchange no plans"
+        )
+    sources = [example.source for example in examples]
+    bench = _Bench(model, examples, batch, log, on_answers)
+    results: dict[str, Any] = {"points": [], "exchanged": [], "execution": [], "against": []}
+    marks = list(map(row_mark, examples))
+    # Before anything is measured.
+    earlier = [
+        [(one.about, one.rows(marks, Answered)) for one in against.beside(condition)]
+        if against is not None
+        else []
+        for condition in conditions
+    ]
+    for condition, beside in zip(conditions, earlier, strict=True):
+        own = bench.under_policy(condition)
+        results["points"] += answer_points(condition, own)
+        for about, theirs in beside:
+            pairs = list(zip(own, theirs, strict=True))
+            results["against"] += difference_points(condition, pairs, **about)
+        by_task: dict[str, list[Answered]] = {ALL: own}
+        for one in own:
+            by_task.setdefault(one.task, []).append(one)
+        plans = {task: [one.blocks for one in mine] for task, mine in by_task.items()}
+        depths = {task: mean_depth(condition, mine) for task, mine in by_task.items()}
+        results["execution"] += execution_rates(condition, plans, depths)
+        if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
+            continue
+        for within in WITHIN:
+            chosen = others(sources, within, shuffle_seed)
+            given = bench.under_plans(condition, {i: own[j].blocks for i, j in chosen.items()})
+            pairs = [(own[i], given[i]) for i in sorted(given)]
+            results["exchanged"] += exchange_points(condition, pairs, within)
+    return results
+
+
+def rounds_of(condition: Condition, *, shuffle: bool) -> int:
+    """How often each example is run.
+
+    A fixed set of blocks leaves no plans to exchange, nor do tokens that have budgets of their own,
+    or that decide while they run.
+    """
+    if condition.mean is not None or condition.prefill_blocks is not None:
+        return 1
+    if is_online(condition.policy):
+        return 1
+    return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
+
+
+def _names(conditions: Sequence[Condition]) -> list[str]:
+    return [f"{one.label} at {one.depth}" for one in conditions]
+
+
+def row_mark(example: Example) -> str:
+    """Names a row by its content."""
+    content = json.dumps([example.source, example.prompt, example.answer])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Runs examples that have not been run, and remembers what came out."""
+
+    model: BuddyForCausalLM
+    examples: Sequence[Example]
+    batch: int
+    log: SampleLog | None
+    on_answers: Callable[[Condition, int], None]
+    _digests: list[str] = field(init=False)
+    _known: dict[str, Answered] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._digests = list(map(row_mark, self.examples))
+
+    def under_policy(self, condition: Condition) -> list[Answered]:
+        """Every example, under the plan that the policy chooses."""
+        keys = {i: f"{condition.key} {self._digests[i]}" for i in range(len(self.examples))}
+        self._run(condition, keys, lambda rows: condition.policy)
+        return [self._known[keys[i]] for i in range(len(self.examples))]
+
+    def under_plans(self, condition: Condition, plans: dict[int, Plan]) -> dict[int, Answered]:
+        """Some examples, under these plans."""
+        keys = {}
+        for i, plan in plans.items():
+            own = f"{condition.key} {self._digests[i]}"
+            # As the log names a fixed set of blocks: its losses are shared.
+            given = f"blocks:{','.join(map(str, plan))} {self._digests[i]}"
+            keys[i] = own if self._known[own].blocks == plan else given
+        num_blocks = condition.policy.num_blocks
+        self._run(condition, keys, lambda rows: GivenPlans([plans[i] for i in rows], num_blocks))
+        return {i: self._known[key] for i, key in keys.items()}
+
+    def _run(
+        self,
+        condition: Condition,
+        keys: dict[int, str],
+        policy_of: Callable[[Sequence[int]], Policy],
+    ) -> None:
+        pending = [i for i, key in keys.items() if not self._recall(i, key)]
+        self.on_answers(condition, len(keys) - len(pending))
+        pending.sort(key=lambda i: self.examples[i].num_tokens, reverse=True)
+        for start in range(0, len(pending), self.batch):
+            rows = pending[start : start + self.batch]
+            examples = [self.examples[i] for i in rows]
+            found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
+            for i, (nll, blocks, executed) in zip(rows, found, strict=True):
+                self._keep(i, keys[i], nll, blocks, executed)
+                if self.log is not None:
+                    self.log.add(keys[i], **asdict(self._known[keys[i]]))
+            self.on_answers(condition, len(rows))
+
+    def _recall(self, i: int, key: str) -> bool:
+        if key in self._known:
+            return True
+        logged = None if self.log is None else self.log.find(key, Answered)
+        if logged is not None:
+            self._keep(i, key, logged.nll, logged.blocks, logged.executed)
+        return logged is not None
+
+    def _keep(self, i: int, key: str, nll: float, blocks: Plan, executed: int) -> None:
+        example = self.examples[i]
+        self._known[key] = Answered(
+            nll, len(example.answer), blocks, example.source, example.num_tokens - 1, executed
+        )

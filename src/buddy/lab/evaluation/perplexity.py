@@ -1,0 +1,189 @@
+"""Perplexity over sliding windows, each routed from the tokens before those it scores."""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from buddy.engine.run import Feed, run_once
+from buddy.errors import DataError
+from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.execution import execution_rates
+from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.tasks.scoring import token_logprobs
+from buddy.model import BuddyForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """A batch of windows, as it is logged."""
+
+    task: str
+    """Name of the text."""
+    nll: tuple[float, ...]
+    """Of each window, summed over its scored tokens."""
+    blocks: tuple[tuple[int, ...], ...]
+    """Of each window, its last token's plan."""
+    depths: tuple[float, ...] = ()
+    """Of each window, the blocks that a token ran on average; none in an older log."""
+
+
+class WindowLoss(NamedTuple):
+    """Of one window."""
+
+    nll: float
+    """Summed over its scored tokens."""
+    blocks: tuple[int, ...]
+    """The plan of its last token."""
+    depth: float
+    """Blocks that a token ran, over all its tokens."""
+
+
+def sliding_windows(
+    token_ids: Sequence[int], *, window: int, stride: int, limit: int | None = None
+) -> Int[Tensor, "windows tokens"]:
+    """Windows that overlap by `window - stride` tokens; a rest that fills none is left out.
+
+    Of each window the last `stride` tokens are scored, so every token but the first
+    `window - stride` is scored once, with at least that many before it.
+
+    Raises:
+        DataError: The text does not fill one window, or the stride does not fit the window.
+    """
+    check_windows(window, stride)
+    count = (len(token_ids) - window) // stride + 1
+    if count < 1:
+        raise DataError(
+            f"the text has {len(token_ids)} tokens, less than one window of {window}: give more "
+            "text or shorter windows"
+        )
+    ids = torch.tensor(token_ids)
+    return ids.unfold(0, window, stride)[:limit]
+
+
+def check_windows(window: int, stride: int) -> None:
+    """Refuse a stride that does not fit the window.
+
+    Raises:
+        DataError: It does not leave a token before those that are scored.
+    """
+    if not 1 <= stride < window:
+        raise DataError(
+            f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}"
+        )
+
+
+@torch.inference_mode()
+def window_losses(
+    model: BuddyForCausalLM,
+    condition: Condition,
+    ids: Int[Tensor, "windows tokens"],
+    *,
+    stride: int,
+    leaks: bool = False,
+) -> list[WindowLoss]:
+    """Of each window, the negative log-likelihood of its scored tokens, and what ran.
+
+    Args:
+        model: Runs the blocks.
+        condition: Chooses them, and how many.
+        ids: Windows of equal length.
+        stride: Tokens to score, at the end of each.
+        leaks: Let the route see the scored tokens too.
+    """
+    ids = ids.to(model.device)
+    windows, width = ids.shape
+    router_sees = torch.ones_like(ids, dtype=torch.bool)
+    if not leaks:
+        router_sees[:, width - stride :] = False
+    feed = Feed.of_batch(ids, router_sees=router_sees)
+    out = run_once(
+        model.backbone,
+        condition.policy,
+        feed,
+        [condition.budgets(width - stride, row[width - stride :]) for row in ids.tolist()],
+    )
+    hidden = out.hidden.view(windows, width, -1)
+    before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
+    logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
+    sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
+    depths = out.executed.view(windows, width).double().mean(1).tolist()
+    return list(map(WindowLoss, sums, out.last_plan.executed_sets, depths))
+
+
+def run_perplexity(
+    model: BuddyForCausalLM,
+    conditions: Sequence[Condition],
+    ids: Int[Tensor, "windows tokens"],
+    *,
+    text: str,
+    stride: int,
+    batch: int = 4,
+    leaks: bool = False,
+    log: SampleLog | None = None,
+    on_windows: Callable[[Condition, int], None] = lambda condition, windows: None,
+) -> dict[str, Any]:
+    """Perplexity of every condition over all windows.
+
+    Args:
+        model: Runs the blocks.
+        conditions: One after another.
+        ids: From `sliding_windows`.
+        text: What the windows are of; names the task.
+        stride: Tokens scored in each window.
+        batch: Windows at a time.
+        leaks: Let the route see the scored tokens too.
+        log: Keeps each window's loss, and gives back those it has.
+        on_windows: Told of each batch done.
+
+    Returns:
+        `points` and `execution`. A perplexity's standard error is that of the windows' mean loss,
+        times the perplexity; windows are neighbours in a text, so it is on the small side.
+    """
+    points, execution = [], []
+    for condition in conditions:
+        losses: list[float] = []
+        plans: list[tuple[int, ...]] = []
+        depths: list[float] = []
+        for part in torch.split(ids, batch):
+            digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
+            key = f"{condition.key} {text} {digest}"
+            made = log.find(key, Windows) if log is not None else None
+            if made is None:
+                found = window_losses(model, condition, part, stride=stride, leaks=leaks)
+                nll, blocks, deep = zip(*found, strict=True)
+                made = Windows(task=text, nll=nll, blocks=blocks, depths=deep)
+                if log is not None:
+                    log.add(key, **asdict(made))
+            losses += made.nll
+            plans += made.blocks
+            depths += made.depths
+            on_windows(condition, len(part))
+        is_counted = condition.is_free and len(depths) == len(losses)
+        depth = statistics.fmean(depths) if is_counted else None
+        points += _points(condition, text, losses, stride, depth)
+        execution += execution_rates(condition, {text: plans}, {text: depth})
+    return {"points": points, "execution": execution}
+
+
+def _points(
+    condition: Condition, text: str, losses: Sequence[float], stride: int, depth: float | None
+) -> list[dict[str, Any]]:
+    means = [loss / stride for loss in losses]
+    mean = statistics.fmean(means)
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
+    rest = {"samples": len(means), "tokens": len(means) * stride, **condition.ran(depth)}
+    # A broken model can be arbitrarily surprised; JSON has no infinity.
+    value = math.exp(min(mean, 700.0))
+    return [
+        condition.point(
+            text, "perplexity", value, stderr=None if error is None else value * error, **rest
+        ),
+        condition.point(text, "nll", mean, stderr=error, **rest),
+    ]

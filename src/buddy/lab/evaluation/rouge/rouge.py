@@ -1,0 +1,211 @@
+"""ROUGE of summaries: the route chosen again at every step (*Recompute*) or kept (*Reuse*)."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from buddy.engine.state.cache import KVPolicy, check_kv_policy
+from buddy.errors import DataError, PromptError
+from buddy.generation.trace import DepthTrace
+from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.rouge.rouge_points import (
+    METRICS,
+    Answer,
+    Logged,
+    Way,
+    to_results,
+    ways_of,
+)
+from buddy.lab.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
+from buddy.lab.evaluation.samples import SampleLog
+from buddy.model import BuddyForCausalLM
+from buddy.settings import Range, check_ranges
+
+Scorer = Callable[[str, str], dict[str, float]]
+"""(summary, answer) -> F-measure of each metric."""
+
+
+def rouge_scorer() -> Scorer:
+    """The `rouge-score` package, with Porter stemming.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    try:
+        from rouge_score import rouge_scorer as package
+    except ImportError as error:
+        raise DataError('rouge-score is not installed: pip install "buddy-llm[eval]"') from error
+    scorer = package.RougeScorer(list(METRICS), use_stemmer=True)
+
+    def score(summary: str, answer: str) -> dict[str, float]:
+        found = scorer.score(summary, answer)
+        return {metric: float(found[metric].fmeasure) for metric in METRICS}
+
+    return score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RougeConfig:
+    """How answers are made; greedily, in any case."""
+
+    batch: Annotated[int, Range(1, 4096)] = 8
+    """Dialogues at a time."""
+    max_new_tokens: Annotated[int, Range(1, 2**24)] = 100
+    """Of an answer."""
+    kv_policy: KVPolicy | None = None
+    """What skipped blocks leave in the cache; the model's own if None."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, DataError)
+        if self.kv_policy is not None:
+            check_kv_policy(self.kv_policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A dialogue, and the tokens that ask for its summary."""
+
+    dialogue: Dialogue
+    ids: list[int]
+
+    @property
+    def mark(self) -> str:
+        """Tells dialogues apart in a log."""
+        content = json.dumps([self.ids, self.dialogue.summary])
+        return f"{self.dialogue.id} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def ask_all(
+    model: BuddyForCausalLM, tokenizer: Any, dialogues: Sequence[Dialogue], config: RougeConfig
+) -> list[list[Asked]]:
+    """Prompts in batches of like length, the longest first.
+
+    Raises:
+        PromptError: The model's context does not hold one of them and its answer.
+    """
+    asked = [Asked(one, prompt_ids(tokenizer, one.text)) for one in dialogues]
+    asked.sort(key=lambda one: len(one.ids), reverse=True)
+    longest, limit = asked[0], model.config.max_position_embeddings
+    if len(longest.ids) + config.max_new_tokens - 1 > limit:
+        raise PromptError(
+            f"dialogue {longest.dialogue.id} makes a prompt of {len(longest.ids)} tokens, and with "
+            f"{config.max_new_tokens} new ones the model's context of {limit} does not hold it: "
+            "ask for fewer new tokens, or take another model"
+        )
+    return [asked[start : start + config.batch] for start in range(0, len(asked), config.batch)]
+
+
+def run_rouge(
+    model: BuddyForCausalLM,
+    tokenizer: Any,
+    conditions: Sequence[Condition],
+    batches: Sequence[Sequence[Asked]],
+    config: RougeConfig,
+    *,
+    score: Scorer | None = None,
+    log: SampleLog | None = None,
+    on_answers: Callable[[Condition, int], None] = lambda condition, answers: None,
+) -> dict[str, Any]:
+    """Answer every dialogue under every condition, both ways.
+
+    Args:
+        model: Runs the blocks.
+        tokenizer: Its own.
+        conditions: One after another.
+        batches: From `ask_all`.
+        config: As for `ask_all`.
+        score: In place of `rouge-score`.
+        log: Keeps each answer, and gives back those it has.
+        on_answers: Told of each batch done.
+
+    Returns:
+        `points`, `differences` and `execution`: see `rouge_points`.
+    """
+    score = score or rouge_scorer()
+    results: dict[str, Any] = {"points": [], "differences": [], "execution": []}
+    for condition in conditions:
+        # The weights are shared; the caller's model keeps its policy.
+        routed = BuddyForCausalLM(
+            model.model, policy=condition.policy, kv_policy=config.kv_policy or model.kv_policy
+        )
+        answerer = _Answerer(routed, tokenizer, condition, config, score, log)
+        answers: dict[Way | None, list[Answer]] = {way: [] for way in ways_of(condition)}
+        for way, made in answers.items():
+            for batch in batches:
+                made += answerer.answer(batch, way)
+                on_answers(condition, len(batch))
+        for part, entries in to_results(condition, answers).items():
+            results[part] += entries
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Answerer:
+    """Answers batches under one condition."""
+
+    model: BuddyForCausalLM
+    tokenizer: Any
+    condition: Condition
+    config: RougeConfig
+    score: Scorer
+    log: SampleLog | None
+
+    def answer(self, batch: Sequence[Asked], way: Way | None) -> list[Answer]:
+        """From the log, or made and logged; half a batch is made again whole.
+
+        An answer can depend on its batch, by the order of a sum; so it must not depend on where
+        a run was interrupted.
+        """
+        keys = [f"{self.condition.key} {way} {asked.mark}" for asked in batch]
+        logged = [None if self.log is None else self.log.find(key, Logged) for key in keys]
+        whole = [Answer.from_log(entry) for entry in logged if entry is not None]
+        if len(whole) == len(batch):
+            return whole
+        made = self._generate(batch, way)
+        if self.log is not None:
+            for key, answer in zip(keys, made, strict=True):
+                self.log.add(key, **asdict(answer.to_log()))
+        return made
+
+    def _generate(self, batch: Sequence[Asked], way: Way | None) -> list[Answer]:
+        pad = self.tokenizer.pad_token_id or 0
+        ids, mask = _left_padded([asked.ids for asked in batch], pad)
+        trace = DepthTrace()
+        out = self.model.generate(
+            ids.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            budget=self.condition.source,
+            reroute=way or "prefill",
+            trace=trace,
+            max_new_tokens=self.config.max_new_tokens,
+            pad_token_id=pad,
+            do_sample=False,
+            repetition_penalty=None,
+        )
+        ends = self.model.generation_config.eos_token_id
+        ends = set(ends if isinstance(ends, list) else [ends])
+        answers = []
+        for row, tokens in enumerate(out[:, ids.shape[1] :].tolist()):
+            # What a row runs after its end is for the other rows' sake.
+            length = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+            text = read_answer(self.tokenizer, tokens[:length])
+            plans = Counter(step.plans[row] for step in trace.steps[:length])
+            scores = self.score(batch[row].dialogue.summary, text)
+            answers.append(Answer(text, scores, dict(plans)))
+        return answers
+
+
+def _left_padded(
+    rows: Sequence[list[int]], pad: int
+) -> tuple[Int[Tensor, "batch tokens"], Int[Tensor, "batch tokens"]]:
+    width = max(map(len, rows))
+    ids = [[pad] * (width - len(row)) + row for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)

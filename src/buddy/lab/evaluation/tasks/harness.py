@@ -1,0 +1,302 @@
+"""Buddy as a model of lm-evaluation-harness: `lm_eval --model buddy`, and `buddy eval tasks`."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+
+from buddy.budget.read import AUTO
+from buddy.engine.run import check_reroute
+from buddy.engine.state.cache import check_kv_policy
+from buddy.errors import BudgetError, DataError, PolicyError
+from buddy.generation.trace import DepthTrace
+from buddy.hub.loading import load_tokenizer
+from buddy.lab.evaluation.conditions import Condition, plan_conditions
+from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score
+from buddy.model import BuddyForCausalLM
+
+ROUTES: Final = ("prompt", "full")
+DEFAULT_BATCH: Final = 16
+
+
+_Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
+"""As lm-eval encodes a request: its texts, the context's tokens, the answer's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """Requests that share a route, and where their results go."""
+
+    task: str
+    key: str
+    places: list[int]
+    questions: list[Question]
+
+    @property
+    def length(self) -> int:
+        """Tokens of its longest question."""
+        return max(len(one.routed) + max(map(len, one.rests)) for one in self.questions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedScores:
+    """What came out for a document, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    scored: tuple[Scored, ...]
+    """One a question."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedText:
+    """A generation, as it is logged."""
+
+    task: str
+    """Of lm-eval."""
+    text: str
+    """That followed the prompt."""
+    blocks: tuple[int, ...]
+    """The prompt's plan."""
+
+
+@register_model("buddy")
+class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
+    """Scores and generates under one condition at a time.
+
+    The route of a log-likelihood request comes from its context alone, and all candidates of a
+    document share it. Tokenisation, chat templates and generation are lm-eval's own.
+
+    Args:
+        pretrained: As `buddy generate --model` takes it; or a model, with `tokenizer`.
+        budget: As a caller writes it; full depth if not given.
+        policy: Who chooses the blocks; the model's own if not given.
+        route_on: "full" lets the route see the answers too, as harnesses that leak do. Only to
+            reproduce their figures.
+        reroute: When generation chooses again.
+        kv_policy: What a skipped block leaves in its KV cache; the model's own if not given.
+        batch_size: Questions, or prompts of a generation, at a time.
+        device: Where to put the weights.
+        dtype: The weights' number format.
+        tokenizer: For a model that is given as an object.
+        **options: lm-eval's own `add_bos_token`, `max_length`, `prefix_token_id` ...
+
+    Raises:
+        BuddyError: The model cannot be loaded, or the condition cannot be run.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | BuddyForCausalLM,
+        *,
+        budget: str | float | int | None = None,
+        policy: str | None = None,
+        route_on: str = "prompt",
+        reroute: str | int = "step",
+        kv_policy: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> None:
+        if route_on not in ROUTES:
+            raise PolicyError(f"route_on must be one of {', '.join(ROUTES)}, got {route_on!r}")
+        if isinstance(pretrained, str):
+            number = None if dtype in (None, "auto") else getattr(torch, str(dtype))
+            if device is not None and "cuda" in device and not torch.cuda.is_available():
+                device = None  # lm-eval's own default; its `hf` class falls back alike
+            model = BuddyForCausalLM.from_pretrained(pretrained, dtype=number, device=device)
+            tokenizer = load_tokenizer(pretrained)
+        else:
+            model = pretrained
+        size = DEFAULT_BATCH if batch_size in (None, "auto") else batch_size
+        super().__init__(model, tokenizer=tokenizer, batch_size=size, **options)
+        self._route_on = route_on
+        self._kv_policy = None if kv_policy is None else check_kv_policy(kv_policy)
+        self._reroute = check_reroute(cast(Any, reroute))
+        self._instances: list[Instance] | None = None
+        self._rolling = "rolling"
+        self._plans: list[tuple[int, ...]] = []
+        self.on_sample: Callable[[], None] = lambda: None
+        """Called after each document or generation."""
+        self.log: SampleLog | None = None
+        """Keeps every sample, and gives back those it has."""
+        self.execution: dict[str, list[tuple[int, ...]]] = {}
+        """By task, the plan of each question of the present condition."""
+        budgets = ("1.0",) if budget is None else (str(budget),)
+        policies = () if policy is None else (policy,)
+        self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
+
+    def set_condition(self, condition: Condition) -> None:
+        """Run under another policy and budget from now on.
+
+        Raises:
+            BudgetError: As `check_condition`.
+        """
+        self.check_condition(condition)
+        self.condition, self.execution = condition, {}
+        self.model.set_policy(condition.policy)
+
+    def check_condition(self, condition: Condition) -> None:
+        """Refuse a condition that cannot be measured as it says.
+
+        Raises:
+            BudgetError: The answer is to run at a budget of its own, and to be a part of the
+                prompt, as `route_on="full"` has it.
+        """
+        if self._route_on == "full" and condition.prefill_blocks is not None:
+            raise BudgetError(
+                "where the route sees answers too they run the prompt's budget: name one budget "
+                f"for both, not {condition.prefill_blocks} and {condition.blocks} blocks, or leave "
+                "--route-on full out"
+            )
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Called by lm-eval: the log-likelihood of each text, in windows that are its task's."""
+        found = [0.0] * len(requests)
+        tasks = [request.task_name or "rolling" for request in requests]
+        for task in dict.fromkeys(tasks):
+            self._rolling = task
+            mine = [place for place, one in enumerate(tasks) if one == task]
+            values = cast(Any, super()).loglikelihood_rolling([requests[i] for i in mine], True)
+            for place, value in zip(mine, values, strict=True):
+                found[place] = value
+        return found
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Called by lm-eval: (log-likelihood, is greedy) of each request.
+
+        Raises:
+            DataError: An answer is longer than the model's context.
+        """
+        self._instances = requests
+        try:
+            found = cast(Any, super()).loglikelihood(requests, disable_tqdm=True)
+            return cast(list[tuple[float, bool]], found)
+        finally:
+            self._instances = None
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[_Encoded], disable_tqdm: bool = False, **options: Any
+    ) -> list[tuple[float, bool]]:
+        """Called by lm-eval with token ids, of requests or of rolling windows."""
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        pending: list[_Document] = []
+        for document in self._documents(requests):
+            logged = self.log.find(document.key, LoggedScores) if self.log is not None else None
+            if logged is None:
+                pending.append(document)
+            else:
+                self._take(document, logged.scored, results)
+        pending.sort(key=lambda document: document.length, reverse=True)
+        for start in range(0, len(pending), self.batch_size):
+            batch = pending[start : start + self.batch_size]
+            questions = [question for document in batch for question in document.questions]
+            policy, source = self.condition.policy, self.condition.source
+            scored = iter(score(self.model, policy, source, questions, self._kv_policy))
+            for document in batch:
+                mine = [next(scored) for _ in document.questions]
+                if self.log is not None:
+                    made = LoggedScores(task=document.task, scored=tuple(mine))
+                    self.log.add(document.key, **asdict(made))
+                self._take(document, mine, results)
+        return results
+
+    def _documents(self, requests: Sequence[_Encoded]) -> "list[_Document]":
+        """Requests about the same document belong together: they share a route."""
+        instances = self._instances or [None] * len(requests)
+        places: dict[tuple[Any, ...], list[int]] = {}
+        for place, (request, instance) in enumerate(zip(requests, instances, strict=True)):
+            if instance is None:
+                document: tuple[Any, ...] = (self._rolling, place)
+            else:
+                # Unconditional likelihoods of the same answers are questions of their own.
+                document = (
+                    instance.task_name,
+                    instance.doc_id,
+                    request[0] is not None and request[0][0] != "",
+                )
+            places.setdefault(document, []).append(place)
+        make = ask if self._route_on == "prompt" else ask_leaking
+        documents = []
+        for (task, row, *_), mine in places.items():
+            candidates = [requests[place][1:] for place in mine]
+            try:
+                questions = make(candidates, context=self.max_length)
+            except DataError as error:
+                raise DataError(f"{task}, row {row}: {error}") from error
+            documents.append(_Document(task, self._key(task, candidates), mine, questions))
+        return documents
+
+    def _key(self, task: str | None, content: Any) -> str:
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+        return f"{self.condition.key} {task} {digest}"
+
+    def _take(
+        self, document: "_Document", scored: Sequence[Scored], results: list[tuple[float, bool]]
+    ) -> None:
+        pairs = (
+            pair for one in scored for pair in zip(one.loglikelihoods, one.greedy, strict=True)
+        )
+        for place, pair in zip(document.places, pairs, strict=True):
+            results[place] = pair
+        self.execution.setdefault(document.task, []).extend(one.blocks for one in scored)
+        self.on_sample()
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Called by lm-eval: the text that follows each prompt, up to a stop sequence."""
+        results = [""] * len(requests)
+        keys = [self._key(request.task_name, request.args) for request in requests]
+        pending = []
+        for place, key in enumerate(keys):
+            logged = self.log.find(key, LoggedText) if self.log is not None else None
+            if logged is None:
+                pending.append(place)
+            else:
+                results[place] = self._finish(requests[place], logged.text, logged.blocks)
+        pending.sort(key=lambda place: len(requests[place].args[0]), reverse=True)
+        for start in range(0, len(pending), self.batch_size):
+            batch = pending[start : start + self.batch_size]
+            self._plans = []
+            texts = cast(Any, super()).generate_until([requests[i] for i in batch], True)
+            # lm-eval may have sorted the prompts: which plan is whose does not matter here.
+            for place, text, blocks in zip(batch, texts, self._plans, strict=True):
+                if self.log is not None:
+                    task = requests[place].task_name
+                    self.log.add(keys[place], task=task, text=text, blocks=blocks)
+                results[place] = self._finish(requests[place], text, blocks)
+        return results
+
+    def _finish(self, request: Instance, text: str, blocks: Sequence[int]) -> str:
+        self.execution.setdefault(str(request.task_name), []).append(tuple(blocks))
+        self.on_sample()
+        return text
+
+    def _model_generate(self, context: Any, max_length: int, stop: Any, **options: Any) -> Any:
+        """Called by lm-eval for a batch of prompts."""
+        trace = DepthTrace()
+        out = cast(Any, super())._model_generate(
+            context,
+            max_length,
+            stop,
+            budget=self.condition.source or AUTO,
+            reroute=self._reroute,
+            kv_policy=self._kv_policy,
+            trace=trace,
+            **options,
+        )
+        self._plans += trace.steps[0].plans
+        return out

@@ -1,0 +1,254 @@
+"""The main table, and GSM8K: every method at every depth, beside what the paper reports."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.paper.levels import budget_at, budgets_of, flags, level
+from buddy.lab.paper.methods import Method, by_model, check_labels
+from buddy.lab.paper.orders import STATIC, measure_order
+from buddy.lab.paper.panels import REMOVED, line, panel, removed
+from buddy.lab.paper.published.read import NUM_BLOCKS, TASK_NAMES, Row, like, read_paper
+from buddy.lab.paper.run import Run
+from buddy.lab.paper.table import Collected, Sheet
+
+DENSE: Final = "Dense"
+TUNED: Final = "Dense, tuned"
+BUDDY: Final = "Buddy"
+_PAPERS: Final = {
+    "Shortened-LLaMA PPL": "Shortened-LLaMA",
+    "Shortened-LLaMA Taylor+": "Shortened-LLaMA",
+    TUNED: DENSE,
+}
+"""What the paper's tables call a method, where it is another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One of the two tables."""
+
+    task: str
+    metric: str
+    command: tuple[str, ...]
+    rows: int
+    budgets: tuple[str, ...]
+    what: str
+
+
+_KINDS: Final = {
+    "accuracy": _Kind("average", "acc", ("eval", "tasks"), 20, ("0.75", "0.5"), "Average accuracy"),
+    "gsm8k": _Kind(
+        "gsm8k",
+        "exact_match,flexible-extract",
+        ("eval", "gsm8k"),
+        12,
+        ("0.875", "0.75"),
+        "GSM8K exact match",
+    ),
+}
+
+
+def collect(run: Run) -> Collected:
+    """Measure what is not measured, one command for each model, and lay it side by side."""
+    kind = _KINDS[run.request.table]
+    methods = _methods(run)
+    budgets = budgets_of(run.request.full, kind.budgets)
+    if run.request.table == "gsm8k":
+        budgets = kind.budgets
+    rows = run.rows(kind.rows, None)
+    limit = () if rows is None else ("--limit", str(rows))
+    points: list[dict[str, Any]] = []
+    dense_of: dict[str, str] = {}
+    for place, (model, own, is_online) in enumerate(_groups(run, methods)):
+        record = run.buddy(
+            f"{run.request.table}-{place}",
+            *kind.command,
+            *("--model", model),
+            *flags(() if is_online else budgets),
+            *(part for one in own for part in ("--policy", f"{one.label}={one.policy}")),
+            *run.data(),
+            *limit,
+            model=model,
+        )
+        dense = _dense(run, model, own)
+        dense_of |= {one.label: dense for one in own}
+        seen = {point["label"] for point in points}
+        found = [
+            {**one, "label": dense if one["policy"] == "full" else one["label"]}
+            for one in record["results"]["points"]
+        ]
+        points += [one for one in found if one["label"] not in seen]
+    paper = like(run.request.model, run.request.table)
+    theirs = [row for row in read_paper(run.request.table) if row["model"] == paper]
+    return Collected(
+        results={
+            "points": points,
+            "panels": _panels(points, dense_of, kind, theirs),
+            "paper": theirs,
+        },
+        sheets=_sheets(points, dense_of, kind, theirs, paper),
+        facts=None,
+        settings={
+            "rows": rows,
+            "budgets": list(budgets),
+            "methods": [[one.label, one.policy, one.model] for one in methods],
+            "paper": paper,
+        },
+        differs="" if run.outline().router else "The model has no router, so Buddy has no row.",
+    )
+
+
+def _methods(run: Run) -> list[Method]:
+    """Static ones and random masks on the untuned base; Buddy on the model; and what is asked."""
+    base = run.base()
+    names = STATIC if run.request.full or run.request.table == "accuracy" else STATIC[:2]
+    methods = [
+        Method(label=name, policy=f"static:{measure_order(run, name)}", model=base)
+        for name in names
+    ]
+    methods.append(Method(label="Random", policy="random:0", model=base))
+    if run.outline().router is not None:
+        methods.append(Method(label=BUDDY, policy="routed"))
+    methods += run.request.methods
+    check_labels(methods)
+    return methods
+
+
+def _groups(run: Run, methods: Sequence[Method]) -> list[tuple[str, list[Method], bool]]:
+    """What one command measures: a model, policies on it, and whether these decide online."""
+    from buddy.depth.policy import build_policy, is_online
+
+    groups = []
+    for model, own in by_model(methods, run.request.model).items():
+        outline = run.on(model).outline()
+        spec = outline.policy_spec or "static"
+        named = [Method(label=one.label, policy=one.policy or spec) for one in own]
+        for online in (False, True):
+            part = [
+                one
+                for one in named
+                if is_online(build_policy(str(one.policy), outline.resources)) == online
+            ]
+            if part:
+                groups.append((model, part, online))
+    return groups
+
+
+def _dense(run: Run, model: str, methods: Sequence[Method]) -> str:
+    """What full depth of a model is called."""
+    if model == run.base():
+        return DENSE
+    return TUNED if model == run.request.model else f"{DENSE}, {methods[0].label}"
+
+
+def _sheets(
+    points: Sequence[dict[str, Any]],
+    dense_of: Mapping[str, str],
+    kind: _Kind,
+    theirs: Sequence[Row],
+    paper: str,
+) -> tuple[Sheet, ...]:
+    cells = _cells(points, kind.task, kind.metric)
+    full = {label: point["value"] for (label, _), point in cells.items() if label.startswith(DENSE)}
+    body = []
+    for (label, _), point in cells.items():
+        blocks = point["blocks"]
+        reported, kept = _reported(theirs, label, blocks, _depth(points), kind)
+        # Of the same weights at full depth; a method that keeps no budget was not run there.
+        dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
+        share = f"{100 * point['value'] / dense:.1f}" if dense else ""
+        body.append((label, str(blocks), _shown(point), share, reported, kept))
+    columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
+    sheets = [Sheet(title=f"{kind.what}, %; paper: {paper}", columns=columns, rows=tuple(body))]
+    if kind.task == "average":
+        by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}
+        detail = tuple(
+            (
+                condition[0],
+                str(point["blocks"]),
+                *(f"{100 * by_task[t][condition]['value']:.1f}" for t in TASK_NAMES),
+            )
+            for condition, point in cells.items()
+        )
+        names = ("method", "blocks", *TASK_NAMES.values())
+        sheets.append(Sheet(title="By task, %", columns=names, rows=detail))
+    return tuple(sheets)
+
+
+def _shown(point: dict[str, Any]) -> str:
+    """In per cent, with its standard error where that is known."""
+    error = point["stderr"]
+    return f"{100 * point['value']:.1f}" + (f" ± {100 * error:.1f}" if error else "")
+
+
+def _cells(
+    points: Sequence[dict[str, Any]], task: str, metric: str
+) -> dict[tuple[str, int | None], dict[str, Any]]:
+    """By label and budget; by label alone where a method keeps none: each task has its depth."""
+    return {
+        (one["label"], None if "mean_blocks" in one else one["blocks"]): one
+        for one in points
+        if (one["task"], one["metric"]) == (task, metric)
+    }
+
+
+def _depth(points: Sequence[dict[str, Any]]) -> int:
+    return int(points[0]["num_blocks"])
+
+
+def _ran(point: dict[str, Any]) -> float:
+    """Blocks of a token: the budget's, or the mean of what ran where none fixed them."""
+    return float(point.get("mean_blocks", point["blocks"]))
+
+
+def _reported(
+    theirs: Sequence[Row], label: str, blocks: int, num_blocks: int, kind: _Kind
+) -> tuple[str, str]:
+    """The paper's figure at the same share of blocks, and what it keeps of its dense model's."""
+    named = _PAPERS.get(label, label)
+    dense = float(next(row for row in theirs if row["method"] == DENSE)[kind.task])
+    wanted = budget_at(blocks, num_blocks)
+    for row in theirs:
+        if row["method"] == named and level(row, list(theirs)) == wanted:
+            value = float(row[kind.task])
+            return f"{value:.1f}", f"{100 * value / dense:.1f}"
+    return "", ""
+
+
+def _panels(
+    points: Sequence[dict[str, Any]],
+    dense_of: Mapping[str, str],
+    kind: _Kind,
+    theirs: Sequence[Row],
+) -> list[dict[str, Any]]:
+    chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]
+    depth = _depth(points)
+    labels = list(dict.fromkeys(one["label"] for one in chosen if one["label"] in dense_of))
+    ours = []
+    for label in labels:
+        own = [one for one in chosen if one["label"] in (label, dense_of[label])]
+        own.sort(key=_ran, reverse=True)
+        ours.append(
+            line(
+                label,
+                [removed(_ran(one), depth) for one in own],
+                [100 * one["value"] for one in own],
+                stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
+            )
+        )
+    model = theirs[0]["model"]
+    blocks = NUM_BLOCKS[model]
+    start_row = next(row for row in theirs if row["method"] == DENSE)
+    reported = []
+    for name in dict.fromkeys(row["method"] for row in theirs if row["method"] != DENSE):
+        rows = [start_row, *(row for row in theirs if row["method"] == name)]
+        label = (
+            "Shortened-LLaMA PPL" if name == "Shortened-LLaMA" and "PPL" in str(labels) else name
+        )
+        x = [removed(blocks - int(row["removed"]), blocks) for row in rows]
+        reported.append(line(label, x, [float(row[kind.task]) for row in rows], paper=True))
+    return [
+        panel("This model", REMOVED, f"{kind.what} (%)", ours),
+        panel(f"The paper: {model}", REMOVED, f"{kind.what} (%)", reported),
+    ]

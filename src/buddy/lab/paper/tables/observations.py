@@ -1,0 +1,71 @@
+"""A block's importance, ranked by each input alone, and by more and more of its context."""
+
+import statistics
+from typing import Any
+
+from buddy.lab.paper.run import Run
+from buddy.lab.paper.table import Collected, Sheet
+
+_TEXTS = ("wikitext2", "ptb")
+
+
+def collect(run: Run) -> Collected:
+    """Both of `buddy observe`, on the base model."""
+    base, full = run.base(), run.request.full
+    inputs = str(run.rows(48, 48) if full else run.rows(12, 48))
+    tokens, first, last, every = (256, 256, 512, 32) if full else (128, 64, 192, 32)
+    texts = [part for text in _TEXTS for part in ("--text", text)]
+    common = (*run.data(), "--inputs", inputs)
+    ranks = run.buddy(
+        *("ranks", "observe", "ranks", base, *texts, *common, "--tokens", str(tokens)), model=base
+    )
+    context = run.buddy(
+        *("context", "observe", "context", base, *common),
+        *("--from", str(first), "--to", str(last), "--every", str(every)),
+        model=base,
+    )
+    return Collected(
+        results={**context["results"], **ranks["results"]},
+        sheets=(_by_input(ranks["results"]), _by_context(context["results"])),
+        facts=ranks["model"],
+        settings={"inputs": int(inputs), "tokens": tokens, "contexts": [first, last, every]},
+    )
+
+
+def _by_input(results: dict[str, Any]) -> Sheet:
+    """Of each text: how far a block's rank moves from input to input."""
+    body = []
+    for one in results["series"]:
+        by_block = list(zip(*one["ranks"], strict=True))
+        spans = [max(ranks) - min(ranks) for ranks in by_block]
+        widest = max(range(len(spans)), key=spans.__getitem__)
+        body.append(
+            (
+                one["text"],
+                one["indicator"],
+                str(len(one["ranks"])),
+                f"{statistics.fmean(spans):.1f}",
+                f"{statistics.fmean(statistics.pstdev(ranks) for ranks in by_block):.2f}",
+                f"{spans[widest]:.0f} (block {widest})",
+            )
+        )
+    columns = ("text", "indicator", "inputs", "mean span of ranks", "mean deviation", "widest")
+    return Sheet(title="Ranks of blocks by input", columns=columns, rows=tuple(body))
+
+
+def _by_context(results: dict[str, Any]) -> Sheet:
+    """The blocks whose rank moves furthest from the shortest context to the longest."""
+    first, last = results["ranks"][0], results["ranks"][-1]
+    moved = sorted(range(len(first)), key=lambda block: -abs(last[block] - first[block]))
+    contexts = results["contexts"]
+    body = tuple(
+        (
+            str(block),
+            f"{first[block]:.1f}",
+            f"{last[block]:.1f}",
+            f"{last[block] - first[block]:+.1f}",
+        )
+        for block in moved[:6]
+    )
+    columns = ("block", f"{contexts[0]} tokens", f"{contexts[-1]} tokens", "moved")
+    return Sheet(title="Mean rank by context, most moved", columns=columns, rows=body)

@@ -1,0 +1,83 @@
+"""Is it worth choosing again at every token? ROUGE of SAMSum summaries, both ways."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from buddy.lab.paper.levels import budgets_of, flags
+from buddy.lab.paper.panels import REMOVED, line, panel, removed
+from buddy.lab.paper.run import Run
+from buddy.lab.paper.table import Collected, Sheet
+
+_METRICS: Final = {"rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
+_WAYS: Final = {"step": "Recompute", "prefill": "Reuse"}
+
+
+def collect(run: Run) -> Collected:
+    """One `buddy eval rouge`."""
+    rows = run.rows(16, None)
+    budgets = budgets_of(run.request.full)
+    room = int(run.outline().config.max_position_embeddings)
+    new_tokens = min(100 if run.request.full else 48, room // 2)
+    record = run.buddy(
+        *("rouge", "eval", "rouge", "--model", run.request.model, "--policy", "routed"),
+        *(*flags(budgets), *run.data()),
+        *(() if rows is None else ("--limit", str(rows))),
+        *("--max-new-tokens", str(new_tokens)),
+        model=run.request.model,
+    )
+    results = record["results"]
+    return Collected(
+        results={**results, "panels": _panels(results["points"])},
+        sheets=(_sheet(results),),
+        facts=record["model"],
+        settings={"rows": rows, "budgets": list(budgets)},
+    )
+
+
+def _panels(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    made = []
+    for metric, name in _METRICS.items():
+        lines = []
+        for way, label in _WAYS.items():
+            own = [
+                one for one in points if one["metric"] == metric and one["reroute"] in (way, None)
+            ]
+            lines.append(
+                line(
+                    label,
+                    [removed(one["blocks"], one["num_blocks"]) for one in own],
+                    [100 * one["value"] for one in own],
+                    stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
+                )
+            )
+        made.append(panel(name, REMOVED, f"{name}, F (%)", lines))
+    return made
+
+
+def _sheet(results: dict[str, Any]) -> Sheet:
+    values = {
+        (one["blocks"], one["metric"], one["reroute"]): one["value"] for one in results["points"]
+    }
+    gains = {(one["blocks"], one["metric"]): one for one in results["differences"]}
+    depths = list(dict.fromkeys(one["blocks"] for one in results["points"]))
+    body = []
+    for blocks in depths:
+        for metric, name in _METRICS.items():
+            one = values.get((blocks, metric, None))
+            ways = [values.get((blocks, metric, way), one) for way in _WAYS]
+            gain = gains.get((blocks, metric))
+            body.append(
+                (
+                    name,
+                    str(blocks),
+                    *("" if value is None else f"{100 * value:.2f}" for value in ways),
+                    "" if gain is None else _difference(gain),
+                )
+            )
+    columns = ("metric", "blocks", *_WAYS.values(), "difference")
+    return Sheet(title="ROUGE F on SAMSum, %", columns=columns, rows=tuple(body))
+
+
+def _difference(point: dict[str, Any]) -> str:
+    error = "" if point["stderr"] is None else f" ± {100 * point['stderr']:.2f}"
+    return f"{100 * point['value']:+.2f}{error}"

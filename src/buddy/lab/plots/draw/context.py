@@ -1,0 +1,77 @@
+"""How the blocks' removal ranks move as the context grows."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+
+from buddy.lab.plots.figures import COLUMN_INCHES
+from buddy.lab.plots.names import indicator_name
+from buddy.lab.plots.read.cells import colour_bar, draw_cells, stacked_axes
+from buddy.lab.plots.read.orders import ContextRanks, read_context_ranks
+from buddy.lab.plots.style import BLACK, in_paper_style, legend_below, new_figure, side_label
+
+_ROW_INCHES: Final = 0.125
+_LOWEST_INCHES: Final = 0.4
+_CLEAR: Final = 2.0
+"""Standard errors that a change must exceed to be marked."""
+
+
+@in_paper_style
+def draw(
+    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
+) -> Figure:
+    """Draw two grids, block by context: the mean rank, and its change since the shortest.
+
+    A dot marks a change of more than two standard errors.
+
+    Args:
+        records: One of kind `observe-context`.
+        width: In inches.
+        title: Above the figure.
+
+    Raises:
+        ResultError: Records that cannot be drawn.
+    """
+    found = read_context_ranks(records)
+    rows = len(found.contexts)
+    row = max(_ROW_INCHES, _LOWEST_INCHES / (rows - 1))
+    figure = new_figure(width, (2 * rows - 1) * row + 1.0, title)
+    upper, lower = stacked_axes(figure, [rows, rows - 1])
+    labels = [str(context) for context in found.contexts]
+    ranks = np.array(found.ranks)  # [contexts, blocks]
+    top = ranks.shape[1] - 1
+    mesh = draw_cells(upper, ranks, labels, cmap="viridis", vmin=0, vmax=top)
+    upper.set_title(f"Mean removal rank, {indicator_name(found.indicator)}", loc="left")
+    colour_bar(upper, mesh, rows * row)
+    change = ranks[1:] - ranks[0]
+    far = max(1.0, float(np.abs(change).max()))
+    mesh = draw_cells(lower, change, labels[1:], cmap="PuOr", vmin=-far, vmax=far)
+    lower.set_title(f"Change since {labels[0]} tokens", loc="left")
+    colour_bar(lower, mesh, (rows - 1) * row)
+    legend_below(
+        figure, [_mark(lower, found)], ["changed by more than 2 standard errors"], markerscale=1.5
+    )
+    side_label(figure, "Context (tokens)")
+    return figure
+
+
+def clear_changes(found: ContextRanks) -> np.ndarray:
+    """Where the change since the shortest context is over two standard errors, [longer, blocks].
+
+    The two means are taken as independent; on the same inputs that is the cautious side, as
+    long as their ranks go together.
+    """
+    ranks, stderr = np.array(found.ranks), np.array(found.stderr)
+    spread = np.hypot(stderr[1:], stderr[0])
+    clear: np.ndarray = np.abs(ranks[1:] - ranks[0]) > _CLEAR * spread
+    return clear
+
+
+def _mark(axes: Axes, found: ContextRanks) -> PathCollection:
+    rows, blocks = np.nonzero(clear_changes(found))
+    size = min(1.6, 48 / len(found.ranks[0]))
+    return axes.scatter(blocks, rows, s=size, color=BLACK, linewidths=0)

@@ -1,0 +1,103 @@
+"""What the Budget Predictor keeps of each task's accuracy, and what it spends there."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from buddy.errors import ResultError
+from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.plots.figures import COLUMN_INCHES
+from buddy.lab.plots.names import sentence, text_name
+from buddy.lab.plots.read.points import Point, choose, read_points
+from buddy.lab.plots.style import BLUE, ORANGE, in_paper_style, new_figure
+
+_BAR_INCHES: Final = 0.16
+_AVERAGE: Final = "average"
+Spending = dict[str, tuple[float, float]]
+"""By task: value under `auto` over that of every block, and mean blocks."""
+
+
+@in_paper_style
+def draw(
+    records: Sequence[dict[str, Any]],
+    *,
+    width: float = COLUMN_INCHES,
+    title: str | None = None,
+    metric: str | None = None,
+) -> Figure:
+    """Draw two bars a task: retention in percent, and the mean budget in blocks.
+
+    Args:
+        records: Evaluations of tasks with `-b auto` and with every block.
+        width: In inches.
+        title: Above the figure.
+        metric: One of those measured. If not given, each commonsense task has the metric that
+            their average takes, and other tasks have acc, or the only one.
+
+    Raises:
+        ResultError: Records without either of the two, or of more than one model.
+    """
+    points = read_points(records, "retention")
+    found = _spending(_of_metric(points, metric))
+    tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
+    names = [sentence(text_name(task)) for task in tasks]
+    figure = new_figure(width, 0.5 + _BAR_INCHES * len(tasks), title)
+    kept, spent = figure.subplots(1, 2, sharey=True)
+    kept.barh(names, [100 * found[task][0] for task in tasks], height=0.7, color=BLUE)
+    kept.axvline(100, color="black", linewidth=0.6)
+    kept.set_xlabel("Retention (%)")
+    spent.barh(names, [found[task][1] for task in tasks], height=0.7, color=ORANGE)
+    spent.set_xlabel("Mean budget (blocks)")
+    spent.set_xlim(0, points[0].num_blocks)
+    for axes in (kept, spent):
+        axes.grid(visible=True, axis="x")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.tick_params(axis="y", length=0)
+    kept.invert_yaxis()
+    return figure
+
+
+def _of_metric(points: Sequence[Point], metric: str | None) -> list[Point]:
+    """The points of one metric, or of each task's own."""
+    if metric is None and any(point.task in COMMONSENSE for point in points):
+        return [p for p in points if p.metric == COMMONSENSE.get(p.task, "acc")]
+    wanted = choose([point.metric for point in points], metric, "metric", "acc")
+    return [point for point in points if point.metric == wanted]
+
+
+def _whole_models(points: Sequence[Point]) -> dict[str, float]:
+    """What each task scores with every block."""
+    found: dict[str, float] = {}
+    for point in points:
+        if point.is_whole and found.setdefault(point.task, point.value) != point.value:
+            raise ResultError(
+                f"{point.task} has two values with every block, {found[point.task]:g} and "
+                f"{point.value:g}: the retention figure draws one model, so leave out the others"
+            )
+    return found
+
+
+def _spending(points: Sequence[Point]) -> Spending:
+    whole = _whole_models(points)
+    found, labels = {}, set()
+    for point in points:
+        is_subject = point.task.startswith("mmlu_") and "mmlu" in whole  # one of 57, and their mean
+        if point.mean_blocks is None or point.task not in whole or is_subject:
+            continue
+        if whole[point.task] <= 0:
+            raise ResultError(f"{point.task} scores nothing with every block: nothing can be kept")
+        labels.add(point.label)
+        found[point.task] = (point.value / whole[point.task], point.mean_blocks)
+    if not found:
+        raise ResultError(
+            "no task was measured both with -b auto and with every block: measure one by buddy "
+            "eval tasks -b auto -b 1.0"
+        )
+    if len(labels) > 1:
+        raise ResultError(
+            f"the retention figure draws one predictor, got {' and '.join(sorted(labels))}: draw a "
+            "figure for each"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""AdaInfer: classifiers that leave a model early."""

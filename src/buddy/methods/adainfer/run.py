@@ -1,0 +1,316 @@
+"""AdaInfer's fit: features and labels at full depth, a classifier for each block, the threshold."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.checkpoint.card import Card
+from buddy.checkpoint.folder import load, load_outline
+from buddy.data.examples import Example, check_source, read_all
+from buddy.errors import DataError, RecipeError
+from buddy.hub.loading import load_tokenizer
+from buddy.methods.adainfer.logistic import cross_validated, fit_logistic
+from buddy.methods.adainfer.policy import (
+    AdaInferClassifier,
+    AdaInferConfig,
+    AdaInferPolicy,
+    logit_features,
+)
+from buddy.methods.adainfer.recipe import AdaInferRecipe
+from buddy.methods.adainfer.threshold import find_threshold, mean_depth
+from buddy.model import BuddyForCausalLM
+from buddy.records import RunRecord
+from buddy.training.batches import check_context, collate, draw_rows
+from buddy.training.fast import fast_passes
+from buddy.training.joint.straight_through import begin_pass
+from buddy.training.methods import RunListener
+from buddy.training.packing import PackedRun
+from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
+
+_BATCH: Final = 8
+_AT_ONCE: Final = 128
+"""Tokens whose logits are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What answer tokens look like before each block that may be left at.
+
+    Attributes:
+        features: [tokens, exits, features].
+        settled: [tokens, exits], whether the best token there is the last block's.
+        rows: Of each token, the row that it is of.
+    """
+
+    features: Float[Tensor, "tokens exits features"]
+    settled: Bool[Tensor, "tokens exits"]
+    rows: Int[Tensor, " tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """How well one block's classifier tells.
+
+    Attributes:
+        block: That would run next.
+        settled: Share of tokens that had settled before it.
+        accuracy: Cross-validated share of tokens told right.
+        loss: Cross-validated, in nats.
+    """
+
+    block: int
+    settled: float
+    accuracy: float
+    loss: float
+
+
+@torch.no_grad()
+def look(
+    model: BuddyForCausalLM,
+    examples: Sequence[Example],
+    first_exit: int,
+    *,
+    tokens: int,
+    seed: int,
+    on_rows: Callable[[int], None] = lambda rows: None,
+) -> Looks:
+    """Run rows at full depth, and look at answer tokens before each block from `first_exit` on.
+
+    Args:
+        model: At full depth, whatever its policy.
+        examples: In any order.
+        first_exit: First block that may be left at.
+        tokens: As many are drawn, or all.
+        seed: Of the draw.
+        on_rows: Told of rows done.
+    """
+    total = sum(len(one.answer) for one in examples)
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[torch.randperm(total, generator=draw)[:tokens]] = True
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    begun = 0
+    for start in range(0, len(examples), _BATCH):
+        batch = collate(examples[start : start + _BATCH], model.device)
+        mine = chosen[begun : begun + len(batch.targets)].to(model.device)
+        begun += len(batch.targets)
+        rows, columns = batch.rows[mine], batch.columns[mine]
+        features, best = [], []
+        with fast_passes(model.backbone):
+            run = begin_pass(PackedRun, model.backbone, batch)
+            run.blocks(range(first_exit), None)
+            for block in range(first_exit, model.num_blocks + 1):
+                hidden = run.hidden.view(*batch.token_ids.shape, -1)[rows, columns]
+                seen = _look_once(model.backbone, hidden)
+                features.append(seen[0])
+                best.append(seen[1])
+                if block < model.num_blocks:
+                    run.blocks(range(block, block + 1), None)
+        settled = torch.stack([one == best[-1] for one in best[:-1]], 1)
+        found.append((torch.stack(features[:-1], 1).cpu(), settled.cpu(), (rows + start).cpu()))
+        on_rows(min(len(examples), start + _BATCH))
+    return Looks(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _look_once(
+    backbone: Backbone, hidden: Float[Tensor, "tokens hidden"]
+) -> tuple[Float[Tensor, "tokens features"], Int[Tensor, " tokens"]]:
+    """Features and best tokens of residuals."""
+    features, best = [hidden.new_zeros(0, 2).float()], [hidden.new_zeros(0).long()]
+    for part in torch.split(hidden, _AT_ONCE) if len(hidden) else ():
+        logits = backbone.logits(part)
+        features.append(logit_features(logits))
+        best.append(logits.argmax(-1))
+    return torch.cat(features), torch.cat(best)
+
+
+def fit_classifier(
+    looks: Looks,
+    config: AdaInferConfig,
+    *,
+    folds: int,
+    ridge: float,
+    on_fitted: Callable[[Fitted], None] = lambda fitted: None,
+) -> tuple[AdaInferClassifier, list[Fitted]]:
+    """A logistic classifier for each block that may be left at, and how well each tells.
+
+    The paper has a support vector machine. A logistic fit gives probabilities, so that one
+    threshold means the same before every block.
+
+    Raises:
+        DataError: The tokens are all of one row, so that nothing is left to validate on.
+    """
+    if len(set((looks.rows % folds).tolist())) < 2:
+        raise DataError(
+            "the classifiers are validated on rows that they were not fitted on: expected answer "
+            "tokens of 2 rows or more; add rows to data.train"
+        )
+    made, fitted = AdaInferClassifier(config), []
+    for place in range(config.num_blocks - config.first_exit):
+        block, features = config.first_exit + place, looks.features[:, place]
+        settled = looks.settled[:, place]
+        one = fit_logistic(features, settled, ridge)
+        with torch.no_grad():
+            made.weight[block] = one.weight.float()
+            made.bias[block] = one.bias.float()
+        told = cross_validated(features, settled, looks.rows, folds, ridge)
+        fitted.append(Fitted(block, float(settled.float().mean()), *told))
+        on_fitted(fitted[-1])
+    return made, fitted
+
+
+def train_adainfer(
+    recipe: AdaInferRecipe, out: Path, *, resume: bool = False, listener: RunListener | None = None
+) -> Path:
+    """Fit AdaInfer's classifiers by a recipe.
+
+    Args:
+        recipe: Everything that fixes the run.
+        out: Folder for `checkpoint/` and the record.
+        resume: A fit keeps no state, so it begins again.
+        listener: Told how it goes.
+
+    Returns:
+        The Buddy checkpoint's folder.
+
+    Raises:
+        RecipeError: A setting does not fit the model.
+        DataError: A data file is missing, empty or malformed.
+        TrainingError: No threshold has the mean depth, or the run cannot begin.
+    """
+    listener, settings = listener or RunListener(), recipe.classifier
+    check_folder(out, resume)
+    for source in (*recipe.data.train, *recipe.data.validation):
+        check_source(source)
+    config = _check(recipe, load_outline(recipe.model.name))
+    model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype), policy="full")
+    tokenizer, left_out = load_tokenizer(recipe.model.name), list[str]()
+    examples, validation = (
+        read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
+        for sources in (recipe.data.train, recipe.data.validation)
+    )
+    for note in left_out:
+        listener.warned(note)
+    looks = look(
+        model,
+        examples,
+        config.first_exit,
+        tokens=settings.tokens,
+        seed=settings.seed,
+        on_rows=lambda rows: listener.measured("full depth", rows, len(examples)),
+    )
+    listener.started(0, config.num_blocks - config.first_exit)
+
+    def tell(one: Fitted) -> None:
+        listener.stepped(one.block - config.first_exit + 1, one.loss)
+        listener.told(
+            f"before block {one.block}: {one.settled:.1%} of tokens have settled, "
+            f"{one.accuracy:.1%} told right"
+        )
+
+    classifier, fitted = fit_classifier(
+        looks, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
+    )
+    rows = draw_rows(validation or examples, settings.depth_rows, settings.seed)
+    threshold, depth = _threshold(recipe, model, classifier, rows, listener)
+    classifier.config = replace(config, threshold=threshold)
+    model.learned = classifier.to(model.device)
+    model.set_policy(AdaInferClassifier.policy)
+    make_folder(out)
+    model.card = _card(recipe, len(looks.rows), threshold, depth)
+    model.eval().save_pretrained(out / CHECKPOINT)
+    RunRecord(
+        kind="training",
+        model=model.facts(),
+        config={"method": AdaInferClassifier.policy, **asdict(recipe)},
+        results={
+            "tokens": len(looks.rows),
+            "rows": len(examples),
+            "left_out": left_out,
+            "classifiers": [asdict(one) for one in fitted],
+            "threshold": threshold,
+            "mean_blocks": depth,
+        },
+    ).save(out / RECORD)
+    return out / CHECKPOINT
+
+
+def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
+    """Refuse what does not fit the model, before weights are fetched."""
+    check_context(recipe.data.max_tokens, outline)
+    settings, num_blocks = recipe.classifier, outline.num_blocks
+    if settings.first_exit >= num_blocks:
+        raise RecipeError(
+            f"classifier.first_exit must be below the model's {num_blocks} blocks, got "
+            f"{settings.first_exit}"
+        )
+    wanted = settings.wanted_depth(num_blocks)
+    least, most = settings.first_exit - settings.tolerance, num_blocks + settings.tolerance
+    if wanted is not None and not least <= wanted <= most:
+        raise RecipeError(
+            f"classifier.mean_depth must be from {settings.first_exit} blocks, the first exit, to "
+            f"the model's {num_blocks}, got {wanted:g}: set it, or classifier.first_exit"
+        )
+    if outline.learned is not None and not isinstance(outline.learned, AdaInferClassifier):
+        raise RecipeError(
+            f"model.name: {recipe.model.name} has a trained part of policy "
+            f"{outline.learned.policy!r}, which a fit would replace: name its base model"
+        )
+    return AdaInferConfig(
+        num_blocks=num_blocks, first_exit=settings.first_exit, threshold=settings.threshold
+    )
+
+
+def _threshold(
+    recipe: AdaInferRecipe,
+    model: BuddyForCausalLM,
+    classifier: AdaInferClassifier,
+    rows: Sequence[Example],
+    listener: RunListener,
+) -> tuple[float, float]:
+    """The threshold, given or searched, and its mean depth on these rows."""
+    settings = recipe.classifier
+    wanted = settings.wanted_depth(model.num_blocks)
+
+    def depth_at(threshold: float) -> float:
+        policy = AdaInferPolicy(classifier, model.backbone, threshold)
+        depth = mean_depth(model, policy, rows)
+        listener.told(f"threshold {threshold:.6f}: {depth:.2f} blocks a token")
+        return depth
+
+    if wanted is None:
+        return settings.threshold, depth_at(settings.threshold)
+    return find_threshold(
+        depth_at,
+        wanted,
+        least=float(settings.first_exit),
+        most=float(model.num_blocks),
+        tolerance=settings.tolerance,
+    )
+
+
+def _card(recipe: AdaInferRecipe, tokens: int, threshold: float, depth: float) -> Card:
+    text = f"""\
+# A Buddy checkpoint
+
+Each token of `{recipe.model.name}` stops at the block before which a classifier is sure of it
+(AdaInfer). The weights are those of the base model.
+
+## Fit
+
+Logistic classifiers on {tokens:,} answer tokens; a token stops above a probability of
+{threshold:.6f}, which runs {depth:.2f} blocks on average on the recipe's rows. `record.json` beside
+this folder has every setting.
+"""
+    facts: dict[str, Any] = {
+        "base_model": recipe.model.name,
+        "library_name": "buddy-llm",
+        "license": "unknown",
+    }
+    return Card(text=text, facts=facts)

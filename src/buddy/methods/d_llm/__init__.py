@@ -1,0 +1,1 @@
+"""D-LLM: gates for each token, trained beside the model."""

@@ -1,0 +1,1 @@
+"""DASH: gates that look at the block before."""

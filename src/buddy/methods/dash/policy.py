@@ -1,0 +1,141 @@
+"""DASH: skipping as a decision process over the states between blocks.
+
+Source: DASH (2025), of which the abstract alone was at hand: skipping is a Markov decision
+process over intermediate states, what a skipped block would have done is compensated for, and the
+next block is scored while the present one runs. How each is done here is ours: an action's odds are
+linear in the state that entered the gated block before, compensation is a scale and a shift of each
+channel, and actions are learned by policy gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, rms_norm
+
+from buddy.errors import PolicyError
+from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
+from buddy.settings import Range, check_ranges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DashSettings:
+    """Sizes of scorers and compensation."""
+
+    num_blocks: Annotated[int, Range(3, 2**16)]
+    """Blocks of the model."""
+    hidden_size: Annotated[int, Range(1, 2**20)]
+    """Width of the residual."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, PolicyError)
+
+
+class DashPart(GatedPart):
+    """A scorer and a compensation for each block but the first and the last.
+
+    A block's scorer reads the state that entered the block before it, so it can run beside that
+    block.
+    """
+
+    policy = "dash"
+    settings = DashSettings
+
+    def __init__(self, config: DashSettings) -> None:
+        super().__init__(config)
+        count, hidden = config.num_blocks - 2, config.hidden_size
+        self.score = nn.Parameter(torch.zeros(count, hidden))
+        self.bias = nn.Parameter(torch.full((count,), 2.0))
+        self.scale = nn.Parameter(torch.zeros(count, hidden))
+        self.shift = nn.Parameter(torch.zeros(count, hidden))
+        self._earlier: Tensor | None = None
+
+    @property
+    def governed(self) -> range:
+        """All but the first and the last."""
+        return range(1, self.config.num_blocks - 1)
+
+    def odds(self, block: int, earlier: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape"]:
+        """Logit of running a block, from the state that entered the block before."""
+        state = rms_norm(earlier.float(), (self.config.hidden_size,))
+        return state @ self.score[block - 1] + self.bias[block - 1]
+
+    def probability(
+        self, block: int, hidden: Float[Tensor, "*shape hidden"]
+    ) -> Float[Tensor, "*shape"]:
+        """That a token runs a block, from the state that entered the block before."""
+        return torch.sigmoid(self.odds(block, hidden))
+
+    def compensated(
+        self, block: int, hidden: Float[Tensor, "*shape hidden"]
+    ) -> Float[Tensor, "*shape hidden"]:
+        """The residual of a token that skips a block."""
+        wide = hidden.float()
+        made = wide + self.scale[block - 1] * wide + self.shift[block - 1]
+        return made.to(hidden.dtype)
+
+    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+        """A sampled action; its log-probability goes along, for the policy gradient."""
+        earlier = hidden if block == 1 or self._earlier is None else self._earlier
+        self._earlier = hidden.detach()
+        odds = self.odds(block, earlier.detach())
+        keep = seen.uniform() < torch.sigmoid(odds)
+        return Gate(keep, torch.where(keep, logsigmoid(odds), logsigmoid(-odds)))
+
+    def mix(
+        self,
+        block: int,
+        before: Float[Tensor, "*shape hidden"],
+        after: Float[Tensor, "*shape hidden"],
+        gate: Gate,
+        mlp: Float[Tensor, "*shape hidden"] | None,
+    ) -> Float[Tensor, "*shape hidden"]:
+        """The block's result, or the compensated residual."""
+        return torch.where(gate.keep[..., None], after, self.compensated(block, before))
+
+    def cost(
+        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
+    ) -> Float[Tensor, ""]:
+        """The policy gradient of the loss, and how far the expected share is from the target.
+
+        The reward of a row's actions is minus its loss; the advantage is the reward, normalised
+        over the batch. The expected share needs no sampling.
+        """
+        rows = seen.total(losses.new_tensor(float(len(losses))))
+        keep = torch.stack([gate.keep for gate in gates])  # [gated, B, T]
+        log_prob = torch.stack([gate.weight for gate in gates])
+        reward = -losses.detach()
+        centred = reward - seen.total(reward.sum()) / rows
+        deviation = (seen.total(centred.square().sum()) / rows).sqrt()
+        advantage = centred / (deviation + 1e-6)
+        real = seen.is_real.float()
+        by_row = (log_prob.mean(0) * real).sum(1) / real.sum(1)
+        runs = torch.where(keep, log_prob.exp(), 1 - log_prob.exp())
+        gain = seen.total((advantage * by_row).sum()) / rows
+        return (mean_over_real(runs.mean(0), seen) - target).abs() - gain
+
+
+class DashPolicy(GatedPolicy):
+    """Decides about a block from the state that entered the gated block before it."""
+
+    name = "dash"
+    kind = DashPart
+    part: DashPart
+
+    def probability(
+        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
+    ) -> Float[Tensor, " lanes"]:
+        """From the state of one block earlier; the first gated block has none earlier."""
+        earlier = hidden if state.earlier is None else state.earlier
+        state.earlier = hidden
+        return self.part.probability(block, earlier)
+
+    def settle(
+        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
+    ) -> Float[Tensor, "lanes hidden"]:
+        """Compensate who skipped."""
+        keep: Bool[Tensor, " lanes"] = state.keep
+        return torch.where(keep[:, None], run.hidden, self.part.compensated(block, before))

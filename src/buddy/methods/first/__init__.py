@@ -1,0 +1,1 @@
+"""FiRST: routers by layer, fitted in two stages."""

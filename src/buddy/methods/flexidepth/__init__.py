@@ -1,0 +1,1 @@
+"""FlexiDepth: routers and adapters of a frozen model."""

@@ -1,0 +1,193 @@
+"""Training of a gated method: the model it makes, its step, and its evaluation."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from buddy.data.examples import Example
+from buddy.methods.d_llm.policy import DLLMRouters, DLLMSettings
+from buddy.methods.dash.policy import DashPart, DashSettings
+from buddy.methods.first.policy import FirstRouters, FirstSettings
+from buddy.methods.flexidepth.policy import FlexiDepthPart, FlexiDepthSettings
+from buddy.methods.gated.gates import GatedPart, Pass
+from buddy.methods.gated.passing import GatedRun, kept_by_row, last_hidden
+from buddy.methods.gated.recipe import GatedMethod, GatedRecipe, GateSettings
+from buddy.methods.mixture_of_depths.policy import MixtureOfDepthsRouters, MixtureOfDepthsSettings
+from buddy.model import BuddyForCausalLM
+from buddy.training.batches import collate, padded_width
+from buddy.training.fast import fast_passes
+from buddy.training.joint.evaluate import Evaluation
+from buddy.training.joint.model import build_model
+from buddy.training.joint.run import Kind, Listener, train_as
+from buddy.training.joint.straight_through import begin_pass
+from buddy.training.joint.trainer import JointTrainer, RowReport
+from buddy.training.log import RouteCounts
+from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.schedule import learning_rate_share
+
+_BATCH: Final = 16
+_SIXTEENTH: Final = 16
+
+
+def make_part(
+    method: GatedMethod, settings: GateSettings, model: BuddyForCausalLM, seed: int
+) -> GatedPart:
+    """Fresh gates of a method for a model, drawn by a seed."""
+    config = model.config
+    sizes: dict[str, Any] = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if method == "first":
+            made: GatedPart = FirstRouters(FirstSettings(**sizes))
+        elif method == "d-llm":
+            made = DLLMRouters(DLLMSettings(**sizes, width=settings.width))
+        elif method == "mixture-of-depths":
+            made = MixtureOfDepthsRouters(MixtureOfDepthsSettings(**sizes, share=settings.share))
+        elif method == "flexidepth":
+            widths = {
+                "router_width": max(1, config.hidden_size // _SIXTEENTH),
+                "adapter_width": max(1, config.intermediate_size // _SIXTEENTH),
+            }
+            made = FlexiDepthPart(FlexiDepthSettings(**sizes, **widths))
+        else:
+            made = DashPart(DashSettings(**sizes))
+    return made.to(model.device)
+
+
+def build_gated(recipe: GatedRecipe, device: str | torch.device | None) -> BuddyForCausalLM:
+    """The base model with fresh adapters and fresh gates.
+
+    Raises:
+        BuddyError: As `build_model`.
+    """
+    model = build_model(recipe, device)
+    part = make_part(recipe.method, recipe.gates, model, recipe.optim.seed)
+    model.learned, model.kv_policy = part, part.leaves
+    model.set_policy(part.policy)
+    return model
+
+
+class GatedTrainer(JointTrainer):
+    """Takes the steps of a gated method; the data, their order and the optimiser are Buddy's."""
+
+    recipe: GatedRecipe
+
+    @property
+    def gated(self) -> int:
+        """Steps of FiRST's first stage."""
+        return round(self.recipe.gates.gate_steps * self.steps)
+
+    def adapts(self, step: int) -> bool:
+        """Whether a step of FiRST trains adapters under frozen routers."""
+        return self.recipe.method == "first" and step >= self.gated
+
+    def router_rate(self) -> float:
+        """Peak learning rate of the gates."""
+        return self.recipe.gates.learning_rate
+
+    def rate_share(self, step: int, place: int) -> float:
+        """Of a group's peak learning rate: each of FiRST's two rests in the other's stage."""
+        if self.recipe.method != "first":
+            return super().rate_share(step, place)
+        is_adapters = place == 0 and self.recipe.lora.rank > 0
+        if is_adapters != self.adapts(step):
+            return 0.0
+        begun, ends = (self.gated, self.steps) if self.adapts(step) else (0, self.gated)
+        return learning_rate_share(self.recipe.optim, step - begun, ends - begun)
+
+    def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
+        model, gates = self.model, self.recipe.gates
+        part = model.learned
+        assert isinstance(part, GatedPart)
+        mine = range(self._process[0], len(examples), self._process[1])
+        weights = self._weights(examples)
+        chosen = [examples[place] for place in mine]
+        batch = collate(chosen, model.device)
+        noise = torch.Generator().manual_seed(random.Random(f"{seed}-0").getrandbits(63))
+        position = torch.arange(batch.token_ids.shape[1], device=model.device)
+        real = ~batch.is_pad
+        seen = Pass(
+            position,
+            batch.is_prompt,
+            real,
+            noise,
+            adapts=self.adapts(step),
+            whole=(len(examples), padded_width(examples)),
+            process=self._process,
+            reduce=self._reduce,
+        )
+        with fast_passes(model.backbone):
+            run = begin_pass(GatedRun, model.backbone, batch)
+            run.open(part, seen)
+            hidden = last_hidden(run, model.num_blocks)
+            losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
+            by_row = mean_by_row(losses, batch.rows, len(chosen))
+            by_example = torch.tensor([weights[place] for place in mine], device=by_row.device)
+            loss = (by_row * by_example).sum()
+            if gates.penalty > 0 and not seen.adapts:
+                loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._sum_gradients()
+        kept = kept_by_row(run.gates, model.num_blocks, part.governed)
+        depth = (kept.sum(2) * real).sum(1) / batch.lengths
+        reports = []
+        for row, place in enumerate(mine):
+            first = int(batch.is_prompt[row].sum())
+            plan = tuple(kept[row, first].nonzero()[:, 0].tolist())
+            loss_of_row = float(by_row[row].detach())
+            reports.append((loss_of_row, round(float(depth[row])), plan, weights[place]))
+        return self._gather(reports)
+
+
+@torch.no_grad()
+def evaluate_online(
+    model: BuddyForCausalLM, examples: Sequence[Example], budgets: Sequence[int]
+) -> tuple[list[Evaluation], RouteCounts]:
+    """Answer cross-entropy at the depth that the gates choose; routes see the prompt alone.
+
+    Args:
+        model: Put back into the mode it was in.
+        examples: Validation rows.
+        budgets: Not used: the method keeps none.
+
+    Returns:
+        One evaluation, whose `blocks` is the mean over tokens, rounded, and all plans.
+    """
+    was_training = model.training
+    model.eval()
+    total, tokens, ran, fed, counts = 0.0, 0, 0, 0, RouteCounts()
+    ordered = sorted(examples, key=lambda example: example.num_tokens)
+    for start in range(0, len(ordered), _BATCH):
+        chosen = ordered[start : start + _BATCH]
+        batch = collate(chosen, model.device)
+        real = ~batch.is_pad
+        out = model(batch.token_ids, real.long(), prompt_mask=batch.is_prompt, logits_to_keep=1)
+        hidden = out.lanes.hidden.new_zeros(*real.shape, out.lanes.hidden.shape[1])
+        hidden[real] = out.lanes.hidden
+        losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
+        total += float(losses.double().sum())
+        tokens += len(batch.targets)
+        ran += int(out.lanes.executed.sum())
+        fed += out.lanes.lanes.num
+        counts.add(out.lanes.last_plan.executed_sets)
+    model.train(was_training)
+    entropy = counts.mask_entropy(model.num_blocks)
+    found = Evaluation(round(ran / fed), total / tokens, counts.num_distinct, entropy)
+    return [found], counts
+
+
+def train_gated(
+    recipe: GatedRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
+) -> Path:
+    """Train a gated method by a recipe; see `training.joint.run.train_as`.
+
+    Raises:
+        BuddyError: As there.
+    """
+    return train_as(_GATED, recipe, out, resume=resume, listener=listener)
+
+
+_GATED: Final = Kind(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)

@@ -1,0 +1,1 @@
+"""LayerSkip: exits of a model that was trained with dropped blocks."""

@@ -1,0 +1,1 @@
+"""Mixture-of-Depths: each block runs a share of the tokens."""

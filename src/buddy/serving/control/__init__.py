@@ -1,0 +1,1 @@
+"""Who says how deep rows run and who is let in."""

@@ -1,0 +1,150 @@
+"""Who is let into the queue: caps, the age of what waits, and the promised time to the first token.
+
+What will not be served in time is refused at once, so that the client may go elsewhere while it is
+still early.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from buddy.errors import BudgetError, PolicyError
+from buddy.serving.client import Overloaded
+from buddy.serving.control.protocol import QueueView
+from buddy.serving.request import Deadline, GenerationRequest
+from buddy.settings import Range, check_ranges
+
+RETRY_S: Final = (1, 60)
+"""Least and most of what Retry-After says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionConfig:
+    """When requests are refused."""
+
+    max_queue: Annotated[int, Range(0)] = 64
+    """Requests that may wait."""
+    max_age_s: Annotated[float, Range(above=0)] = 30.0
+    """Nothing is let in while the first that waits has waited this long."""
+    ttft_ms: Annotated[float, Range(above=0)] | None = None
+    """The promised time to the first token; None = none is promised."""
+    share: Annotated[float, Range(above=0, high=1)] = 0.8
+    """Of the promise that a prediction may use up, as predictions err."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, PolicyError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How fast the engine works now; replaced whole, so any thread may read it."""
+
+    step_s: float
+    """From one token of a row to its next: at the least depth, where the controller would lower
+    elastic rows to it before a request waits."""
+    prompt_tokens_per_s: float
+    """That are fed beside the rows that decode, as deep as these are for `step_s`."""
+    tokens_per_answer: float
+    """Of the answers that ended lately."""
+    rows: int
+    """That can run at a time without missing a target."""
+    fixed_s: float = 0.0
+    """From the last token of a prompt to the first of the answer, and the step under way."""
+
+
+class Refused(Overloaded):
+    """An `Overloaded` that knows why, in a word for the metrics."""
+
+    def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
+        low, high = RETRY_S
+        super().__init__(message, min(high, max(low, math.ceil(retry_after_s))))
+        self.reason = reason
+
+
+def predict_ttft(prompt_tokens: int, queue: QueueView, pace: Pace) -> float:
+    """Seconds until a request's first token, if it were let in now.
+
+    It waits until rows are free for all that came before it, and until their prompts and its own
+    are fed. Both go on at the same time, so the longer one counts.
+
+    Args:
+        prompt_tokens: Of the request.
+        queue: Those before it.
+        pace: Of the engine.
+    """
+    feed = queue.prompt_tokens + queue.prompt_tokens_running + prompt_tokens
+    feed_s = feed / max(pace.prompt_tokens_per_s, 1e-9)
+    before = queue.running + queue.size + 1 - pace.rows
+    row_s = 0.0
+    if before > 0:  # by Little's law a row is free every (time of an answer / rows)
+        row_s = before * pace.tokens_per_answer * pace.step_s / max(pace.rows, 1)
+        row_s += prompt_tokens / max(pace.prompt_tokens_per_s, 1e-9)
+    return max(feed_s, row_s) + pace.fixed_s
+
+
+class Admission:
+    """Lets requests in or refuses them; called from any thread.
+
+    Args:
+        config: When requests are refused.
+    """
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._config = config
+
+    def check(
+        self, request: GenerationRequest, queue: QueueView, pace: Pace, least_ms: float
+    ) -> None:
+        """Return where a request may wait, else raise.
+
+        Args:
+            request: That came.
+            queue: As it is now.
+            pace: Of the engine.
+            least_ms: The shortest time for a token of this request, alone, at its least budget.
+
+        Raises:
+            BudgetError: Its deadline is below what the machine reaches.
+            Refused: It will not be taken now.
+        """
+        wish, config = request.wish, self._config
+        if isinstance(wish, Deadline) and wish.ms_per_token < least_ms:
+            raise BudgetError(
+                f"a token takes at least {shown_ms(least_ms)} ms here at {wish.least} blocks, and "
+                f"the budget allows {wish.ms_per_token:g}: ask for {shown_ms(least_ms)} ms per "
+                "token or more"
+            )
+        ttft_s = predict_ttft(len(request.prompt), queue, pace)
+        waiting = queue.size - max(0, pace.rows - queue.running)  # those who find no free row
+        if waiting >= config.max_queue:
+            raise Refused(
+                "queue_full",
+                f"{waiting} requests wait already, and at most {config.max_queue} may: try "
+                "again later",
+                ttft_s,
+            )
+        if queue.oldest_s > config.max_age_s:
+            raise Refused(
+                "queue_age",
+                f"the first request that waits has waited {queue.oldest_s:.0f} s, and at most "
+                f"{config.max_age_s:g} s are allowed: try again later",
+                queue.oldest_s - config.max_age_s / 2,
+            )
+        if config.ttft_ms is None or not request.is_first:
+            return
+        if not queue.running and not queue.size:
+            return  # it would come no sooner later, and its answer corrects what is predicted
+        if ttft_s > config.share * config.ttft_ms / 1e3:
+            raise Refused(
+                "ttft",
+                f"the first token would take about {ttft_s:.1f} s, and "
+                f"{config.ttft_ms / 1e3:g} s are promised: try again later",
+                ttft_s - config.share * config.ttft_ms / 1e3,
+            )
+
+
+def shown_ms(milliseconds: float) -> str:
+    """Rounded up, so that who asks for what is shown gets it."""
+    if milliseconds >= 10:
+        return str(math.ceil(milliseconds))
+    return f"{math.ceil(milliseconds * 10) / 10:.1f}"

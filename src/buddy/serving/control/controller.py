@@ -1,0 +1,473 @@
+"""Budgets from deadlines and from load: feed forward from the cost model, then trim.
+
+Rows step together, so the tightest deadline rules all of them, and rows must be free as fast as
+requests come. Elastic rows are lowered first, then prompts are put off, then nobody is let in. A
+contract (`Fixed`) is never touched.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Annotated, Final
+
+from buddy.errors import BudgetError, PolicyError
+from buddy.serving.control.admission import Admission, AdmissionConfig, Pace, Refused
+from buddy.serving.control.cost import Correction, CostModel, StepShape
+from buddy.serving.control.protocol import Ending, Gauges, Orders, QueueView, RowView, StepReport
+from buddy.serving.control.trim import Trim
+from buddy.serving.metrics import ServingMetrics
+from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage
+from buddy.settings import Range, check_ranges
+
+HOLD_TOKENS: Final = 8
+"""Tokens for which a row keeps a depth."""
+_SHARE: Final = 0.9
+"""Of a deadline that a predicted step may take."""
+_RAISE: Final = 0.96
+"""Of that, what a step at a greater depth may take: a cap at its edge stays where it is."""
+_CHUNK: Final = 16
+"""Tokens of prompts are fed in multiples of this."""
+_SMOOTH: Final = 0.1
+_NEW_CONTEXT: Final = 64
+"""Tokens that a row is taken to have before it is known."""
+_DEMAND_S: Final = 4.0
+"""Over which requests are counted, to know how fast they come."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlConfig:
+    """What the server promises and has room for."""
+
+    num_blocks: Annotated[int, Range(1)]
+    """Of the model."""
+    min_blocks: Annotated[int, Range(1)]
+    """Elastic requests are never lowered below this."""
+    max_rows: Annotated[int, Range(1)] = 32
+    itl_ms: Annotated[float, Range(above=0)] | None = None
+    """Target for the time between tokens; None = only deadlines of requests count."""
+    most_prompt_tokens: Annotated[int, Range(1)] = 512
+    """That one pass may feed."""
+    plain_prompt_tokens: Annotated[int, Range(1)] = 256
+    """The same beside rows that have no target."""
+    patience_s: Annotated[float, Range(above=0)] = 1.0
+    """Prompts are put off, and rows kept empty, no longer than this."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, PolicyError)
+        if self.min_blocks > self.num_blocks:
+            raise BudgetError(
+                f"the least budget is {self.min_blocks} blocks and the model has "
+                f"{self.num_blocks}: give a smaller one"
+            )
+
+
+class Controller:
+    """The `Control` of a server: decides, counts, lets in.
+
+    Args:
+        config: What is promised.
+        cost: Predicts a step.
+        metrics: Are told.
+        admission: When requests are refused.
+        clock: In seconds; never goes back.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        cost: CostModel,
+        metrics: ServingMetrics,
+        admission: AdmissionConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._cost, self._clock = config, cost, clock
+        admission = admission or AdmissionConfig()
+        self._metrics, self._admission = metrics, Admission(admission)
+        self._max_queue = admission.max_queue
+        self._lock = Lock()
+        self._trim = Trim(config.min_blocks, config.num_blocks)
+        self._correction = Correction()
+        self._cap = config.num_blocks
+        self._target_s: float | None = None
+        self._overhead_s = self._between_s = 0.0
+        self._prompt_rate = 0.0
+        self._arrivals = Arrivals(_DEMAND_S)
+        self._answer_tokens, self._answers = 64.0, 0
+        self._known: set[int] = set()
+        self._alone: dict[int, int] = {}
+        self._fed_s = clock()
+        self._reported_s: float | None = None
+        alone = self._cost.predict(self._one_row(config.min_blocks, _NEW_CONTEXT))
+        self._least_ms = metrics.least_ms_per_token = 1e3 * alone / _SHARE
+        idle = _with_prompt(StepShape(), config.plain_prompt_tokens, config.num_blocks)
+        self._idle = self._pace = self._make_pace(_Load.of((), ()), None, idle)
+
+    @property
+    def least_ms_per_token(self) -> float:
+        """The shortest time for a token that this machine reaches alone, at the smallest budget."""
+        return self._least_ms
+
+    @property
+    def max_queue(self) -> int | None:
+        """Requests that may wait."""
+        return self._max_queue
+
+    @property
+    def cap(self) -> int:
+        """Blocks that elastic rows may run now."""
+        return min(self._cap, self._trim.cap)
+
+    @property
+    def pace(self) -> Pace:
+        """How fast the engine works now."""
+        return self._pace
+
+    def admit(self, request: GenerationRequest, queue: QueueView) -> None:
+        """Let a request into the queue.
+
+        Raises:
+            Overloaded: It will not be taken now.
+            BudgetError: Its deadline is below what the machine reaches.
+        """
+        least_ms = 0.0
+        if isinstance(request.wish, Deadline):
+            depth = max(request.wish.least, self._config.min_blocks)
+            depth = min(depth, self._config.num_blocks)
+            shape = self._one_row(depth, len(request.prompt))
+            least_ms = 1e3 * self._cost.predict(shape) / _SHARE
+        pace = self._pace if queue.running or queue.size else self._idle
+        try:
+            self._admission.check(request, queue, pace, least_ms)
+        except Refused as error:
+            self._count(error.reason)
+            self._came()
+            raise
+        except BudgetError:
+            self._count("deadline")
+            raise
+        self._came()
+
+    def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
+        """Before each pass: depths of elastic rows, tokens of prompts, and whether one may join."""
+        now = self._clock()
+        decoding = [row for row in rows if not row.prompt_left]
+        backlog = queue.prompt_tokens + sum(row.prompt_left for row in rows)
+        before_s, self._target_s = self._target_s, self._tightest(rows)
+        if self._target_s is None or (before_s is not None and self._target_s > 1.1 * before_s):
+            self._trim.reset()  # what was learnt of a tighter target says nothing of this one
+        limit_s = self._limit(self._target_s)
+        has_closed = self._trim.close(now, self.cap)
+        load = _Load.of(rows, [self._bounds(row) for row in rows])
+        turn_s = self._turn(now, queue, limit_s)
+        self._cap = self._feed_forward(load, turn_s, self._reserve(backlog, limit_s))
+        cap = self.cap
+        depths = {
+            row.number: min(max(cap, least), most)
+            for row, (least, most) in zip(rows, load.bounds, strict=True)
+            if self._may_change(row)
+        }
+        now_shape = StepShape.of_rows(
+            [depths.get(row.number, row.depth) for row in decoding],
+            [row.context + 1 for row in decoding],
+        )
+        tokens = self._chunk(now_shape, limit_s, cap)
+        if has_closed or not backlog:
+            step = _with_prompt(now_shape, tokens, cap)
+            if rows and self._config.itl_ms is not None:
+                step = self._lowest(decoding, limit_s)
+            self._pace = self._make_pace(load, limit_s, step)
+        if not backlog or not decoding:
+            self._fed_s = now
+        elif tokens < _CHUNK and now - self._fed_s > self._config.patience_s:
+            tokens = 2 * _CHUNK  # late tokens are better than an answer that never begins
+        is_late = queue.oldest_s > self._config.patience_s
+        admits = not rows or is_late or self._has_room(load, limit_s)
+        self._known = {row.number for row in decoding}
+        if has_closed:
+            self._alone.clear()
+        self._metrics.depth_cap = cap
+        changed = {row.number for row in rows if depths.get(row.number, row.depth) != row.depth}
+        return Orders(
+            depths={number: depths[number] for number in changed},
+            prompt_tokens=tokens,
+            unloaded=self._unloaded(rows),
+            admits=admits,
+        )
+
+    def report(self, step: StepReport) -> None:
+        """After each pass."""
+        now = self._clock()
+        shape = StepShape.of_report(step)
+        predicted_s = self._cost.predict(shape)
+        error = None
+        if predicted_s > 0 and step.seconds > 0:
+            error = abs(predicted_s * self._correction.factor / step.seconds - 1.0)
+            self._correction.update(step.seconds, predicted_s)
+            self._metrics.correction = self._correction.factor
+        if step.gaps_s:
+            beside = min(step.gaps_s) - step.seconds - self._between_s
+            beside = min(max(beside, 0.0), 0.5 * step.seconds)
+            self._overhead_s += _SMOOTH * (beside - self._overhead_s)
+            if self._target_s is not None:
+                self._trim.add(step.gaps_s, self._target_s)
+        # Where prompts have passes of their own, these lie between two tokens of a row.
+        self._between_s = 0.0 if step.rows else self._between_s + step.seconds
+        if step.prompt_lanes:
+            self._fed_s = now
+        if self._reported_s is not None and now > self._reported_s:
+            share = min(1.0, (now - self._reported_s) / 2.0)  # over about two seconds
+            rate = step.prompt_lanes / (now - self._reported_s)
+            self._prompt_rate += share * (rate - self._prompt_rate)
+        self._reported_s = now
+        self._metrics.step(step, error)
+
+    def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
+        """A request is over."""
+        if usage is not None and how in ("stop", "length"):
+            self._answers += 1  # of which the first few weigh more: they are all that is known
+            off = usage.completion_tokens - self._answer_tokens
+            self._answer_tokens += max(_SMOOTH, 1.0 / (1 + self._answers)) * off
+        self._metrics.ended(how, usage, seconds)
+
+    def metrics(self, now: Gauges) -> bytes:
+        """In Prometheus' text format."""
+        with self._lock:
+            return self._metrics.render(now)
+
+    def _count(self, reason: str) -> None:
+        with self._lock:
+            self._metrics.rejected(reason)
+
+    def _came(self) -> None:
+        """A request that could be served came, whether it is or not."""
+        with self._lock:
+            self._arrivals.add(self._clock())
+
+    def _one_row(self, depth: int, context: int) -> StepShape:
+        return StepShape.of_rows([depth], [context + 1])
+
+    def _predict(self, shape: StepShape) -> float:
+        return self._cost.predict(shape) * self._correction.factor
+
+    def _tightest(self, rows: Sequence[RowView]) -> float | None:
+        """The shortest time for a token that anybody was promised, in seconds."""
+        promised = [row.wish.ms_per_token for row in rows if isinstance(row.wish, Deadline)]
+        if self._config.itl_ms is not None:
+            promised.append(self._config.itl_ms)
+        return min(promised) / 1e3 if promised else None
+
+    def _limit(self, target_s: float | None) -> float | None:
+        """That a pass may take, by prediction."""
+        if target_s is None:
+            return None
+        return max(_SHARE * target_s - self._overhead_s, 0.1 * target_s)
+
+    def _turn(self, now: float, queue: QueueView, limit_s: float | None) -> float | None:
+        """That a pass may take if rows are to be free as fast as requests come, or less.
+
+        By Little's law, rows = requests a second x tokens of an answer x seconds of a step. Those
+        that wait for a row count as if they came within `2 * patience_s`.
+        """
+        if limit_s is None or self._config.itl_ms is None:
+            return limit_s
+        rows = self._pace.rows
+        waiting = max(0, queue.running + queue.size - rows)
+        with self._lock:
+            demand = self._arrivals.rate(now) + waiting / (2.0 * self._config.patience_s)
+        interval_s = rows / max(demand * self._answer_tokens, 1e-9)
+        return min(limit_s, interval_s - self._overhead_s)
+
+    def _bounds(self, row: RowView) -> tuple[int, int]:
+        """Least and most blocks of a row that a load may give it."""
+        if isinstance(row.wish, Unnamed) and self._config.itl_ms is None:
+            return row.depth, row.depth  # nothing was asked of it, and nothing promised
+        if isinstance(row.wish, Fixed) or not row.is_elastic:
+            return row.depth, row.depth
+        most = min(row.wish.most, max(row.wanted, row.wish.least))
+        return min(max(row.wish.least, self._config.min_blocks), most), most
+
+    def _may_change(self, row: RowView) -> bool:
+        """A row keeps its depth for some tokens; one that did not decode yet may change at once."""
+        return row.steps >= HOLD_TOKENS or row.number not in self._known
+
+    def _reserve(self, backlog: int, limit_s: float | None) -> int:
+        """Tokens of prompts that a pass should have room for: what comes, and what waits.
+
+        What comes is an average over seconds, so that depth does not follow every prompt.
+        """
+        if limit_s is None:
+            return 0
+        wanted = self._prompt_rate + backlog / (2.0 * self._config.patience_s)
+        tokens = min(wanted * limit_s, backlog + self._prompt_rate * limit_s)
+        if not backlog and tokens < _CHUNK:
+            return 0
+        return min(self._config.most_prompt_tokens, int(tokens))
+
+    def _feed_forward(self, load: "_Load", limit_s: float | None, reserve: int) -> int:
+        """The greatest cap under which a pass of all rows keeps the limit."""
+        config = self._config
+        if limit_s is None or not load.bounds:
+            return config.num_blocks
+
+        def seconds(cap: int) -> float:
+            return self._predict(load.shape(cap, reserve))
+
+        if seconds(self._cap) <= limit_s:
+            low, high, limit_s = self._cap, config.num_blocks, _RAISE * limit_s
+        else:
+            low, high = config.min_blocks, max(self._cap - 1, config.min_blocks)
+        while low < high:  # `low` is kept: it fits, or is the least
+            middle = (low + high + 1) // 2
+            if seconds(middle) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _chunk(self, shape: StepShape, limit_s: float | None, depth: int) -> int:
+        """Tokens of prompts that fit beside these rows."""
+        config = self._config
+        if not shape.rows:
+            return config.most_prompt_tokens
+        if limit_s is None:
+            return config.plain_prompt_tokens
+        low, high = 0, max(config.most_prompt_tokens // _CHUNK, 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._predict(_with_prompt(shape, middle * _CHUNK, depth)) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low * _CHUNK
+
+    def _unloaded(self, rows: Sequence[RowView]) -> dict[int, int]:
+        """Depths that rows with a deadline would have on a machine of their own."""
+        found = {}
+        for row in rows:
+            if not isinstance(row.wish, Deadline):
+                continue
+            if row.number not in self._alone:
+                least, most = self._bounds(row)
+                limit_s = self._limit(row.wish.ms_per_token / 1e3) or 0.0
+                context = row.context + row.prompt_left
+                while most > least and self._predict(self._one_row(most, context)) > limit_s:
+                    most -= 1
+                self._alone[row.number] = most
+            found[row.number] = self._alone[row.number]
+        return found
+
+    def _has_room(self, load: "_Load", limit_s: float | None) -> bool:
+        """Whether one row more keeps the limit, all elastic rows at their least."""
+        if limit_s is None:
+            return True
+        least = self._config.min_blocks
+        return self._predict(load.with_row(least, _NEW_CONTEXT).shape(least, 0)) <= limit_s
+
+    def _lowest(self, decoding: Sequence[RowView], limit_s: float | None) -> StepShape:
+        """A step of these rows as deep as they run before a request is refused, and of prompts."""
+        shape = StepShape.of_rows(
+            [self._bounds(row)[0] for row in decoding], [row.context + 1 for row in decoding]
+        )
+        least = self._config.min_blocks
+        return _with_prompt(shape, self._chunk(shape, limit_s, least), least)
+
+    def _make_pace(self, load: "_Load", limit_s: float | None, step: StepShape) -> Pace:
+        """How fast the engine works with these rows.
+
+        Args:
+            load: All of them.
+            limit_s: That a pass may take.
+            step: Of those that decode, and of as much of prompts as fits beside them.
+        """
+        config, tokens = self._config, step.prompt_lanes
+        interval_s = turn_s = self._predict(step) + self._overhead_s
+        if config.itl_ms is not None and load.bounds:
+            turn_s = self._predict(load.shape(config.min_blocks, self._reserve(0, limit_s)))
+            turn_s += self._overhead_s
+        rate = tokens / interval_s if tokens else 2 * _CHUNK / config.patience_s
+        return Pace(
+            step_s=min(turn_s, interval_s),
+            prompt_tokens_per_s=rate,
+            tokens_per_answer=self._answer_tokens,
+            rows=self._rows_that_fit(load, limit_s),
+            fixed_s=2 * interval_s,
+        )
+
+    def _rows_that_fit(self, load: "_Load", limit_s: float | None) -> int:
+        """Rows like these that keep the limit, at their least."""
+        num = len(load.bounds)
+        if limit_s is None or not num:
+            return self._config.max_rows
+        depth = max(1, round(sum(least for least, _ in load.bounds) / num))
+        context = sum(load.contexts) // num
+        low, high = 1, self._config.max_rows
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._predict(StepShape.of_rows([depth] * middle, [context] * middle)) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class Arrivals:
+    """How many requests come a second: each counts less the longer ago it came.
+
+    Args:
+        over_s: Time in which its weight falls to 1 / e.
+    """
+
+    def __init__(self, over_s: float) -> None:
+        self._over_s, self._rate, self._last_s = over_s, 0.0, 0.0
+
+    def add(self, now: float) -> None:
+        """One came."""
+        self._rate, self._last_s = self.rate(now) + 1.0 / self._over_s, now
+
+    def rate(self, now: float) -> float:
+        """Requests a second."""
+        return self._rate * math.exp(-max(now - self._last_s, 0.0) / self._over_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The rows of a pass, as the search for a depth needs them; prompts count as if they decoded.
+
+    Attributes:
+        bounds: Least and most blocks of each row.
+        contexts: Tokens that each will look at.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    contexts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[RowView], bounds: Sequence[tuple[int, int]]) -> "_Load":
+        return cls(tuple(bounds), tuple(row.context + row.prompt_left + 1 for row in rows))
+
+    def with_row(self, depth: int, context: int) -> "_Load":
+        """With one row more."""
+        return _Load((*self.bounds, (depth, depth)), (*self.contexts, context))
+
+    def shape(self, cap: int, prompt_lanes: int) -> StepShape:
+        """A step under a cap, and tokens of prompts that are fed along."""
+        depths = [
+            least if cap < least else most if cap > most else cap for least, most in self.bounds
+        ]
+        return StepShape.of_rows(
+            depths, self.contexts, prompt_lanes=prompt_lanes, prompt_depth=min(cap, max(depths))
+        )
+
+
+def _with_prompt(shape: StepShape, tokens: int, depth: int) -> StepShape:
+    """A step with tokens of prompts fed along."""
+    return StepShape(
+        rows=shape.rows,
+        union=max(shape.union, depth if tokens else 0),
+        row_blocks=shape.row_blocks,
+        block_context=shape.block_context,
+        prompt_lanes=tokens,
+        prompt_blocks=tokens * depth,
+    )

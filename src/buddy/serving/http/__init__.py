@@ -1,0 +1,1 @@
+"""The server's face: routes, requests and replies in OpenAI's shapes, keys, and the page."""

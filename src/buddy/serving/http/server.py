@@ -1,0 +1,178 @@
+"""Listening, and ending well: SIGTERM lets answers finish, for a while, and the process exits 0."""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from buddy.errors import ServingError
+from buddy.serving.http.app import Service
+from buddy.settings import Range, check_ranges
+
+_BACKLOG: Final = 2048
+_TICK_S: Final = 0.05
+_LAST_WORDS_S: Final = 2
+"""For answers that are made to be sent, once nothing is under way."""
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Where the server listens.
+
+    Raises:
+        ServingError: The port is none.
+    """
+
+    host: str
+    port: Annotated[int, Range(0, 65535)]
+    """0 = any that is free."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ServingError)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this machine alone can reach it."""
+        if self.host == "localhost":
+            return True
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return False
+
+
+def check_reach(address: Address, *, has_keys: bool) -> None:
+    """Refuse to serve others without keys.
+
+    Raises:
+        ServingError: The address can be reached from elsewhere, and there are no keys.
+    """
+    if not address.is_loopback and not has_keys:
+        raise ServingError(
+            f"{address.host} may be reached by others, and there are no keys: give "
+            "--api-key-file, or keep to --host 127.0.0.1"
+        )
+
+
+def listen(address: Address) -> socket.socket:
+    """Take an address; nothing is answered there yet.
+
+    Raises:
+        ServingError: It is in use, may not be used, or is none of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, place = found[0]
+        made = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ServingError(f"host {address.host} cannot be found: {error}") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(0)  # else two servers could bind, and the second fail much later
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ServingError(
+                f"port {address.port} of {address.host} is in use: stop what listens there, or "
+                "give another --port"
+            ) from error
+        raise ServingError(
+            f"port {address.port} of {address.host} cannot be used: {error.strerror or error}"
+        ) from error
+    return made
+
+
+def url_of(listener: socket.socket) -> str:
+    """How a browser on this machine finds it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it: uvicorn's own end kills the process by them again."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """Of one process; it logs through `logging` as that is set up."""
+    logging.getLogger("uvicorn.access").disabled = True  # it would write whole URLs
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+    )
+
+
+def serve(app: ASGIApp, service: Service, listener: socket.socket, *, drain_s: float) -> None:
+    """Answer until SIGTERM or Ctrl-C, then let answers finish.
+
+    While it drains, the server says so: `/ready` and new requests get 503. A second signal ends it
+    at once.
+
+    Args:
+        app: Of `make_app`.
+        service: What the app was made of.
+        listener: Of `listen`.
+        drain_s: For answers that are under way; those that take longer are cut off.
+    """
+    asyncio.run(_serve(app, service, listener, drain_s))
+
+
+async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_s: float) -> None:
+    server, stopping = make_server(app), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            server.should_exit = server.force_exit = True
+        stopping.set()
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    draining = asyncio.create_task(_drain(server, service, stopping, drain_s))
+    try:
+        await asyncio.wait({answering, draining}, return_when=asyncio.FIRST_COMPLETED)
+        await answering
+    finally:
+        draining.cancel()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+        service.engine.close(float(_LAST_WORDS_S))
+
+
+async def _drain(
+    server: uvicorn.Server, service: Service, stopping: asyncio.Event, drain_s: float
+) -> None:
+    await stopping.wait()
+    service.engine.drain()
+    try:
+        async with asyncio.timeout(drain_s):
+            while service.under_way:
+                await asyncio.sleep(_TICK_S)
+    except TimeoutError:
+        for answers in list(service.under_way):
+            answers.give_up("the server ended before the answer did")
+    server.should_exit = True

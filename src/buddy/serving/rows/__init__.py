@@ -1,0 +1,1 @@
+"""Continuous batching: rows, sampling, and the thread that runs them."""

@@ -1,0 +1,460 @@
+"""Continuous batching: requests take rows, prompts are fed in parts, and tokens are delivered.
+
+One pass feeds the last token of every row that decodes and parts of some prompts. Requests join and
+leave between passes. It knows nothing of threads; `engine.py` does.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.budget.source import BudgetSource, ConstantBudget
+from buddy.depth.policy import Policy
+from buddy.engine.ahead import plan_prompt, plans_ahead
+from buddy.engine.executors.protocol import Executor
+from buddy.engine.run import Feed, StepOutput, logits_of, run_step
+from buddy.engine.state.lanes import Lanes
+from buddy.engine.steer import BatchRoute, check_batch_route
+from buddy.errors import BuddyError
+from buddy.model import BuddyForCausalLM
+from buddy.serving.control.protocol import Control, Ending, Orders, QueueView, StepReport
+from buddy.serving.request import (
+    Auto,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Fixed,
+    OnAverage,
+    Usage,
+)
+from buddy.serving.rows.pool import Pool
+from buddy.serving.rows.row import Row, Submitted, best_beginning
+from buddy.serving.rows.sampler import Picked, Picker, pick
+from buddy.serving.rows.text import StopStrings, TokenText
+from buddy.settings import Range, check_ranges
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatcherOptions:
+    """How requests are run side by side."""
+
+    rows: Annotated[int, Range(1, 1024)] = 16
+    """Requests that run at once."""
+    batch_route: BatchRoute = "shared"
+    """Whose scores rank the blocks of a pass; a request with a seed is always routed apart."""
+    kept_prefixes: Annotated[int, Range(0, 1024)] = 8
+    """Past sequences that others may begin with; 0 = none."""
+    least_shared: Annotated[int, Range(1, 2**20)] = 16
+    """Tokens below which a beginning is computed anew."""
+    slots: Annotated[int, Range(1, 2**20)] = 256
+    """Tokens of a row that there is room for at first."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, BuddyError)
+        check_batch_route(self.batch_route)
+
+
+class Batcher:
+    """Runs requests side by side on one session. All calls come from one thread.
+
+    Args:
+        model: Its weights and its policy must not change while it is in use.
+        tokenizer: The model's, as transformers wraps it.
+        control: Says how deep rows run and how much prompt a pass feeds.
+        options: How requests run side by side.
+        ends: Tokens that end an answer.
+    """
+
+    def __init__(
+        self,
+        model: BuddyForCausalLM,
+        tokenizer: Any,
+        control: Control,
+        options: BatcherOptions,
+        ends: Sequence[int],
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._control, self.options = control, options
+        self._ends = frozenset(ends)
+        self._backbone: Backbone = model.backbone
+        with torch.no_grad():
+            model.executor.refresh()
+            self._policy: Policy = model.inference_policy()
+        self._executor = model.executor.fast_path()
+        self._plans_ahead = plans_ahead(self._policy)
+        self._vocab = int(self._backbone.embedding.num_embeddings)
+        session = model.new_session(options.rows, options.slots)
+        kept = options.kept_prefixes if self._plans_ahead else 0
+        self.pool = Pool(session, kept, options.least_shared)
+        self.waiting: deque[Submitted] = deque()
+        self.rows: list[Row] = []
+        self.steps = 0
+        """Passes so far."""
+        self._admits = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody waits or runs."""
+        return bool(self.waiting or self.rows)
+
+    def queue(self, now_s: float) -> QueueView:
+        """Who waits; may be called from any thread."""
+        waiting, rows = tuple(self.waiting), tuple(self.rows)
+        return QueueView(
+            size=len(waiting),
+            prompt_tokens=sum(len(one.request.prompt) for one in waiting),
+            oldest_s=now_s - waiting[0].at_s if waiting else 0.0,
+            running=len(rows),
+            prompt_tokens_running=sum(row.prompt_left for row in rows),
+        )
+
+    def add(self, submitted: Submitted) -> None:
+        """Let a request wait for a row."""
+        self.waiting.append(submitted)
+
+    def cancel(self, number: int) -> None:
+        """Let go of a request, wherever it is; one that has ended is no error."""
+        for one in self.waiting:
+            if one.number == number:
+                self.waiting.remove(one)
+                self._note_end(one, "cancelled", None)
+                return
+        for row in self.rows:
+            if row.number == number:
+                self._let_go(row, "cancelled")
+                return
+
+    def fail(self, message: str) -> None:
+        """End every request with this message."""
+        rows, waiting = tuple(self.rows), tuple(self.waiting)
+        self.rows.clear()
+        self.waiting.clear()
+        for row in rows:
+            row.is_gone = True
+        for one in (*(row.submitted for row in rows), *waiting):
+            self._tell(one, Failed(message=message))
+        for row in rows:
+            self._note_end(row.submitted, "failed", row.usage())
+        for one in waiting:
+            self._note_end(one, "failed", None)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One pass, or two where no executor takes decode steps and prompts together."""
+        self._admit()
+        if not self.rows:
+            return
+        orders = self._control.decide(
+            [row.view() for row in self.rows], self.queue(time.perf_counter())
+        )
+        self._admits = orders.admits
+        self._set_depths(orders)
+        decoding = [row for row in self.rows if not row.prompt_left]
+        parts = self._parts(orders, is_idle=not decoding)
+        for rows, some in self._passes(decoding, parts):
+            self._pass(rows, some)
+
+    # Who takes part
+
+    def _admit(self) -> None:
+        """Give free rows to who waits."""
+        while self.waiting and len(self.rows) < self.options.rows:
+            if not self._admits and self.rows:
+                return
+            one = self.waiting.popleft()
+            try:
+                self.rows.append(self._row(one))
+            except BuddyError as error:  # such as a predictor whose logits are NaN
+                self._tell(one, Failed(message=str(error)))
+                self._note_end(one, "failed", None)
+
+    def _row(self, one: Submitted) -> Row:
+        request = one.request
+        return Row(
+            submitted=one,
+            picker=Picker(
+                request.sampling, request.prompt, self._vocab, request.top_logprobs, one.grammar
+            ),
+            text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
+            stop=StopStrings(request.stop),
+            wanted=self._wanted(one),
+            spends=self._spends(one),
+            prompt=np.array(request.prompt, np.int64),
+        )
+
+    def _spends(self, one: Submitted) -> BudgetSource | None:
+        wish, ledger = one.request.wish, self._model.ledger
+        if not isinstance(wish, OnAverage) or ledger is None:
+            return None
+        return ledger.budget(wish.mean)
+
+    def _wanted(self, one: Submitted) -> int:
+        wish = one.request.wish
+        if isinstance(wish, Fixed):
+            return wish.decode
+        if not isinstance(wish, Auto):
+            return wish.most
+        ids = torch.tensor([one.request.prompt], device=self._backbone.device)
+        real = torch.ones_like(ids, dtype=torch.bool)
+        (chosen,) = self._model.choose_budgets((None,), ids, real, real)
+        return min(max(chosen, wish.least), wish.most)
+
+    def _set_depths(self, orders: Orders) -> None:
+        if not (orders.depths or orders.unloaded):
+            return
+        for row in self.rows:
+            if row.is_elastic and row.number in orders.depths:
+                row.set_depth(orders.depths[row.number])
+            row.unloaded = orders.unloaded.get(row.number, row.unloaded)
+
+    def _parts(self, orders: Orders, *, is_idle: bool) -> list[tuple[Row, int]]:
+        """Whose prompt is fed in this pass, and how many tokens of it."""
+        left = max(orders.prompt_tokens, 1) if is_idle else orders.prompt_tokens
+        parts: list[tuple[Row, int]] = []
+        before: list[Row] = []
+        for row in self.rows:
+            if left < 1:
+                break
+            if row.prompt_left and (row.sequence is not None or self._begin(row, before)):
+                count = min(left, row.prompt_left) if row.planned else row.prompt_left
+                left -= count
+                parts.append((row, count))
+            before.append(row)
+        return parts
+
+    def _begin(self, row: Row, before: Sequence[Row]) -> bool:
+        """Give a row its sequence; False where it is better to wait for another row's prompt."""
+        begin = (-1, 0)
+        if self._plans_ahead:
+            if row.planned is None or int(row.planned.runs.sum()) != row.depth:
+                ids = torch.from_numpy(row.prompt).to(self._backbone.device)
+                row.planned = plan_prompt(self._policy, ids, row.depth)
+            least = self.options.least_shared
+            # A beginning that an earlier pass made differs in its last bits from one's own, and a
+            # drawn text with them; answers of one request share the first one's.
+            is_seeded = row.request.sampling.seed is not None and row.request.is_first
+            if self.pool.most_kept and not is_seeded:
+                begin, waits = best_beginning(row, before, least)
+                if waits:
+                    return False
+                number, length = self.pool.find(row.prompt, row.planned.runs)
+                length = min(length, len(row.prompt) - 1)
+                begin = max(begin, (number, length), key=lambda one: one[1])
+                begin = begin if begin[1] >= least else (-1, 0)
+        row.sequence = self.pool.join(row.depth, begin)
+        row.fed = row.cached = begin[1]
+        return True
+
+    def _passes(
+        self, decoding: list[Row], parts: list[tuple[Row, int]]
+    ) -> list[tuple[list[Row], list[tuple[Row, int]]]]:
+        """All in one pass where the fast path takes it; else prompts in passes of their own.
+
+        The general path pads all sequences of a pass to the longest.
+        """
+        if not parts or (len(parts) == 1 and not decoding):
+            return [(decoding, parts)]
+        counts = [1] * len(decoding) + [count for _, count in parts]
+        starts = [row.fed for row in decoding] + [row.fed for row, _ in parts]
+        if fits_one_pass(self._executor, starts, counts):
+            return [(decoding, parts)]
+        alone: list[tuple[list[Row], list[tuple[Row, int]]]] = [([], [one]) for one in parts]
+        return [(decoding, []), *alone] if decoding else alone
+
+    # A pass
+
+    def _pass(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> None:
+        decoding = [row for row in decoding if not row.is_gone]
+        parts = [one for one in parts if not one[0].is_gone]
+        rows = decoding + [row for row, _ in parts]
+        if not rows:
+            return
+        started_s = time.perf_counter()
+        out = self._run(decoding, parts)
+        seconds = time.perf_counter() - started_s
+        self.steps += 1
+        self._count(rows, out)
+        report = _measured(len(decoding), out, seconds)
+        ready = [place for place, row in enumerate(rows) if not row.prompt_left]
+        if not ready:
+            self._control.report(report)
+            return
+        lanes = out.lanes.last[ready]
+        chosen = [rows[place] for place in ready]
+        picked = pick(self._logits(out, lanes), [row.picker for row in chosen])
+        now_s = time.perf_counter()
+        gaps = tuple(now_s - row.last_s for row in chosen if row.answer)
+        firsts = tuple(now_s - row.submitted.at_s for row in chosen if not row.answer)
+        self._control.report(replace(report, gaps_s=gaps, firsts_s=firsts))
+        for row, lane, one in zip(chosen, lanes.tolist(), picked, strict=True):
+            self._accept(row, one, out.plan.host[lane], now_s)
+
+    def _run(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> StepOutput:
+        tokens = [row.last for row in decoding]
+        for row, count in parts:
+            tokens += row.prompt[row.fed : row.fed + count].tolist()
+        rows = decoding + [row for row, _ in parts]
+        numbers = [row.sequence for row in rows if row.sequence is not None]
+        session = self.pool.session
+        held = session.find(numbers)
+        for place, row in enumerate(decoding):
+            state = held[place]
+            if row.spends is not None:
+                if state.source is not row.spends:
+                    held[place] = replace(state, source=row.spends)
+            elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
+                held[place] = replace(state, source=ConstantBudget(row.depth))
+        ahead = {
+            row.sequence: row.planned
+            for row, _ in parts
+            if row.sequence is not None and row.planned is not None
+        }
+        return run_step(
+            self._backbone,
+            self._policy,
+            session,
+            numbers,
+            Feed(
+                token_ids=torch.tensor(tokens, device=self._backbone.device),
+                counts=(1,) * len(decoding) + tuple(count for _, count in parts),
+                prompts=(False,) * len(decoding) + (True,) * len(parts) if parts else None,
+            ),
+            batch_route=self.options.batch_route,
+            executor=self._executor,
+            held=held,
+            ahead=ahead or None,
+            apart=[
+                number
+                for number, row in zip(numbers, rows, strict=True)
+                if row.request.sampling.seed is not None
+            ],
+        )
+
+    def _count(self, rows: list[Row], out: StepOutput) -> None:
+        """Note what rows were fed, and what ran for it."""
+        executed = out.executed.numpy()
+        for place, row in enumerate(rows):
+            count, last = out.lanes.counts[place], int(out.lanes.last[place])
+            if not row.prompt_left:
+                row.ran.append(out.plan.host[last])
+            row.fed += count
+            row.executed += int(executed[last + 1 - count : last + 1].sum())
+
+    def _logits(self, out: StepOutput, lanes: NDArray[np.int64]) -> Float[Tensor, "rows vocab"]:
+        """Logits of these lanes alone."""
+        is_all = len(lanes) == out.lanes.num
+        which = slice(None) if is_all else torch.from_numpy(lanes).to(out.hidden.device)
+        if out.logits is not None:
+            return out.logits[which]
+        return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
+
+    # What comes of it
+
+    def _accept(self, row: Row, picked: Picked, runs: NDArray[np.bool_], now_s: float) -> None:
+        """Take a row's next token, tell its client, and end it where it ends."""
+        if row.is_gone:
+            return
+        request, token = row.request, picked.token
+        error = picked.error
+        is_end = error is None and token in self._ends and not request.ignore_eos
+        if error is None and not is_end:
+            try:
+                row.picker.take(token)
+            except BuddyError as refused:
+                error = str(refused)
+        if error is not None:
+            self._tell(row.submitted, Failed(message=error))
+            self._let_go(row, "failed")
+            return
+        row.note_token(token, runs, now_s)
+        if is_end:
+            text = row.stop.push(row.text.flush())[0] + row.stop.flush()
+            if text:
+                self._deliver(row, Delta(text=text, tokens=()))
+            self._finish(row, "stop")
+            return
+        offset = row.text.length
+        text, is_stopped = row.stop.push(row.text.push(token))
+        reason: FinishReason | None = "stop" if is_stopped else None
+        grammar = row.picker.grammar
+        if not is_stopped and grammar is not None and grammar.is_done:
+            reason = "stop"
+        elif not is_stopped and len(row.answer) >= request.max_tokens:
+            reason = "length"
+        if reason is not None and not is_stopped:
+            rest, is_stopped = row.stop.push(row.text.flush())
+            text += rest if is_stopped else rest + row.stop.flush()
+            reason = "stop" if is_stopped else reason
+        logprobs = () if picked.logprobs is None else (replace(picked.logprobs, offset=offset),)
+        self._deliver(row, Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,)))
+        if reason is not None:
+            self._finish(row, reason)
+
+    def _finish(self, row: Row, reason: FinishReason) -> None:
+        if not row.is_gone:
+            usage = row.usage()
+            self._let_go(row, reason)
+            self._tell(row.submitted, Finished(reason=reason, usage=usage))
+
+    def _deliver(self, row: Row, event: Event) -> None:
+        if not self._tell(row.submitted, event):
+            self._let_go(row, "cancelled")
+
+    def _tell(self, one: Submitted, event: Event) -> bool:
+        """Hand over an event; False where its taker has failed, which must hurt nobody else."""
+        try:
+            one.deliver(event)
+        except Exception:
+            _LOG.exception("request %d is dropped: what takes its events has failed", one.number)
+            return False
+        return True
+
+    def _note_end(self, one: Submitted, how: Ending, usage: Usage | None) -> None:
+        self._control.ended(how, usage, time.perf_counter() - one.at_s)
+
+    def _let_go(self, row: Row, how: Ending) -> None:
+        """Give a row back; what it was fed may serve others."""
+        if row.is_gone:
+            return
+        row.is_gone = True
+        self.rows.remove(row)
+        if row.sequence is not None:
+            self.pool.leave(row.sequence, None if how == "failed" else row.kept())
+        self._note_end(row.submitted, how, row.usage())
+
+
+def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
+    """What a pass took; its first lanes are those of answers."""
+    executed = out.executed.numpy()
+    context = np.array(out.lanes.stops[:rows])
+    return StepReport(
+        rows=rows,
+        union=int(out.plan.host.any(0).sum()),
+        row_blocks=int(executed[:rows].sum()),
+        block_context=int(executed[:rows] @ context) if rows else 0,
+        prompt_lanes=out.lanes.num - rows,
+        prompt_blocks=int(executed[rows:].sum()),
+        seconds=seconds,
+    )
+
+
+def fits_one_pass(executor: Executor | None, starts: Sequence[int], counts: Sequence[int]) -> bool:
+    """Whether the fast path takes these new tokens, by sequence, in one pass."""
+    if executor is None:
+        return False
+    numbers = tuple(range(len(counts)))
+    return executor.takes(Lanes(numbers, tuple(starts), tuple(counts), torch.device("cpu")))

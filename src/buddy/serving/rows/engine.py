@@ -1,0 +1,301 @@
+"""The engine: a thread that runs a batcher, and the door through which other threads reach it."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final, cast
+
+import torch
+
+from buddy.budget.read import check_mean, check_spendable, least_blocks, no_predictor
+from buddy.depth.policy import DepthPolicy, is_online, prepare
+from buddy.errors import BuddyError, BudgetError, PromptError
+from buddy.generation.options import token_numbers
+from buddy.model import BuddyForCausalLM
+from buddy.serving.client import EngineFacts, EngineState, Unavailable
+from buddy.serving.control.protocol import Control, Gauges, Plainly
+from buddy.serving.request import (
+    Auto,
+    Deliver,
+    Delta,
+    Event,
+    Fixed,
+    GenerationRequest,
+    OnAverage,
+    Wish,
+)
+from buddy.serving.rows.batcher import Batcher, BatcherOptions
+from buddy.serving.rows.grammar import GrammarMaker
+from buddy.serving.rows.row import Submitted
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests in a thread of its own; an `EngineClient`.
+
+    Args:
+        model: Its weights and its policy must not change from now on.
+        tokenizer: The model's.
+        name: Of the model, as clients say it.
+        control: By default every row runs as deep as it wants.
+        options: How requests run side by side.
+        context: Tokens that prompt and answer may have together; None = what the model holds.
+
+    Raises:
+        BuddyError: An option is out of its range, or the policy cannot be made ready.
+    """
+
+    def __init__(
+        self,
+        model: BuddyForCausalLM,
+        tokenizer: Any,
+        name: str,
+        *,
+        control: Control | None = None,
+        options: BatcherOptions | None = None,
+        context: int | None = None,
+    ) -> None:
+        self._model = model
+        self._control: Control = control or Plainly()
+        self._pinned = num_pinned(model)
+        if not is_online(model.policy):
+            prepare(model.policy, (max(1, self._pinned),))
+        ends = end_tokens(model)
+        options = options or BatcherOptions()
+        self._batcher = Batcher(model, tokenizer, self._control, options, ends)
+        vocab = model.backbone.embedding.num_embeddings
+        self._vocab = vocab
+        self._grammars = GrammarMaker(tokenizer, vocab, ends)
+        threading.Thread(target=self._grammars.prepare, name="buddy-grammar", daemon=True).start()
+        max_queue = self._control.max_queue
+        self._facts = EngineFacts(
+            model=name,
+            num_blocks=model.num_blocks,
+            least_blocks=least_blocks(model.num_blocks, self._pinned),
+            context=min(context or model.backbone.context, model.backbone.context),
+            has_predictor=model.predictor is not None,
+            means=None if model.ledger is None else model.ledger.range,
+            most_answers=None if max_queue is None else options.rows + max_queue,
+            engine=model.executor.describe(),
+            least_ms_per_token=self._control.least_ms_per_token,
+        )
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._delivery = threading.RLock()
+        """Held while an event is handed over, so that nothing follows a `cancel`."""
+        self._inbox: list[Submitted] = []
+        self._open: set[int] = set()
+        self._cancelled: list[int] = []
+        self._state: EngineState = "ready"
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="buddy-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the model."""
+        return self._facts
+
+    @property
+    def state(self) -> EngineState:
+        """Whether it takes requests."""
+        return self._state
+
+    @property
+    def gauges(self) -> Gauges:
+        """What it holds at this moment."""
+        batcher = self._batcher
+        return Gauges(
+            running=len(batcher.rows),
+            waiting=len(batcher.waiting) + len(self._inbox),
+            kept_prefixes=batcher.pool.kept,
+            kept_tokens=batcher.pool.kept_tokens,
+            cache_bytes=batcher.pool.session.kv.num_bytes(),
+            state=self._state,
+        )
+
+    def submit(self, request: GenerationRequest, deliver: Deliver) -> int:
+        """Queue a request.
+
+        Returns:
+            Its number.
+
+        Raises:
+            Overloaded: It will not be taken now.
+            Unavailable: Nothing is taken.
+            BudgetError: Its budget cannot be spent, or its deadline not be kept.
+            PromptError: Prompt and answer do not fit the context, or a token is unknown.
+            GrammarError: Its grammar cannot be compiled.
+        """
+        self._check_state()
+        self._check(request)
+        grammar = None if request.grammar is None else self._grammars.compile(request.grammar)
+        now_s = time.perf_counter()
+        with self._changed:
+            self._check_state()
+            queue = self._batcher.queue(now_s)
+            if self._inbox:
+                oldest = now_s - self._inbox[0].at_s
+                tokens = sum(len(one.request.prompt) for one in self._inbox)
+                queue = replace(
+                    queue,
+                    size=queue.size + len(self._inbox),
+                    prompt_tokens=queue.prompt_tokens + tokens,
+                    oldest_s=max(queue.oldest_s, oldest),
+                )
+            self._control.admit(request, queue)
+            number = next(self._numbers)
+
+            def guarded(event: Event) -> None:
+                with self._delivery:
+                    if number not in self._open:
+                        return
+                    self._open.discard(number)
+                    deliver(event)
+                    if isinstance(event, Delta):  # more will follow
+                        self._open.add(number)
+
+            self._open.add(number)
+            self._inbox.append(Submitted(number, request, guarded, grammar, now_s))
+            self._changed.notify()
+        return number
+
+    def cancel(self, number: int) -> None:
+        """End a request; nothing more is delivered."""
+        with self._delivery:
+            self._open.discard(number)
+        with self._changed:
+            self._cancelled.append(number)
+            self._changed.notify()
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        return self._control.metrics(self.gauges)
+
+    def drain(self) -> None:
+        """Take nothing new; what is there is finished."""
+        with self._changed:
+            if self._state in ("starting", "ready"):
+                self._state = "draining"
+
+    def close(self, timeout_s: float) -> None:
+        """End the engine; answers that are still under way fail."""
+        self.drain()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    # What is refused
+
+    def _check_state(self) -> None:
+        if self._state != "ready":
+            raise Unavailable(
+                {
+                    "starting": "the engine is starting: try again soon",
+                    "draining": "the server is shutting down and takes nothing new",
+                    "failed": "the engine has failed: the server must be started again",
+                }[self._state]
+            )
+
+    def _check(self, request: GenerationRequest) -> None:
+        context, tokens = self._facts.context, len(request.prompt)
+        if not tokens:
+            raise PromptError("a prompt has no tokens: expected at least one")
+        if request.max_tokens < 1:
+            raise PromptError(f"max_tokens must be at least 1, got {request.max_tokens}")
+        if tokens + request.max_tokens > context:
+            raise PromptError(
+                f"a prompt of {tokens} tokens and an answer of up to {request.max_tokens} do not "
+                f"fit the context of {context}: shorten the prompt, or ask for at most "
+                f"{max(0, context - tokens)} tokens"
+            )
+        ids = (*request.prompt, *request.sampling.logit_bias)
+        wrong = [token for token in ids if not 0 <= token < self._vocab]
+        if wrong:
+            raise PromptError(
+                f"token id {wrong[0]} is not one of the model's {self._vocab}: use the model's own "
+                "tokenizer"
+            )
+        self._check_wish(request.wish)
+
+    def _check_wish(self, wish: Wish) -> None:
+        model = self._model
+        if isinstance(wish, Auto) and model.predictor is None:
+            raise no_predictor()
+        if isinstance(wish, OnAverage):
+            check_mean(wish.mean, self._facts.means)
+        if isinstance(wish, Fixed):
+            budgets = {wish.prefill, wish.decode}
+        else:
+            budgets = {wish.least, wish.most}
+            if wish.least > wish.most:
+                raise BudgetError(
+                    f"a budget from {wish.least} to {wish.most} blocks is none: the least must not "
+                    "be above the most"
+                )
+        if not is_online(model.policy):
+            check_spendable(budgets, model.num_blocks, cast(DepthPolicy, self._model.policy).pinned)
+        elif budgets != {model.num_blocks}:
+            raise BudgetError(
+                f"policy {model.policy.name!r} decides while it runs and keeps no budget: leave "
+                "the budget out"
+            )
+
+    # The thread
+
+    def _serve(self) -> None:
+        try:
+            with torch.no_grad():
+                while self._take_in():
+                    self._batcher.step()
+            message = "the server is shutting down"
+        except Exception as error:
+            _LOG.exception("the engine has failed")
+            self._state = "failed"
+            message = f"the engine has failed: {type(error).__name__}"
+            if isinstance(error, BuddyError):
+                message = f"the engine has failed: {error}"
+        with self._changed:
+            if self._state != "failed":
+                self._state = "draining"
+            self._pass_on()
+        self._batcher.fail(message)
+
+    def _take_in(self) -> bool:
+        """Wait for work; False where the engine is to end."""
+        with self._changed:
+            while not (
+                self._inbox or self._cancelled or self._batcher.has_work or self._is_closing
+            ):
+                self._changed.wait()
+            if self._is_closing:
+                return False
+            self._pass_on()
+            return True
+
+    def _pass_on(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        cancelled, self._cancelled = self._cancelled, []
+        for one in inbox:
+            self._batcher.add(one)
+        for number in cancelled:
+            self._batcher.cancel(number)
+
+
+def num_pinned(model: BuddyForCausalLM) -> int:
+    """Blocks that run whatever the budget; the smallest budget that can be spent."""
+    if is_online(model.policy):
+        return model.num_blocks
+    pinned = cast(DepthPolicy, model.policy).pinned
+    return max(1, len({block % model.num_blocks for block in pinned}))
+
+
+def end_tokens(model: BuddyForCausalLM) -> Sequence[int]:
+    """Tokens that end an answer, of the model's generation config; there may be several or none."""
+    return token_numbers(model.generation_config.eos_token_id)

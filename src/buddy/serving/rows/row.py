@@ -1,0 +1,203 @@
+"""One request on its way: what was fed, how deep, what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buddy.budget.source import BudgetSource
+from buddy.engine.ahead import PlannedPrompt
+from buddy.serving.control.protocol import RowView
+from buddy.serving.request import (
+    Auto,
+    Deadline,
+    Deliver,
+    Fixed,
+    GenerationRequest,
+    OnAverage,
+    Unnamed,
+    Usage,
+)
+from buddy.serving.rows.grammar import GrammarState
+from buddy.serving.rows.pool import Fed, common
+from buddy.serving.rows.sampler import Picker
+from buddy.serving.rows.text import StopStrings, TokenText
+
+_SOURCES = {
+    Fixed: "fixed",
+    OnAverage: "mean",
+    Auto: "auto",
+    Deadline: "deadline",
+    Unnamed: "default",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request that waits for a row."""
+
+    number: int
+    request: GenerationRequest
+    deliver: Deliver
+    grammar: GrammarState | None
+    at_s: float
+    """When it came."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A request that has a row, or is about to get one."""
+
+    submitted: Submitted
+    picker: Picker
+    text: TokenText
+    stop: StopStrings
+    wanted: int
+    """Blocks of a token of the answer without load."""
+    prompt: NDArray[np.int64]
+    spends: BudgetSource | None = None
+    """Of the answer's tokens, where their mean is named and not their depth."""
+    depth: int = field(init=False)
+    """Blocks of the next token."""
+    since: int = 0
+    """Tokens since that changed."""
+    sequence: int | None = None
+    """In the session; None before the first token is fed."""
+    planned: PlannedPrompt | None = None
+    fed: int = 0
+    cached: int = 0
+    last: int = -1
+    """The token that is to be fed next, once the prompt has been."""
+    answer: list[int] = field(default_factory=list)
+    ran: list[NDArray[np.bool_]] = field(default_factory=list)
+    """What each token of the answer that was fed ran."""
+    executed: int = 0
+    made_by: int = 0
+    """Blocks that made the answer's logits, all together."""
+    plans: set[bytes] = field(default_factory=set)
+    deepest: int = 0
+    shallowest: int | None = None
+    unloaded: int | None = None
+    """What it would have without load, where the control has said so."""
+    last_s: float = 0.0
+    """When its last token came."""
+    is_gone: bool = False
+
+    def __post_init__(self) -> None:
+        wish = self.request.wish
+        self.depth = wish.prefill if isinstance(wish, Fixed) else self.wanted
+
+    @property
+    def number(self) -> int:
+        """As the client knows it."""
+        return self.submitted.number
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked."""
+        return self.submitted.request
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens of the prompt that are to be fed."""
+        return max(0, len(self.prompt) - self.fed)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its depth may be changed."""
+        wish = self.request.wish
+        if isinstance(wish, Auto | Unnamed):
+            return self.request.sampling.seed is None
+        return isinstance(wish, Deadline)
+
+    def view(self) -> RowView:
+        """As control sees it."""
+        return RowView(
+            number=self.number,
+            wish=self.request.wish,
+            wanted=self.wanted,
+            depth=self.depth,
+            steps=self.since,
+            context=self.fed,
+            is_elastic=self.is_elastic,
+            prompt_left=self.prompt_left,
+        )
+
+    def set_depth(self, blocks: int) -> None:
+        """Go on at another depth, within what the wish allows."""
+        wish = self.request.wish
+        assert not isinstance(wish, Fixed)
+        blocks = min(max(blocks, wish.least), wish.most)
+        if blocks != self.depth:
+            self.depth, self.since = blocks, 0
+
+    def note_token(self, token: int, runs: NDArray[np.bool_], now_s: float) -> None:
+        """A token has come, from logits that these blocks made."""
+        wish = self.request.wish
+        depth = int(runs.sum())
+        self.made_by += depth
+        self.plans.add(runs.tobytes())
+        if isinstance(wish, Fixed):
+            self.depth = wish.decode
+        is_exact = isinstance(wish, Fixed) and self.spends is None
+        self.deepest = self.depth if is_exact else max(self.deepest, depth)
+        self.shallowest = depth if self.shallowest is None else min(self.shallowest, depth)
+        self.answer.append(token)
+        self.last, self.last_s = token, now_s
+        self.since += 1
+
+    def kept(self) -> Fed | None:
+        """What it was fed, for others to begin with; None where its plan was not known ahead."""
+        if self.planned is None:
+            return None
+        known = min(self.fed, len(self.prompt))
+        tokens = np.concatenate([self.prompt[:known], np.array(self.answer, np.int64)])[: self.fed]
+        runs = np.broadcast_to(self.planned.runs, (known, len(self.planned.runs)))
+        if self.ran:
+            runs = np.concatenate([runs, np.stack(self.ran)])
+        return Fed(tokens, runs)
+
+    def usage(self) -> Usage:
+        """What it took."""
+        tokens = len(self.answer)
+        wish = self.request.wish
+        free = self.wanted if self.unloaded is None else self.unloaded
+        is_lowered = not isinstance(wish, Fixed) and (self.shallowest or free) < free
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            completion_tokens=tokens,
+            blocks_executed=self.executed,
+            budget_blocks=self.deepest,
+            blocks_per_token=self.made_by / tokens if tokens else 0.0,
+            distinct_plans=len(self.plans),
+            source=_SOURCES[type(wish)],
+            lowered_from=free if is_lowered else None,
+        )
+
+
+def best_beginning(row: Row, ahead: Sequence[Row], least: int) -> tuple[tuple[int, int], bool]:
+    """What running rows have of a row's prompt.
+
+    Args:
+        row: Nothing of it has been fed.
+        ahead: Rows that are fed before it.
+        least: Tokens below which nothing is shared.
+
+    Returns:
+        The sequence that has most and how many tokens, and whether another will soon have more.
+    """
+    assert row.planned is not None
+    most, best, soon = len(row.prompt) - 1, (-1, 0), 0
+    for other in ahead:
+        if other.planned is None or other.sequence is None:
+            continue
+        if not np.array_equal(other.planned.runs, row.planned.runs):
+            continue
+        count = min(most, common(other.prompt, row.prompt))
+        if min(count, other.fed) > best[1]:
+            best = (other.sequence, min(count, other.fed))
+        if other.prompt_left:
+            soon = max(soon, count)
+    return best, soon >= max(least, best[1] + 1)

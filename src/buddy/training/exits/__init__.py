@@ -1,1 +1,0 @@
-"""Training of the methods that leave a model early: LayerSkip and AdaInfer."""

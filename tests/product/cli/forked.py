@@ -1,0 +1,108 @@
+"""Commands as processes of their own, forked from one that has imported torch and transformers.
+
+Importing them takes seconds, and most of what a test of the command line pays for. The child sets
+the environment, the folder and the streams as a new process would have them, and runs
+`python -m buddy`.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import resource
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD_", "CUDA_")
+"""Starts of variables that libraries read when they are imported: a fork would come too late."""
+
+
+def run(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: str | None = None,
+    *,
+    most_bytes: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """What `python -m buddy` does with these arguments, under this whole environment.
+
+    Args:
+        arguments: Behind the command's name.
+        environment: No other variables are set.
+        stdin: What it may read; nothing by default.
+        most_bytes: Of a file that it may write: what a full disk looks like to the writer.
+    """
+    early = {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
+    server = _server(tuple(sorted(early.items())))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "stdin").write_text(stdin or "")
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "cwd": os.getcwd(),
+            "most_bytes": most_bytes,
+            "streams": [str(folder / stream) for stream in ("stdin", "stdout", "stderr")],
+        }
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        out, err = ((folder / stream).read_text() for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(["buddy", *arguments], code, out, err)
+
+
+@functools.cache
+def _server(early: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
+    rest = {key: one for key, one in os.environ.items() if not key.startswith(READ_AT_IMPORT)}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.product.cli.forked"], env={**rest, **dict(early)}, **pipes
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def _serve() -> None:
+    """Fork for each request on stdin, and answer with the exit status."""
+    for module in ("torch", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(module)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _become(json.loads(line))
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+def _become(request: dict[str, Any]) -> NoReturn:
+    """End as the command ends; never returns."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    if request["most_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["most_bytes"],) * 2)
+    writes = os.O_WRONLY | os.O_CREAT
+    for place, (path, mode) in enumerate(
+        zip(request["streams"], (os.O_RDONLY, writes, writes), strict=True)
+    ):
+        opened = os.open(path, mode, 0o600)
+        os.dup2(opened, place)
+        os.close(opened)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.argv = ["buddy", *request["arguments"]]
+    runpy.run_module("buddy", run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,115 @@
+"""Every instruction set computes the same, here or emulated; the best that is there is taken."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from buddy import BuddyForCausalLM
+from buddy.engine.executors.native import compiler, instructions
+from buddy.engine.executors.native.decoder import NativeDecoder
+from buddy.engine.executors.native.instructions import SETS, best_set, cpu_features, sets_of
+from buddy.errors import ModelError
+from tests.product.engine.schedules import Schedule
+from tests.product.engine.test_lanes import follow
+from tests.tiny import every_kv_policy, tiny_model
+
+every_set = pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
+STEPS = Path(__file__).with_name("steps.c")
+CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+
+
+def printed(folder, cc, flags, run=()):
+    """What the steps are, compiled in one way: by case, the residuals and logits of each."""
+    program = folder / "steps"
+    sources = Path(compiler.__file__).parent
+    flags = [*(flag for flag in flags if flag not in ("-shared", "-fPIC")), f"-I{sources}"]
+    subprocess.run([cc, *flags, STEPS, "-o", program, "-lm"], check=True, capture_output=True)
+    said = subprocess.run([*run, program], check=True, capture_output=True, text=True).stdout
+    cases = {}
+    for line in said.splitlines():
+        first, *numbers = line.split()
+        if first == "format":
+            values = cases[line] = []
+        else:
+            values.append(torch.tensor(list(map(float, numbers))))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The steps without any optimisation, by the plain loops of matrix.h."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    return printed(tmp_path_factory.mktemp("plain"), "cc", ["-O0", "-std=gnu11", "-pthread"])
+
+
+@every_set
+def test_steps_are_those_of_plain_c(one, plain, tmp_path):
+    cc, run = "cc", ()
+    if one.machine == "aarch64" and platform.machine() != "aarch64":
+        cc, run = CROSS, EMULATOR
+        if shutil.which(cc) is None or shutil.which(run[0]) is None:
+            pytest.skip(f"needs {cc} and {run[0]}")
+    elif one.machine != platform.machine() or not one.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {one.name}")
+    found = printed(tmp_path, cc, [*compiler.FLAGS, *one.flags], run)
+    assert list(found) == list(plain)
+    assert len(found) == 24
+    for case, expected in plain.items():
+        # In bfloat16 a last bit may fall the other way; dot products of it also round one side.
+        exact = 1e-5 if "bf16 0" in case else 4e-2 if {"avx512_bf16"} & one.needs else 5e-3
+        for made, right in zip(found[case], expected, strict=True):
+            assert made.isfinite().all()
+            assert (made - right).abs().max() <= exact * right.abs().max()
+
+
+@needs_cc
+@pytest.mark.parametrize("one", sets_of(platform.machine()), ids=lambda one: one.name)
+@every_kv_policy
+@torch.no_grad()
+def test_lanes_with_plans_of_their_own_equal_the_reference(monkeypatch, one, kv_policy):
+    if not one.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {one.name}")
+    monkeypatch.setenv("BUDDY_NATIVE", one.name)
+    buddy = BuddyForCausalLM(tiny_model("qwen2"))
+    native = NativeDecoder(buddy.backbone)
+    assert native.library.instructions == one.name
+    assert len(follow(Schedule(buddy, kv_policy, seed=6, executors=(native,)), 8)) > 8
+
+
+def pretend(monkeypatch, machine, features):
+    monkeypatch.delenv("BUDDY_NATIVE", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(instructions, "cpu_features", lambda: frozenset(features))
+
+
+@every_set
+def test_the_best_that_a_processor_has_is_taken(monkeypatch, one):
+    pretend(monkeypatch, one.machine, one.needs)
+    assert best_set() == one
+    worse = sets_of(one.machine)[sets_of(one.machine).index(one) :]
+    for less in worse:
+        monkeypatch.setenv("BUDDY_NATIVE", less.name)
+        assert best_set() == less
+    monkeypatch.delenv("BUDDY_NATIVE")
+    for feature in one.needs:
+        pretend(monkeypatch, one.machine, one.needs - {feature})
+        assert best_set() != one
+
+
+@pytest.mark.parametrize(("machine", "had"), [("x86_64", "avx2"), ("riscv64", "none that has")])
+def test_a_set_that_is_not_there_is_refused(monkeypatch, machine, had):
+    pretend(monkeypatch, machine, SETS[3].needs)
+    monkeypatch.setenv("BUDDY_NATIVE", "amx")
+    with pytest.raises(ModelError, match=f"names no instruction set of this processor.*{had}"):
+        best_set()
+
+
+def test_a_processor_that_no_set_is_for_gets_what_its_compiler_finds_best(monkeypatch):
+    pretend(monkeypatch, "riscv64", {"v"})
+    assert best_set().flags == ("-march=native",)

@@ -1,0 +1,62 @@
+"""What ships trained: small, whole, and made by a recipe whose record is committed."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from buddy.checkpoint.manifest import read_manifest
+from buddy.hub.loading import shipped_checkpoint
+from buddy.hub.presets import PRESETS, ROUTED_MODEL
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_the_shipped_checkpoint_is_whole_and_small():
+    folder = shipped_checkpoint(ROUTED_MODEL)
+    manifest = read_manifest(folder)  # checks every file's size and SHA-256
+    assert manifest.policy == "routed"
+    assert manifest.base.source in PRESETS
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 25e6
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {
+        ".json",
+        ".md",
+        ".safetensors",
+    }
+
+
+def test_its_record_says_how_it_was_made():
+    record = json.loads((REPOSITORY / "results/training/smollm2-135m.json").read_text())
+    assert record["kind"] == "training"
+    assert record["command"].startswith("buddy train recipes/smollm2-135m.toml")
+    manifest = read_manifest(shipped_checkpoint(ROUTED_MODEL))
+    assert asdict(manifest.router.planner) == record["config"]["router"]["planner"]
+
+
+def test_names_that_ship_nothing():
+    assert shipped_checkpoint("smollm2-135m") is None
+    assert shipped_checkpoint("some/other") is None
+
+
+@pytest.mark.real
+def test_it_routes_each_prompt_by_itself_and_picks_budgets():
+    from buddy import BuddyForCausalLM, load_tokenizer
+
+    model = BuddyForCausalLM.from_pretrained(ROUTED_MODEL, merge_adapter=True)
+    tokenizer = load_tokenizer(ROUTED_MODEL)
+    prompts = ["Name three fruits.", "def add(a, b):\n    return", "1 + 1 =", "Question: Is it?"]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+    out = model(**inputs, budget="18 blocks")
+    assert out.executed_blocks.tolist() == [18] * 4
+    assert len(set(out.plan.executed_sets)) > 1
+    assert model.policy.name == "routed"
+
+
+@pytest.mark.real
+def test_loading_it_warns_of_nothing():
+    code = "import buddy; buddy.BuddyForCausalLM.from_pretrained('smollm2-135m-buddy')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -1,0 +1,242 @@
+"""An engine of discrete events: it takes the time that a cost model says, and obeys a `Control`."""
+
+import math
+from dataclasses import dataclass, field
+from random import Random
+
+from buddy.errors import BudgetError
+from buddy.serving.client import Overloaded
+from buddy.serving.control.cost import CostModel, StepShape, fit
+from buddy.serving.control.protocol import QueueView, RowView, StepReport
+from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage
+
+L = 30
+LEAST = 9
+
+
+def true_seconds(shape):
+    """What a step takes on a machine that is much like two cores and a model of 30 blocks."""
+    lanes = shape.row_blocks / shape.union if shape.union else 0.0
+    return (
+        6e-3
+        + 0.3e-3 * shape.rows
+        + shape.union * (0.45e-3 + 0.03e-3 * max(lanes - 1, 0))
+        + 0.12e-6 * shape.block_context
+        + (2e-3 + 22e-6 * shape.prompt_blocks if shape.prompt_lanes else 0.0)
+    )
+
+
+def true_cost():
+    """A cost model that knows the machine."""
+    shapes = [
+        StepShape.of_rows([depth] * rows, [context] * rows, prompt_lanes=p, prompt_depth=depth)
+        for rows in (0, 1, 2, 4, 8, 16, 32)
+        for depth in (3, 9, 15, 22, 30)
+        for context in (16, 400)
+        for p in (0, 16, 128, 512)
+        if rows or p
+    ]
+    made = fit(shapes, [true_seconds(one) for one in shapes])
+    assert isinstance(made, CostModel)
+    return made
+
+
+@dataclass
+class Request:
+    at_s: float
+    prompt: int
+    tokens: int
+    wish: object
+    number: int = -1
+    wanted: int = L
+    depth: int = L
+    steps: int = 0
+    fed: int = 0
+    made: int = 0
+    prompt_depth: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    gaps: list = field(default_factory=list)
+    blocks: int = 0
+    refused: str | None = None
+    retry_s: int = 0
+    done: bool = False
+
+    @property
+    def ttft_s(self):
+        return self.first_s - self.at_s
+
+    @property
+    def itl_s(self):
+        return sum(self.gaps) / max(len(self.gaps), 1)
+
+
+class Engine:
+    """Rows, a queue and a clock.
+
+    Args:
+        most_rows: That run at a time.
+        noise: Standard deviation of the logarithm of a step's time.
+        slower: By time, how many times as long steps take as the cost model knows.
+    """
+
+    def __init__(self, *, most_rows=32, noise=0.05, seed=0, slower=lambda now: 1.0):
+        self.now, self.most_rows, self.noise, self.slower = 0.0, most_rows, noise, slower
+        self.rng = Random(seed)
+        self.waiting, self.rows = [], []
+        self.depths = []  # (time, cap or depth, rows) of each pass
+        self.orders = []
+
+    def queue(self):
+        return QueueView(
+            size=len(self.waiting),
+            prompt_tokens=sum(one.prompt for one in self.waiting),
+            oldest_s=self.now - self.waiting[0].at_s if self.waiting else 0.0,
+            running=len(self.rows),
+            prompt_tokens_running=sum(one.prompt - one.fed for one in self.rows),
+        )
+
+    def submit(self, control, one):
+        request = GenerationRequest(prompt=(5,) * one.prompt, max_tokens=one.tokens, wish=one.wish)
+        try:
+            control.admit(request, self.queue())
+        except (Overloaded, BudgetError) as error:
+            one.refused, one.retry_s = str(error), getattr(error, "retry_after_s", 0)
+        else:
+            self.waiting.append(one)
+
+    def run(self, control, requests, until_s=math.inf):
+        """All of the requests, or as many as come to pass."""
+        todo = sorted(requests, key=lambda one: one.at_s)
+        for number, one in enumerate(todo):
+            one.number = number
+            one.wanted = one.depth = (
+                one.wish.decode if isinstance(one.wish, Fixed) else one.wish.most
+            )
+        admits = True
+        while self.now < until_s and (todo or self.waiting or self.rows):
+            if not self.waiting and not self.rows:
+                self.now = max(self.now, todo[0].at_s)
+            while todo and todo[0].at_s <= self.now:
+                self.submit(control, todo.pop(0))
+            while self.waiting and len(self.rows) < self.most_rows and (admits or not self.rows):
+                self.rows.append(self.waiting.pop(0))
+            if self.rows:
+                admits = self._pass(control)
+        return requests
+
+    def _pass(self, control):
+        views = [
+            RowView(
+                number=one.number,
+                wish=one.wish,
+                wanted=one.wanted,
+                depth=one.depth,
+                steps=one.steps,
+                context=one.fed + one.made,
+                is_elastic=not isinstance(one.wish, Fixed),
+                prompt_left=one.prompt - one.fed,
+            )
+            for one in self.rows
+        ]
+        orders = control.decide(views, self.queue())
+        self.orders.append((views, orders))
+        for one in self.rows:
+            wanted = orders.depths.get(one.number, one.depth)
+            if wanted != one.depth:
+                assert not isinstance(one.wish, Fixed)
+                one.depth, one.steps = wanted, 0
+        decoding = [one for one in self.rows if one.fed == one.prompt]
+        left, lanes, blocks, deepest, fed = orders.prompt_tokens, 0, 0, 0, []
+        if not decoding:
+            left = max(left, 1)
+        for one in self.rows:
+            if one.fed < one.prompt and left:
+                if not one.fed:
+                    one.prompt_depth = one.depth
+                take = min(left, one.prompt - one.fed)
+                left -= take
+                lanes += take
+                blocks += take * one.prompt_depth
+                deepest = max(deepest, one.prompt_depth)
+                one.fed += take
+                fed.append(one)
+        shape = StepShape(
+            rows=len(decoding),
+            union=max([deepest, *(one.depth for one in decoding)]),
+            row_blocks=sum(one.depth for one in decoding),
+            block_context=sum(one.depth * (one.fed + one.made) for one in decoding),
+            prompt_lanes=lanes,
+            prompt_blocks=blocks,
+        )
+        noise = math.exp(self.rng.gauss(0.0, self.noise))
+        seconds = true_seconds(shape) * noise * self.slower(self.now)
+        self.now += seconds + 0.3e-3
+        gaps, firsts = [], []
+        for one in decoding:
+            one.gaps.append(self.now - one.last_s)
+            gaps.append(one.gaps[-1])
+            one.blocks += one.depth
+        for one in fed:
+            if one.fed == one.prompt:
+                one.first_s = self.now
+                firsts.append(one.ttft_s)
+        for one in self.rows:
+            if one.fed == one.prompt:
+                one.made, one.steps, one.last_s = one.made + 1, one.steps + 1, self.now
+        elastic = [one.depth for one in decoding if not isinstance(one.wish, Fixed)]
+        if elastic:
+            self.depths.append((self.now, max(elastic), len(self.rows)))
+        control.report(
+            StepReport(
+                rows=len(decoding),
+                union=shape.union,
+                row_blocks=shape.row_blocks,
+                block_context=shape.block_context,
+                prompt_lanes=lanes,
+                prompt_blocks=blocks,
+                seconds=seconds,
+                gaps_s=tuple(gaps),
+                firsts_s=tuple(firsts),
+            )
+        )
+        for one in [one for one in self.rows if one.made >= one.tokens]:
+            one.done = True
+            self.rows.remove(one)
+            control.ended("length", usage_of(one), self.now - one.at_s)
+        return orders.admits
+
+
+def usage_of(one):
+    return Usage(
+        prompt_tokens=one.prompt,
+        cached_tokens=0,
+        completion_tokens=one.made,
+        blocks_executed=one.blocks,
+        budget_blocks=one.depth,
+        blocks_per_token=one.blocks / max(len(one.gaps), 1),
+        distinct_plans=1,
+        source="fixed"
+        if isinstance(one.wish, Fixed)
+        else "deadline"
+        if isinstance(one.wish, Deadline)
+        else "default",
+        lowered_from=None,
+    )
+
+
+def poisson(rate, start_s, stop_s, *, seed=0, prompt=64, tokens=48, wish=None):
+    """Requests at random times; lengths vary by half of what is named."""
+    rng, at, made = Random(seed), start_s, []
+    while True:
+        at += rng.expovariate(rate)
+        if at >= stop_s:
+            return made
+        made.append(
+            Request(
+                at_s=at,
+                prompt=max(1, round(prompt * rng.uniform(0.5, 1.5))),
+                tokens=max(2, round(tokens * rng.uniform(0.5, 1.5))),
+                wish=wish or Unnamed(least=3, most=L),
+            )
+        )

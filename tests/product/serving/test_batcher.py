@@ -1,0 +1,304 @@
+"""Requests side by side are each what they would be alone."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from buddy.serving.control.protocol import Orders, Plainly
+from buddy.serving.request import Auto, Delta, Fixed, Unnamed
+from tests.product.serving.made import VOCAB, Bench, alone, byte_buddy, prompts, request
+
+
+def mixed(count, seed, blocks=(3, 6)):
+    draw = random.Random(seed)
+    return [
+        request(
+            prompt,
+            max_tokens=draw.randint(1, 6),
+            wish=Fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
+            seed=draw.choice([None, 1, 2]),
+        )
+        for prompt in prompts(count, seed, 1, 12)
+    ]
+
+
+def check_blocks(asked, told):
+    """Blocks that ran are the budget, at every token."""
+    depths = [int(runs.sum()) for runs in told.runs]
+    wish = asked.wish
+    assert depths == [wish.prefill, *[wish.decode] * (len(depths) - 1)]
+    if told.ended:
+        usage = told.finished.usage
+        fed = wish.prefill * (len(asked.prompt) - usage.cached_tokens)
+        assert usage.blocks_executed == fed + wish.decode * (len(depths) - 1)
+        assert usage.completion_tokens == len(depths)
+        assert usage.blocks_per_token == sum(depths) / len(depths)
+        assert usage.distinct_plans == len({runs.tobytes() for runs in told.runs})
+        assert usage.budget_blocks == wish.decode
+        assert usage.lowered_from is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch_route", "kv_policy"),
+    [(None, "independent", "lazy"), ("static:2,3,4,1", "shared", "mask")],
+)
+def test_two_hundred_requests_that_join_leave_and_cancel(policy, batch_route, kv_policy):
+    buddy = byte_buddy(policy, kv_policy=kv_policy)
+    bench = Bench(buddy, batch_route=batch_route, chunk=7, kept_prefixes=3)
+    draw = random.Random(4)
+    todo, everyone, dropped = mixed(200, 3), [], set()
+    while todo or bench.batcher.has_work:
+        for _ in range(min(draw.choice([0, 0, 1, 3]), len(todo))):
+            asked = todo.pop()
+            everyone.append((bench.number, asked, bench.add(asked)))
+        still = [one for one in everyone if not one[2].ended and one[0] not in dropped]
+        if still and draw.random() < 0.15:
+            number = draw.choice(still)[0]
+            dropped.add(number)
+            bench.batcher.cancel(number)
+            assert all(row.number != number for row in bench.batcher.rows)
+        bench.batcher.step()
+    assert len(everyone) == 200
+    assert len(dropped) > 20
+    for number, asked, told in everyone:
+        if told.tokens:
+            check_blocks(asked, told)
+        assert told.ended == (number not in dropped)
+        if told.ended and number % 6 == 0:
+            assert told.tokens == alone(buddy, asked)
+            assert told.finished.reason == "length"
+
+
+@pytest.mark.parametrize("policy", [None, "random:1", "static:2,3,4,1", "table"])
+def test_the_size_of_parts_changes_nothing(policy):
+    buddy = byte_buddy(None if policy == "table" else policy)
+    if policy is None:
+        buddy._tabulate = lambda policy: policy  # the router reads the cache: prompts stay whole
+    asked = mixed(6, 5)
+    found = []
+    for chunk in (1, 4, 256):
+        bench = Bench(buddy, chunk=chunk, batch_route="independent", kept_prefixes=0)
+        told = bench.run(*asked)
+        for one, heard in zip(asked, told, strict=True):
+            check_blocks(one, heard)
+        found.append([(heard.tokens, np.array(heard.runs).tolist()) for heard in told])
+    assert found[0] == found[1] == found[2]
+    assert [tokens for tokens, _ in found[0]] == [alone(buddy, one) for one in asked]
+
+
+@pytest.mark.parametrize("engine", ["auto", "general"])
+@pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])
+def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine):
+    buddy = byte_buddy("static:2,3,4,1", kv_policy=kv_policy, engine=engine)
+    shared = prompts(1, 9, 12, 12)[0]
+    ends = prompts(6, 10, 1, 5)
+    first = [request(shared + end, wish=3 + at % 2) for at, end in enumerate(ends)]
+    cold = Bench(buddy, kept_prefixes=0)
+    warm = Bench(buddy, chunk=5)
+    # A later turn: the prompt has the answer of an earlier one in it.
+    told = cold.run(*first)
+    again = [
+        request((*one.prompt, *heard.tokens, 7), wish=one.wish.decode)
+        for one, heard in zip(first, told, strict=True)
+    ]
+    fresh = told + cold.run(*again)
+    kept = warm.run(*first)
+    kept += warm.run(*again)
+    assert [one.tokens for one in kept] == [one.tokens for one in fresh]
+    cached = [one.finished.usage.cached_tokens for one in kept]
+    assert cached[0] == 0
+    assert all(count >= len(shared) for count in cached[2:6]), "four share with the first two"
+    for one, count in zip(again, cached[6:], strict=True):
+        assert count == len(one.prompt) - 2, "all but the last two tokens had been fed"
+    for asked, heard in zip((*first, *again), kept, strict=True):
+        check_blocks(asked, heard)
+
+
+def test_a_seeded_prompt_is_computed_anew_but_for_its_own_answers():
+    bench = Bench(byte_buddy("static:2,3,4,1"))
+    prompt = prompts(1, 2, 12, 12)[0]
+    bench.run(request(prompt))
+    asked = [request(prompt, seed=seed, temperature=0.9) for seed in (5, 6)]
+    both = [asked[0], replace(asked[1], is_first=False)]
+    cached = [one.finished.usage.cached_tokens for one in bench.run(*both)]
+    assert cached == [0, 11]
+
+
+def test_other_plans_share_no_beginning():
+    bench = Bench(byte_buddy("static:2,3,4,1"))
+    prompt = prompts(1, 2, 12, 12)[0]
+    (first,) = bench.run(request(prompt, wish=4))
+    (other,) = bench.run(request(prompt, wish=5))
+    (same,) = bench.run(request(prompt, wish=4))
+    assert [one.finished.usage.cached_tokens for one in (first, other, same)] == [0, 0, 11]
+    assert same.tokens == first.tokens
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes():
+    bench = Bench(kept_prefixes=2)
+    one, two, three = prompts(3, 6, 10, 14)
+    bench.run(request(one))
+    bench.run(request(two))
+    bench.run(request(one))
+    bench.run(request(three))  # `two` goes
+    assert bench.batcher.pool.kept == 2
+    kept = [bench.run(request(p))[0].finished.usage.cached_tokens for p in (one, three)]
+    assert kept == [len(one) - 1, len(three) - 1]
+    assert bench.run(request(two))[0].finished.usage.cached_tokens == 0
+
+
+def test_cancelled_requests_free_their_rows_at_once():
+    bench = Bench(rows=2, chunk=3, kept_prefixes=0)
+    long = [request(p, max_tokens=50) for p in prompts(3, 1, 20, 20)]
+    told = [bench.add(one) for one in long]
+    bench.batcher.step()  # two are in their prompt, one waits
+    assert len(bench.batcher.rows) == 2
+    assert len(bench.batcher.waiting) == 1
+    bench.batcher.cancel(2)
+    bench.batcher.cancel(0)
+    assert len(bench.batcher.rows) == 1
+    assert not bench.batcher.waiting
+    for _ in range(9):
+        bench.batcher.step()
+    assert told[1].tokens, "it decodes"
+    bench.batcher.cancel(1)
+    bench.batcher.cancel(1)
+    assert not bench.batcher.has_work
+    assert not bench.batcher.pool.session.sequences
+    assert not any(one.ended for one in told)
+
+
+def test_many_requests_leave_memory_as_it_was():
+    bench = Bench(byte_buddy("random:2"), kept_prefixes=2, chunk=6)
+    sizes = []
+    for round_ in range(4):
+        bench.run(*mixed(12, 100 + round_ % 2))
+        kv = bench.batcher.pool.session.kv
+        assert len(bench.batcher.pool.session.sequences) <= 2
+        assert kv.skipped.count <= 2 * 30 * 6
+        sizes.append((kv.rows, kv.capacity, len(kv.skipped.stored)))
+    assert sizes[:2] == sizes[2:]
+
+
+def test_one_seed_is_one_text_alone_and_in_company():
+    buddy = byte_buddy(predictor=True)
+    seeded = [
+        request(p, max_tokens=12, wish=wish, seed=5, temperature=0.9, top_p=0.9)
+        for p, wish in zip(
+            prompts(3, 8),
+            (4, Auto(least=3, most=6), Unnamed(least=3, most=5)),
+            strict=True,
+        )
+    ]
+    others = [request(p, temperature=1.0) for p in prompts(6, 12)]
+    separately = [Bench(buddy).run(one)[0].tokens for one in seeded]
+    together = Bench(buddy, chunk=5, control=Lower()).run(*others, *seeded)[-3:]
+    assert [one.tokens for one in together] == separately
+    assert len({tuple(one) for one in separately}) == 3
+    reseeded = request(seeded[0].prompt, 12, seed=6, temperature=0.9, top_p=0.9)
+    assert Bench(buddy).run(reseeded)[0].tokens != separately[0]
+
+
+class Lower(Plainly):
+    """Gives every row three blocks from its second token on."""
+
+    def decide(self, rows, queue):
+        return Orders(depths={row.number: 3 for row in rows if row.context}, prompt_tokens=64)
+
+
+def test_control_may_lower_who_is_elastic_and_nobody_else():
+    bench = Bench(byte_buddy(predictor=True), control=Lower())
+    prompt = prompts(1, 3, 6, 6)[0]
+    told = bench.run(
+        request(prompt, wish=5),
+        request(prompt, wish=Unnamed(least=2, most=5)),
+        request(prompt, wish=Unnamed(least=4, most=6)),
+        request(prompt, wish=Unnamed(least=2, most=5), seed=1),
+    )
+    depths = [[int(runs.sum()) for runs in one.runs] for one in told]
+    assert depths == [[5] * 8, [5] + [3] * 7, [6] + [4] * 7, [5] * 8]
+    usages = [one.finished.usage for one in told]
+    assert [one.lowered_from for one in usages] == [None, 5, 6, None]
+    assert [one.source for one in usages] == ["fixed", *["default"] * 3]
+    assert [one.budget_blocks for one in usages] == [5, 5, 6, 5]
+
+
+def test_auto_is_what_generate_chooses():
+    buddy = byte_buddy(predictor=True)
+    for prompt in prompts(4, 7):
+        (told,) = Bench(buddy).run(request(prompt, wish=Auto(least=1, most=6)))
+        ids = torch.tensor([prompt])
+        expected = buddy.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            budget="auto",
+            max_new_tokens=8,
+            do_sample=False,
+        )
+        assert told.tokens == expected[0, len(prompt) :].tolist()
+        assert told.finished.usage.source == "auto"
+
+
+def test_ends_and_what_ignores_them():
+    buddy = byte_buddy("static:2,3,4,1")
+    prompt = prompts(1, 3)[0]
+    (free,) = Bench(buddy).run(request(prompt, 12))
+    end = free.tokens[5]
+    place = free.tokens.index(end)
+    (told,) = Bench(buddy, ends=(end, VOCAB - 1)).run(request(prompt, 12))
+    assert told.tokens == free.tokens[:place]
+    assert told.finished.reason == "stop"
+    assert told.finished.usage.completion_tokens == place + 1
+    (told,) = Bench(buddy, ends=(end,)).run(request(prompt, 12, ignore_eos=True))
+    assert told.tokens == free.tokens
+
+
+def test_the_first_token_counts_at_the_depth_of_the_prompt_that_made_it():
+    wish = Fixed(prefill=6, decode=3)
+    one, three = Bench().run(
+        request([1, 2], max_tokens=1, wish=wish), request([1, 2], max_tokens=3, wish=wish)
+    )
+    usage = one.finished.usage
+    assert (usage.budget_blocks, usage.blocks_per_token) == (3, 6.0)
+    assert three.finished.usage.blocks_per_token == (6 + 3 + 3) / 3
+
+
+def test_a_client_that_fails_hurts_nobody_else():
+    def breaks(event):
+        raise RuntimeError("gone")
+
+    bench = Bench()
+    asked = mixed(3, 6)
+    bench.add(asked[0], breaks)
+    told = [bench.add(one) for one in asked[1:]]
+    while bench.batcher.has_work:
+        bench.batcher.step()
+    assert [one.tokens for one in told] == [alone(bench.buddy, one) for one in asked[1:]]
+
+
+def test_broken_logits_fail_their_request_alone():
+    buddy = byte_buddy("full", engine="general")
+    with torch.no_grad():
+        buddy.backbone.embedding.weight[7] = torch.nan
+    bench = Bench(buddy)
+    good, bad = bench.run(request([1, 2, 3], wish=6), request([1, 7, 3], wish=6))
+    assert "not finite" in bad.failed
+    assert len(good.tokens) == 8 or "not finite" in good.failed
+    assert not bench.batcher.rows
+
+
+def test_logprobs_come_with_tokens():
+    bench = Bench()
+    (told,) = bench.run(request([5, 6, 7], top_logprobs=3))
+    for event in told.events:
+        if isinstance(event, Delta):
+            (one,) = event.logprobs
+            assert one.token == event.tokens[0] == one.top[0][0]
+            assert one.logprob == one.top[0][1]
+            assert len(one.top) == 3
+            assert 0 >= one.top[0][1] >= one.top[1][1] >= one.top[2][1]
+    (plain,) = bench.run(request([5, 6, 7]))
+    assert plain.tokens == told.tokens

@@ -1,0 +1,316 @@
+"""Budgets from deadlines and load, on an engine of discrete events."""
+
+import math
+from functools import cache
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buddy.errors import BudgetError
+from buddy.serving.control.admission import AdmissionConfig
+from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Controller
+from buddy.serving.control.protocol import Control, Gauges, QueueView, RowView, StepReport
+from buddy.serving.control.trim import Trim
+from buddy.serving.metrics import ServingMetrics
+from buddy.serving.request import Auto, Deadline, Fixed, GenerationRequest, Unnamed
+from tests.product.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
+
+COST = true_cost()
+SLO_TTFT_S, SLO_ITL_S = 2.0, 0.06
+
+
+def controller(engine=None, *, least=LEAST, itl_ms=None, ttft_ms=None, **more):
+    return Controller(
+        ControlConfig(num_blocks=L, min_blocks=least, itl_ms=itl_ms, **more),
+        COST,
+        ServingMetrics("tiny", L, 32),
+        AdmissionConfig(ttft_ms=ttft_ms, max_queue=10_000),
+        clock=(lambda: engine.now) if engine else (lambda: 0.0),
+    )
+
+
+def good(requests):
+    """Answers within both promises."""
+    return [
+        one for one in requests if one.done and one.ttft_s <= SLO_TTFT_S and one.itl_s <= SLO_ITL_S
+    ]
+
+
+def test_it_is_a_control():
+    made: Control = controller()
+    assert made.least_ms_per_token > 0
+    assert b"vllm:num_requests_running" in made.metrics(
+        Gauges(running=0, waiting=0, kept_prefixes=0, kept_tokens=0, cache_bytes=0, state="ready")
+    )
+
+
+def test_on_a_quiet_machine_deadlines_are_met():
+    engine, rng = Engine(), Random(0)
+    control = controller(engine)
+    least_ms = control.least_ms_per_token
+    requests, at = [], 0.0
+    for _ in range(20):
+        at += rng.expovariate(1.4)
+        wish = Deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
+        requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, wish=wish))
+    engine.run(control, requests)
+    assert not any(one.refused for one in requests)
+    met = [one.itl_s <= one.wish.ms_per_token / 1e3 for one in requests]
+    assert sum(met) >= 0.95 * len(met)
+    # Not by running everything at the least: who has time runs deep.
+    assert max(one.blocks / len(one.gaps) for one in requests) > 0.9 * L
+    mean = sum(one.blocks for one in requests) / sum(len(one.gaps) for one in requests)
+    assert mean > 0.5 * L
+
+
+def test_a_deadline_is_met_though_the_machine_is_slower_than_it_was():
+    engine = Engine(slower=lambda now: 1.5)
+    control = controller(engine)
+    wish = Deadline(ms_per_token=24.0, least=3, most=L)
+    (one,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, wish=wish)])
+    late = sum(gap > 0.024 for gap in one.gaps[50:])
+    assert late <= 0.05 * len(one.gaps)
+    assert one.blocks / len(one.gaps) < 0.9 * L  # at full depth it takes 29 ms
+
+
+def test_contracts_are_never_lowered_and_elastic_rows_pay():
+    engine = Engine()
+    control = controller(engine, itl_ms=22.0)
+    fixed = [Request(0.0, 20, 60, Fixed(prefill=22, decode=22)) for _ in range(4)]
+    elastic = [Request(0.0, 20, 60, Unnamed(least=3, most=L)) for _ in range(4)]
+    engine.run(control, fixed + elastic)
+    assert all(one.blocks == 22 * len(one.gaps) for one in fixed)
+    assert all(one.blocks < 22 * len(one.gaps) for one in elastic)
+
+
+def test_without_a_target_nothing_is_lowered():
+    engine = Engine()
+    requests = poisson(6.0, 0.0, 5.0)
+    engine.run(controller(engine), requests)
+    assert all(one.blocks == L * len(one.gaps) for one in requests)
+
+
+def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
+    engine = Engine()
+    control = controller(engine)
+    tight = Deadline(ms_per_token=1.5 * control.least_ms_per_token, least=3, most=L)
+    plain = [Request(0.0, 20, 40, Unnamed(least=3, most=L)) for _ in range(2)]
+    chosen = [Request(0.0, 20, 40, Auto(least=3, most=L)) for _ in range(2)]
+    engine.run(control, [*plain, *chosen, Request(0.0, 20, 40, tight)])
+    assert all(one.blocks == L * len(one.gaps) for one in plain)
+    assert all(one.blocks < L * len(one.gaps) for one in chosen)
+
+
+@pytest.mark.parametrize("rows", [1, 12, 28])
+def test_at_a_constant_load_depth_moves_by_a_block_at_most(rows):
+    engine = Engine(seed=rows)
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S * 0.7)
+    requests = [Request(0.0, 32, 10_000, Unnamed(least=3, most=L)) for _ in range(rows)]
+    engine.run(control, requests, until_s=4.5)
+    settled = [depth for now, depth, _ in engine.depths if now > 2.5]
+    # Contexts grow, so depth may fall for good; what it never does is swing.
+    assert all(late - min(settled[:at]) <= 1 for at, late in enumerate(settled) if at)
+    assert settled[-1] == L if rows == 1 else settled[-1] < L or rows < 20
+
+
+def test_full_depth_is_back_within_five_seconds_of_an_overload():
+    engine = Engine()
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
+    heavy = poisson(45.0, 0.0, 2.5)
+    light = poisson(1.0, 2.5, 9.0, seed=1)
+    engine.run(control, heavy + light)
+    assert min(depth for now, depth, _ in engine.depths if 1 < now < 2.5) < 0.6 * L
+    assert all(depth == L for now, depth, _ in engine.depths if now > 7.5)
+
+
+@pytest.mark.parametrize("tokens", [5, 30])
+def test_a_few_tokens_that_all_come_early_are_enough_to_raise_the_cap(tokens):
+    trim = Trim(least=3, most=L)
+    trim.close(0.0, L)
+    trim.add([0.2] * 40, SLO_ITL_S)
+    trim.close(0.5, L)
+    assert trim.cap < 0.5 * L
+    for window in range(1, 11):
+        trim.add([0.015] * tokens, SLO_ITL_S)
+        trim.close(0.5 + 0.5 * window, trim.cap)
+    assert trim.cap == L
+
+
+def test_a_few_tokens_of_which_one_is_late_wait_for_more():
+    trim = Trim(least=3, most=L)
+    trim.close(0.0, L)
+    trim.add([0.015] * 4 + [0.2], SLO_ITL_S)
+    trim.close(0.5, L)
+    assert trim.cap == L
+
+
+def test_accepted_requests_keep_the_promise_at_three_times_the_load():
+    engine = Engine()
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
+    requests = poisson(45.0, 0.0, 4.0)
+    engine.run(control, requests)
+    taken = [one for one in requests if not one.refused]
+    late = sorted(one.ttft_s for one in taken)[math.ceil(0.99 * len(taken)) - 1]
+    assert late <= SLO_TTFT_S
+    assert 0.1 * len(requests) < len(taken) < 0.7 * len(requests)
+    assert all(1 <= one.retry_s <= 60 for one in requests if one.refused)
+    assert len(good(requests)) / 4 >= 0.9 * goodput(15.0, seconds=4.0)
+
+
+@cache
+def goodput(rate, wish=None, seconds=4.0):
+    engine = Engine()
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
+    return len(good(engine.run(control, poisson(rate, 0.0, seconds, wish=wish)))) / seconds
+
+
+def test_elastic_requests_give_more_goodput_than_full_depth_alone():
+    """Full depth alone serves about 5 of these a second within the promises."""
+    full = Fixed(prefill=L, decode=L)
+    alone = max(goodput(5.0, full, seconds=10.0), goodput(7.5, full, seconds=10.0))
+    assert 3.5 < alone < 5.7
+    assert goodput(7.5, seconds=10.0) >= 1.3 * alone
+
+
+def test_prompts_are_put_off_but_not_for_ever():
+    engine = Engine()
+    control = controller(engine, itl_ms=30.0)
+    deep = [Request(0.0, 8, 150, Fixed(prefill=L, decode=L)) for _ in range(8)]
+    late = Request(0.2, 64, 8, Fixed(prefill=L, decode=L))
+    engine.run(control, [*deep, late])
+    assert late.done
+    assert 1.0 < late.ttft_s < 6.0
+
+
+def test_what_the_machine_cannot_reach_is_refused_with_what_it_can():
+    control = controller()
+    queue = QueueView(size=0, prompt_tokens=0, oldest_s=0.0)
+    request = GenerationRequest(
+        prompt=(5,) * 64, max_tokens=8, wish=Deadline(ms_per_token=1.0, least=3, most=L)
+    )
+    with pytest.raises(BudgetError, match="ms per token or more") as refused:
+        control.admit(request, queue)
+    named = float(str(refused.value).split("ask for ")[1].split(" ms")[0])
+    assert control.least_ms_per_token <= named <= control.least_ms_per_token * 1.2
+    wish = Deadline(ms_per_token=named, least=3, most=L)
+    control.admit(GenerationRequest(prompt=(5,) * 64, max_tokens=8, wish=wish), queue)
+
+
+def test_a_least_budget_that_the_model_has_not_is_refused():
+    with pytest.raises(BudgetError, match="31 blocks and the model has 30"):
+        ControlConfig(num_blocks=L, min_blocks=31)
+
+
+@st.composite
+def wishes(draw):
+    least = draw(st.integers(3, L))
+    most = draw(st.integers(least, L))
+    return draw(
+        st.sampled_from(
+            [
+                Fixed(prefill=L, decode=most),
+                Auto(least=least, most=most),
+                Unnamed(least=least, most=most),
+                Deadline(ms_per_token=draw(st.floats(0.1, 500)), least=least, most=most),
+            ]
+        )
+    )
+
+
+@st.composite
+def row_views(draw, number):
+    wish = draw(wishes())
+    if isinstance(wish, Fixed):
+        wanted = depth = wish.decode
+    else:
+        wanted = draw(st.integers(wish.least, wish.most))
+        depth = draw(st.integers(wish.least, wanted))
+    return RowView(
+        number=number,
+        wish=wish,
+        wanted=wanted,
+        depth=depth,
+        steps=draw(st.integers(0, 20)),
+        context=draw(st.integers(0, 2000)),
+        is_elastic=not isinstance(wish, Fixed) and draw(st.booleans()),
+        prompt_left=draw(st.sampled_from([0, 0, 0, 7, 900])),
+    )
+
+
+@st.composite
+def passes(draw):
+    rows = [draw(row_views(number)) for number in range(draw(st.integers(1, 6)))]
+    queue = QueueView(
+        size=draw(st.integers(0, 9)),
+        prompt_tokens=draw(st.integers(0, 5000)),
+        oldest_s=draw(st.floats(0, 100)),
+    )
+    gaps = tuple(draw(st.lists(st.floats(0, 3), max_size=4)))
+    return rows, queue, draw(st.floats(0, 2)), gaps
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    least=st.integers(3, L),
+    itl_ms=st.none() | st.floats(0.01, 1000),
+    each=st.lists(passes(), min_size=1, max_size=5),
+)
+def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_ms, each):
+    now = 0.0
+    control = controller(least=least, itl_ms=itl_ms)
+    control._clock = lambda: now
+    decoded: set[int] = set()
+    for rows, queue, seconds, gaps in each:
+        orders = control.decide(rows, queue)
+        for number, depth in orders.depths.items():
+            row = rows[number]
+            assert row.is_elastic
+            assert itl_ms is not None or not isinstance(row.wish, Unnamed)
+            assert min(max(row.wish.least, least), row.wanted) <= depth <= row.wanted
+            assert row.steps >= HOLD_TOKENS or number not in decoded
+        assert 0 <= orders.prompt_tokens <= 512
+        assert orders.prompt_tokens > 0 or any(not row.prompt_left for row in rows)
+        assert least <= control.cap <= L
+        decoded = {row.number for row in rows if not row.prompt_left}
+        now += seconds
+        control.report(
+            StepReport(
+                rows=len(decoded),
+                union=max(row.depth for row in rows),
+                row_blocks=sum(row.depth for row in rows if not row.prompt_left),
+                block_context=sum(row.depth * row.context for row in rows if not row.prompt_left),
+                prompt_lanes=0,
+                prompt_blocks=0,
+                seconds=seconds,
+                gaps_s=gaps,
+            )
+        )
+
+
+def served(rate, rows, wish=None, seconds=20.0, **more):
+    """Requests in so many rows, under both promises."""
+    engine = Engine(most_rows=rows)
+    control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S, max_rows=rows)
+    return engine.run(control, poisson(rate, 0.0, seconds, wish=wish, **more))
+
+
+def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():
+    """Eight rows at full depth keep the target with ease, and serve no more than 5 a second."""
+    full = served(7.0, 8, Fixed(prefill=L, decode=L))
+    assert max(one.itl_s for one in full if one.done) < 0.8 * SLO_ITL_S
+    assert sum(one.refused is not None for one in full) > 0.2 * len(full)
+    elastic = served(7.0, 8)
+    assert len(good(elastic)) == len(elastic)
+    mean = sum(one.blocks for one in elastic) / sum(len(one.gaps) for one in elastic)
+    assert 1.3 * LEAST < mean < 0.7 * L  # and no deeper than that takes
+
+
+def test_depth_stays_where_rows_are_free():
+    assert all(one.blocks == L * len(one.gaps) for one in served(2.0, 8))
+
+
+def test_nobody_is_refused_for_prompts_that_a_lower_depth_has_room_for():
+    requests = served(2.0, 32, prompt=600)
+    assert len(good(requests)) == len(requests)

@@ -1,0 +1,194 @@
+"""The engine's thread: what other threads may do to it, and what it survives."""
+
+import threading
+import time
+
+import pytest
+
+from buddy.errors import BudgetError, PromptError
+from buddy.serving.client import EngineClient, Overloaded, Unavailable
+from buddy.serving.control.protocol import Plainly
+from buddy.serving.request import Auto, Deadline, Fixed, Grammar, Unnamed
+from buddy.serving.rows.batcher import BatcherOptions
+from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.grammar import GrammarError
+from tests.product.serving.made import Told, alone, byte_buddy, byte_tokenizer, prompts, request
+
+
+class Heard(Told):
+    """Collects events of another thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.over = threading.Event()
+
+    def __call__(self, event):
+        super().__call__(event)
+        if self.ended:
+            self.over.set()
+
+    def wait(self):
+        assert self.over.wait(20), "no end came"
+        return self
+
+
+@pytest.fixture
+def made():
+    engines = []
+
+    def make(buddy=None, **more):
+        options = {"rows": 4, "least_shared": 2} | more.pop("options", {})
+        engine = Engine(
+            buddy or byte_buddy("static:2,3,4,1"),
+            byte_tokenizer(),
+            "tiny",
+            options=BatcherOptions(**options),
+            **more,
+        )
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close(10.0)
+        assert not engine._thread.is_alive()
+
+
+def ask(engine, asked):
+    heard = Heard()
+    engine.submit(asked, heard)
+    return heard
+
+
+def eventually(holds):
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.002)
+
+
+def test_requests_of_many_threads(made):
+    buddy = byte_buddy("static:2,3,4,1")
+    engine = made(buddy)
+    assert isinstance(engine, EngineClient)
+    assert engine.state == "ready"
+    assert (engine.facts.num_blocks, engine.facts.context) == (6, 128)
+    asked = [request(p, wish=3 + at % 3) for at, p in enumerate(prompts(12, 2))]
+    heard = {}
+
+    def client(at):
+        heard[at] = ask(engine, asked[at]).wait()
+
+    threads = [threading.Thread(target=client, args=(at,)) for at in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for at, one in enumerate(asked):
+        assert heard[at].tokens == alone(buddy, one)
+    eventually(lambda: engine.gauges.running == 0)
+    assert engine.gauges.waiting == 0
+    assert not engine._open
+    assert b"buddy_requests_running 0" in engine.metrics()
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8])
+def test_nothing_follows_a_cancel(made, cut):
+    engine = made(control=Plainly(prompt_tokens=4), options={"rows": 2})
+    heard = [Heard() for _ in range(6)]
+    numbers = [
+        engine.submit(request(p, max_tokens=90), one)
+        for p, one in zip(prompts(6, 3, 20, 20), heard, strict=True)
+    ]
+    eventually(lambda: engine._batcher.steps >= cut)
+    for number in numbers:
+        engine.cancel(number)
+    known = [len(one.events) for one in heard]
+    step = engine._batcher.steps
+    eventually(lambda: engine.gauges.running == engine.gauges.waiting == 0)
+    assert engine._batcher.steps <= step + 2
+    assert [len(one.events) for one in heard] == known
+    engine.cancel(numbers[0])
+    engine.cancel(10**6)
+    again = request([1, 2])
+    assert ask(engine, again).wait().tokens == alone(engine._model, again)
+
+
+def test_a_failing_step_fails_everyone_and_the_engine(made, monkeypatch):
+    engine = made(options={"rows": 2})
+    heard = [ask(engine, request(p, max_tokens=90)) for p in prompts(5, 3)]
+    eventually(lambda: heard[0].tokens)
+
+    def breaks(*parts):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(engine._batcher, "_run", breaks)
+    for one in heard:
+        assert "the engine has failed" in one.wait().failed
+    eventually(lambda: engine.state == "failed")
+    with pytest.raises(Unavailable, match="failed"):
+        engine.submit(request([1]), Heard())
+    assert engine.gauges.running == engine.gauges.waiting == 0
+
+
+def test_drained_it_takes_nothing_new_and_ends_what_is_there(made):
+    engine = made()
+    heard = ask(engine, request([1, 2], max_tokens=60))
+    engine.drain()
+    with pytest.raises(Unavailable, match="takes nothing new"):
+        engine.submit(request([1]), Heard())
+    assert len(heard.wait().tokens) == 60
+    assert engine.state == "draining"
+
+
+def test_closed_it_fails_who_is_still_there(made):
+    engine = made(options={"rows": 1})
+    heard = [ask(engine, request(p, max_tokens=100)) for p in prompts(3, 4)]
+    eventually(lambda: heard[0].tokens)
+    engine.close(10.0)
+    assert [one.wait().failed for one in heard] == ["the server is shutting down"] * 3
+
+
+def test_control_refuses_who_is_too_many(made):
+    class Two(Plainly):
+        def admit(self, asked, queue):
+            if queue.size + queue.running >= 2:
+                raise Overloaded("full", retry_after_s=3)
+
+    engine = made(control=Two())
+    first = [ask(engine, request(p, max_tokens=100)) for p in prompts(2, 1)]
+    with pytest.raises(Overloaded) as caught:
+        ask(engine, request([3]))
+    assert caught.value.retry_after_s == 3
+    for one in first:
+        one.wait()
+    eventually(lambda: engine.gauges.running == 0)
+    ask(engine, request([3])).wait()
+
+
+REFUSED = [
+    (request([]), PromptError, "no tokens"),
+    (request([1], max_tokens=0), PromptError, "at least 1"),
+    (request([1] * 100, max_tokens=29), PromptError, "at most 28"),
+    (request([264]), PromptError, "264 is not one of"),
+    (request([1], logit_bias={-1: 1.0}), PromptError, "-1 is not one of"),
+    (request([1], wish=1), BudgetError, "2 of the 6 blocks always run"),
+    (request([1], wish=Fixed(prefill=4, decode=7)), BudgetError, "cannot be spent"),
+    (request([1], wish=Unnamed(least=0, most=4)), BudgetError, "cannot be spent"),
+    (request([1], wish=Unnamed(least=5, most=4)), BudgetError, "must not"),
+    (request([1], wish=Deadline(ms_per_token=3.0, least=2, most=9)), BudgetError, "spent"),
+    (request([1], wish=Auto(least=2, most=4)), BudgetError, "needs a trained"),
+    (request([1], grammar=Grammar(schema="{")), GrammarError, "no JSON"),
+]
+
+
+def test_what_cannot_be_is_refused_before_it_waits(made):
+    engine = made()
+    for asked, error, said in REFUSED:
+        heard = Heard()
+        with pytest.raises(error, match=said):
+            engine.submit(asked, heard)
+        assert not heard.events
+        assert engine.gauges.waiting == 0
+    longest = request([1] * 100, max_tokens=28)
+    assert len(ask(engine, longest).wait().tokens) == 28

@@ -1,0 +1,232 @@
+"""Clients that leave, or never read, hold nothing; SIGTERM lets answers finish and exits 0."""
+
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from buddy.errors import ServingError
+from buddy.serving.http.guards import Patience
+from buddy.serving.http.server import Address, check_reach, listen
+from tests.product.serving.scripted import ScriptedEngine
+from tests.product.serving.serving import chat_tokenizer, served, until
+
+
+def post(body):
+    """The bytes of a request."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + content
+
+
+def test_200_disconnects_streaming_and_not_free_every_request():
+    draw = random.Random(0)
+    with served(step_s=0.005, max_rows=32, max_queue=400) as running:
+        made = []
+        for number in range(200):
+            # Those beyond 32 wait; no answer ends by itself in this test.
+            one = running.connect()
+            body = {"prompt": "w9", "max_tokens": 250, "stream": number % 2 == 0, "n": 1}
+            one.sendall(post(body))
+            made.append(one)
+            if draw.random() < 0.5:  # one that leaves before it was heard would be none
+                until(lambda sent=number + 1: len(running.engine.seen) == sent)
+                _leave(made.pop(draw.randrange(len(made))), draw)
+        until(lambda: len(running.engine.seen) == 200)
+        for one in made:
+            _leave(one, draw)
+        until(lambda: running.engine.in_flight == 0 and not running.service.under_way)
+        engine = running.engine
+        ended = engine.cancelled | engine.finished
+        assert ended == set(range(1, len(engine.seen) + 1))
+        assert len(engine.cancelled) > 150
+        assert httpx.get(f"{running.url}/metrics").text.endswith("buddy_requests 0\n")
+        reply = httpx.post(f"{running.url}/v1/completions", json={"prompt": "w9", "max_tokens": 2})
+        assert reply.status_code == 200
+
+
+def _leave(one, draw):
+    """Close a connection, some by a reset."""
+    if draw.random() < 0.5:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.close()
+
+
+def test_n_answers_are_all_cancelled():
+    with served(step_s=0.01) as running, running.connect() as made:
+        made.sendall(post({"prompt": ["w9", "w8"], "n": 3, "max_tokens": 200, "stream": False}))
+        until(lambda: running.engine.in_flight == 6)
+        made.close()
+        until(lambda: running.engine.in_flight == 0)
+        assert len(running.engine.cancelled) == 6
+
+
+def test_a_client_that_never_reads_is_cancelled_and_others_go_on():
+    tokenizer = chat_tokenizer()
+    # Text that fills the buffers of both ends soon.
+    engine = ScriptedEngine(lambda token: "w" * 60_000, step_s=0.0)
+    engine.facts = _wider(engine.facts)
+    patience = Patience(stall_s=1.0)
+    with served(engine, tokenizer=tokenizer, patience=patience) as running:
+        with running.connect(receive_buffer=4096) as silent:
+            silent.sendall(post({"prompt": "w9", "max_tokens": 50_000, "stream": True}))
+            until(lambda: engine.in_flight == 1)
+            other = httpx.post(
+                f"{running.url}/v1/completions", json={"prompt": "w9", "max_tokens": 2}
+            )
+            assert other.status_code == 200
+            until(lambda: engine.cancelled == {1})
+            assert engine.in_flight == 0
+            until(lambda: not running.service.under_way)
+            silent.settimeout(10)
+            size = 0
+            while got := silent.recv(65536):  # the connection ends, and is not whole
+                size += len(got)
+        assert size < 20e6
+
+
+def _wider(facts):
+    from dataclasses import replace
+
+    return replace(facts, context=100_000)
+
+
+# Without torch, so that it starts soon.
+SERVER = """
+import sys
+from tests.product.serving.scripted import ScriptedEngine
+from buddy.serving.http.app import Service, make_app
+from buddy.serving.http.prompts import PromptReader
+from buddy.serving.http.server import Address, listen, serve, url_of
+from buddy.serving.http.wish import BudgetRules
+
+class Letters:
+    chat_template = None
+    def __len__(self):
+        return 128
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) % 128 for letter in text]}
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+letters = Letters()
+service = Service(
+    engine=ScriptedEngine(lambda token: letters.decode([token]), step_s=0.02),
+    reader=PromptReader(letters),
+    rules=BudgetRules(num_blocks=30, has_predictor=True),
+)
+assert "torch" not in sys.modules
+with listen(Address(host="127.0.0.1", port=0)) as listener:
+    print(url_of(listener), flush=True)
+    serve(make_app(service), service, listener, drain_s=float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def process():
+    started = []
+
+    def start(drain_s):
+        root = Path(__file__).parents[3]
+        one = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(drain_s)],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        url = one.stdout.readline().strip()
+        client = httpx.Client(base_url=url, timeout=20)
+        started.append((one, client))
+        until(lambda: client.get("/ready").status_code == 200)
+        return one, client
+
+    yield start
+    for one, client in started:
+        client.close()
+        one.kill()
+        one.communicate()
+
+
+def _asked(client, tokens):
+    """The status and text of an answer that is under way."""
+    got = {}
+
+    def ask():
+        try:
+            reply = client.post("/v1/completions", json={"prompt": "w9", "max_tokens": tokens})
+            got.update(status=reply.status_code, body=reply.json())
+        except (httpx.HTTPError, ValueError) as error:  # cut off
+            got.update(status=type(error).__name__)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until(lambda: "buddy_requests 1" in client.get("/metrics").text)
+    return thread, got
+
+
+def test_sigterm_lets_answers_finish_and_exits_0(process):
+    one, client = process(20)
+    thread, got = _asked(client, 50)
+    one.send_signal(signal.SIGTERM)
+    until(lambda: client.get("/ready").status_code == 503)
+    refused = client.post("/v1/completions", json={"prompt": "w9"})
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    thread.join(10)
+    assert got["body"]["usage"]["completion_tokens"] == 50
+    assert one.wait(10) == 0
+    assert "Traceback" not in one.stderr.read()
+
+
+def test_draining_is_bounded_and_a_second_signal_ends_it_at_once(process):
+    one, client = process(0.3)
+    thread, got = _asked(client, 250)
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(20) == 0
+    thread.join(5)
+    assert got["status"] == 500
+    assert got["body"]["error"]["message"] == "the server ended before the answer did"
+
+    one, client = process(60)
+    thread, _ = _asked(client, 250)
+    one.send_signal(signal.SIGINT)
+    until(lambda: client.get("/ready").status_code == 503)
+    one.send_signal(signal.SIGINT)
+    assert one.wait(20) == 0
+    thread.join(5)
+
+
+def test_a_port_in_use_and_a_host_that_is_none_are_one_line():
+    with listen(Address(host="127.0.0.1", port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ServingError, match=f"port {port} of 127.0.0.1 is in use: stop"):
+            listen(Address(host="127.0.0.1", port=port))
+    with pytest.raises(ServingError, match="cannot be"):
+        listen(Address(host="192.0.2.1", port=0))
+    with pytest.raises(ServingError, match="cannot be"):
+        listen(Address(host="a" * 80, port=0))
+    with pytest.raises(ServingError, match="port must be at least 0 and at most 65,535"):
+        Address(host="127.0.0.1", port=65536)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "models.example", ""])
+def test_others_are_served_only_with_keys(host):
+    with pytest.raises(ServingError, match="give --api-key-file"):
+        check_reach(Address(host=host, port=1), has_keys=False)
+    check_reach(Address(host=host, port=1), has_keys=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_this_machine_is_served_without_keys(host):
+    check_reach(Address(host=host, port=1), has_keys=False)

@@ -1,0 +1,255 @@
+"""The official client, unmodified, gets what the engine made: chat, completions, streams, usage."""
+
+import openai
+import pytest
+
+from buddy.serving.request import Fixed, Grammar, Unnamed
+from tests.product.serving.scripted import token_at
+from tests.product.serving.serving import served
+
+ASKED = [{"role": "user", "content": "w10 w11"}]
+
+
+@pytest.fixture(scope="module")
+def running():
+    with served() as running:
+        yield running
+
+
+@pytest.fixture
+def client(running):
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def words(request, count):
+    """What the scripted engine says."""
+    return "".join(f"w{token_at(request, step)} " for step in range(count))
+
+
+def test_a_chat_has_the_engines_text_and_usage(client, running):
+    made = client.chat.completions.create(
+        model="tiny", messages=ASKED, max_tokens=4, temperature=0, extra_body={"budget": 0.6}
+    )
+    request = running.engine.seen[-1]
+    assert request.prompt == (10, 11, 5)
+    assert request.wish == Fixed(prefill=18, decode=18)
+    assert request.sampling.temperature == 0
+    assert made.object == "chat.completion"
+    assert made.choices[0].message.content == words(request, 4)
+    assert made.choices[0].finish_reason == "length"
+    usage = made.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 4, 7)
+    assert usage.buddy == {
+        "budget_blocks": 18,
+        "blocks_executed": 18 * 6,
+        "blocks_per_token": 18.0,
+        "num_blocks": 30,
+        "distinct_plans": 4,
+        "source": "fixed",
+        "lowered_from": None,
+    }
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client, running):
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=ASKED,
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == words(running.engine.seen[-1], 5)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 5
+    assert chunks[-1].usage.buddy["source"] == "default"
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_depth_comes_only_to_who_asks_and_lights_the_budgets_blocks(client):
+    def runs(**options):
+        stream = client.chat.completions.create(
+            model="tiny", messages=ASKED, max_tokens=6, stream=True, **options
+        )
+        return [run for chunk in stream for run in getattr(chunk, "buddy", {}).get("runs", [])]
+
+    wanted = {"budget": "18 blocks", "stream_options": {"include_depth": True}}
+    with_depth = runs(extra_body=wanted)
+    assert len(with_depth) == 6
+    assert {len(run) for run in with_depth} == {30}
+    assert {run.count("1") for run in with_depth} == {18}
+    assert len(set(with_depth)) > 1
+    assert runs(extra_body={"budget": "18 blocks"}) == []
+
+
+def test_n_answers_have_seeds_of_their_own_and_one_prompt(client, running):
+    made = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=3, n=3, seed=7)
+    requests = running.engine.seen[-3:]
+    assert [one.sampling.seed for one in requests] == [7, 8, 9]
+    assert [one.is_first for one in requests] == [True, False, False]
+    by_seed = {one.sampling.seed - 7: words(one, 3) for one in requests}
+    assert {c.index: c.message.content for c in made.choices} == by_seed
+    assert len(set(by_seed.values())) == 3
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (3, 9)
+
+
+def test_several_answers_stream_side_by_side(client, running):
+    texts = {0: "", 1: ""}
+    for chunk in client.completions.create(
+        model="tiny", prompt="w9", max_tokens=4, n=2, seed=1, stream=True
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert sorted(texts.values()) == sorted(words(one, 4) for one in running.engine.seen[-2:])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("w9 w8", [(9, 8)]),
+        ([9, 8], [(9, 8)]),
+        (["w9", "w8 w7"], [(9,), (8, 7)]),
+        ([[9], [8, 7]], [(9,), (8, 7)]),
+    ],
+)
+def test_prompts_are_texts_or_token_ids_or_lists_of_either(client, running, prompt, ids):
+    made = client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
+    requests = running.engine.seen[-len(ids) :]
+    assert [one.prompt for one in requests] == ids
+    assert [one.is_first for one in requests] == [True, False][: len(ids)]
+    assert len(made.choices) == len(ids)
+    assert made.usage.prompt_tokens == sum(map(len, ids))
+    assert made.choices[0].text == words(running.engine.seen[-len(ids)], 2)
+
+
+def test_a_stop_string_ends_the_answer(client, running):
+    first = client.completions.create(model="tiny", prompt="w9", max_tokens=5).choices[0].text
+    third = first.split()[2]
+    made = client.completions.create(model="tiny", prompt="w9", max_tokens=5, stop=third)
+    assert running.engine.seen[-1].stop == (third,)
+    assert made.choices[0].text == first.split(third)[0]
+    assert made.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_of_a_chat(client, running):
+    made = client.chat.completions.create(
+        model="tiny", messages=ASKED, max_tokens=2, logprobs=True, top_logprobs=2
+    )
+    token = token_at(running.engine.seen[-1], 0)
+    first, second = made.choices[0].logprobs.content
+    assert (first.token, first.logprob, bytes(first.bytes)) == (
+        f" w{token}",
+        -0.5,
+        f" w{token}".encode(),
+    )
+    assert [(one.token, one.logprob) for one in first.top_logprobs] == [
+        (f" w{token}", -0.5),
+        (f" w{token + 1}", -1.5),
+    ]
+    assert second.token != first.token
+
+
+def test_logprobs_of_a_completion_whole_and_streamed(client):
+    options = {"model": "tiny", "prompt": "w9", "max_tokens": 3, "logprobs": 1}
+    choice = client.completions.create(**options).choices[0]
+    whole = choice.logprobs
+    assert len(whole.tokens) == len(whole.token_logprobs) == len(whole.top_logprobs) == 3
+    assert whole.text_offset == [choice.text.index(token.strip()) for token in whole.tokens]
+    parts = [
+        chunk.choices[0].logprobs
+        for chunk in client.completions.create(**options, stream=True)
+        if chunk.choices[0].logprobs
+    ]
+    assert [t for part in parts for t in part.tokens] == whole.tokens
+    assert [o for part in parts for o in part.text_offset] == whole.text_offset
+
+
+def test_sampling_and_grammar_are_passed_on(client, running):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    client.chat.completions.create(
+        model="tiny",
+        messages=ASKED,
+        max_completion_tokens=2,
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=-0.2,
+        logit_bias={"7": -100},
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True},
+    )
+    request = running.engine.seen[-1]
+    assert request.max_tokens == 2
+    assert request.ignore_eos
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        *(0.5, 0.9, 5, 0.1),
+    )
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, -0.2)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, {7: -100.0})
+    assert request.grammar == Grammar(
+        schema='{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    )
+
+
+def test_null_is_as_good_as_nothing_and_the_unknown_is_ignored(client, running):
+    client.chat.completions.create(
+        model="tiny",
+        messages=ASKED,
+        max_tokens=1,
+        temperature=None,
+        extra_body={"stop": None, "store": True, "never_heard_of": {"x": 1}, "budget": None},
+    )
+    request = running.engine.seen[-1]
+    assert request.sampling.temperature == 1.0
+    assert request.wish == Unnamed(least=3, most=30)
+
+
+def test_an_answer_that_names_no_length_may_fill_the_context(client, running):
+    client.chat.completions.create(model="tiny", messages=ASKED, stop=["w"])
+    assert running.engine.seen[-1].max_tokens == 256 - 3
+    client.completions.create(model="tiny", prompt="w9")
+    assert running.engine.seen[-1].max_tokens == 16
+
+
+def test_tools_are_refused_clearly(client):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=ASKED, tools=[tool])
+    assert refused.value.body["message"] == "this server calls no tools: leave tools out"
+    assert refused.value.param == "tools"
+
+
+def test_another_model_is_404(client):
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-9' is not served here"):
+        client.chat.completions.create(model="gpt-9", messages=ASKED)
+
+
+def test_the_model_is_listed_and_found_with_a_budget_in_its_name(client):
+    assert [one.id for one in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny@0.6").id == "tiny@0.6"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_the_async_client_streams_too(running):
+    import asyncio
+
+    async def ask():
+        async with openai.AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            stream = await client.chat.completions.create(
+                model="tiny@0.5", messages=ASKED, max_tokens=3, stream=True
+            )
+            return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+    assert asyncio.run(ask()) == words(running.engine.seen[-1], 3)
+    assert running.engine.seen[-1].wish == Fixed(prefill=15, decode=15)

@@ -1,0 +1,61 @@
+"""A recipe names its method; the table of methods says what it is read as and what runs it."""
+
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from buddy.errors import RecipeError
+from buddy.settings import read_recipe
+from buddy.training.joint.recipe import Recipe
+from buddy.training.joint.run import train
+from buddy.training.ledger.recipe import LedgerRecipe
+from buddy.training.methods import METHODS, read_method, run_of
+from buddy.training.predictor.recipe import BudgetRecipe
+
+ROOT = Path(__file__).parents[3]
+SMALL = '[data]\ntrain = [{ path = "rows.jsonl" }]\n'
+
+
+def read(path, text, *changes):
+    path.write_text(text)
+    return read_method(path, changes)
+
+
+@pytest.mark.parametrize("first", ["", 'method = "buddy"\n'])
+def test_a_recipe_without_a_method_is_one_of_buddy(tmp_path, first):
+    name, recipe = read(tmp_path / "recipe.toml", first + SMALL, "optim.steps=7")
+    assert (name, type(recipe), recipe.optim.steps) == ("buddy", Recipe, 7)
+    assert run_of(name) is train
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_told_from_a_recipe_and_can_be_run(tmp_path, name):
+    with pytest.raises(RecipeError, match=r"unknown key no_such_key: expected .*data"):
+        read(tmp_path / "recipe.toml", "no_such_key = 1\n", f"method={name}")
+    assert list(signature(run_of(name)).parameters) == ["recipe", "out", "resume", "listener"]
+
+
+@pytest.mark.parametrize("value", ['"dense"', "3", "['buddy']", "{ a = 1 }"])
+def test_a_method_that_is_none_is_refused_in_one_line(tmp_path, value):
+    with pytest.raises(RecipeError, match=r"method: expected one of .*buddy.*, got") as refused:
+        read(tmp_path / "recipe.toml", f"method = {value}\n{SMALL}")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_key_of_the_method_is_refused_by_its_file(tmp_path):
+    with pytest.raises(RecipeError, match=r"recipe\.toml has an unknown key steps"):
+        read(tmp_path / "recipe.toml", f"steps = 3\n{SMALL}")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda one: one.name
+)
+def test_every_recipe_of_ours_can_be_read(path):
+    if path.name.endswith("-budget.toml"):
+        read_recipe(BudgetRecipe, path)
+    elif path.name.endswith("-ledger.toml"):
+        read_recipe(LedgerRecipe, path)
+    else:
+        name, _ = read_method(path)
+        assert name == "buddy" or path.stem == name
