@@ -46,7 +46,7 @@ from buddy.hub.loading import named_dtype
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.against import Against, mean_difference
 from buddy.lab.evaluation.answers.answer_points import Answered, by_answer, differences
-from buddy.lab.evaluation.tasks.tasks import Worth
+from buddy.lab.evaluation.tasks.tasks import SampleScores
 from buddy.methods.adainfer.threshold import find_threshold, mean_depth
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
@@ -92,7 +92,7 @@ OWN = "own"
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ComparedMethod:
     """A model to train, and how it is measured.
 
     Attributes:
@@ -217,11 +217,11 @@ def methods(args):
     rounds = load_outline(recipe.model.name).num_blocks - min(depths)
     orders = {one: f"static:{args.orders}/{one}.json" for one in STATIC}
     policies = tuple(f"{STATIC[one]}={spec}" for one, spec in orders.items())
-    yield Method("untuned", "Untuned", None, (), depths, policies)
+    yield ComparedMethod("untuned", "Untuned", None, (), depths, policies)
     for name, (label, changes) in SHARED.items():
         alone = [] if name == "buddy" else ["router.orders=[]"]
         changes = [*alone, *(one.format(orders=args.orders) for one in changes), *args.set]
-        yield Method(name, label, args.recipe, tuple(changes), depths)
+        yield ComparedMethod(name, label, args.recipe, tuple(changes), depths)
     for one, spec in orders.items():
         for depth in depths:
             changes = [
@@ -231,7 +231,9 @@ def methods(args):
                 f'log.evaluate_budgets=["{depth} blocks"]',
                 *args.set,
             ]
-            yield Method(f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,))
+            yield ComparedMethod(
+                f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,)
+            )
     for name, label in {**BUDGETED, **ONLINE}.items():
         changes = [f"optim.learning_rate={recipe.optim.learning_rate}", *args.set]
         if name in STARTS_FROM:
@@ -241,7 +243,7 @@ def methods(args):
             shown = ", ".join(f'"{depth} blocks"' for depth in depths)
             changes += [*PUDDING, f"sets.rounds={rounds}", f"targets.depths=[{shown}]"]
         own = args.recipe.with_name(f"{name}.toml")
-        yield Method(name, label, own, tuple(changes), depths, is_online=name in ONLINE)
+        yield ComparedMethod(name, label, own, tuple(changes), depths, is_online=name in ONLINE)
 
 
 def trained(method, args):
@@ -377,7 +379,7 @@ def answers_above_buddy(title, method, runs):
 def accuracy_above_buddy(method, runs):
     """By how much a method is right more often, each task alike, and the error over questions."""
     found = []
-    for about, pairs in beside_buddy("tasks", Worth, method, runs):
+    for about, pairs in beside_buddy("tasks", SampleScores, method, runs):
         scores = {}
         for other, own in pairs:
             metric = COMMONSENSE[own.task]

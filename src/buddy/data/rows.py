@@ -20,7 +20,7 @@ _ARRAY: Final = re.compile(rb"\s*\[")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldCheck:
     """What a field may hold.
 
     Attributes:
@@ -32,8 +32,8 @@ class Kind:
     fits: Callable[[Any, Row], bool]
 
 
-STRING: Final = Kind("a text", lambda value, row: isinstance(value, str))
-TEXT: Final = Kind(
+STRING: Final = FieldCheck("a text", lambda value, row: isinstance(value, str))
+TEXT: Final = FieldCheck(
     "a text that is not empty", lambda value, row: isinstance(value, str) and bool(value.strip())
 )
 
@@ -75,7 +75,7 @@ def _lines(path: Path, content: bytes) -> list[tuple[str, Any]]:
     return rows
 
 
-def check_fields(where: str, row: Row, fields: Mapping[str, Kind]) -> Row:
+def check_fields(where: str, row: Row, fields: Mapping[str, FieldCheck]) -> Row:
     """These fields of a row, and no others.
 
     Raises:

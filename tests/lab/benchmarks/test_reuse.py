@@ -83,7 +83,7 @@ def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monk
 
 def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script, tmp_path):
     module = script("compare_methods")
-    sleb = module["Method"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
+    sleb = module["ComparedMethod"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
     args = argparse.Namespace(runs=tmp_path, dtype=None)
 
     def measured(method, *command):
@@ -111,7 +111,7 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
 
 def test_how_far_a_method_is_from_buddy_is_taken_row_by_row(script, tmp_path):
     module = script("compare_methods")
-    above_buddy, method = module["answers_above_buddy"], module["Method"]
+    above_buddy, method = module["answers_above_buddy"], module["ComparedMethod"]
     losses = {"buddy": {"a": 2.0, "b": 3.0, "c": 9.0}, "sleb-4": {"a": 4.0, "b": 9.0}}
     # A gate's threshold for 4 blocks on average, at no budget, and its own.
     labels = {"buddy": ["buddy"], "sleb-4": ["sleb-4"], "first": ["own", "4"]}
@@ -150,7 +150,7 @@ def test_how_much_more_often_a_method_is_right_counts_each_task_alike(script, tm
                     found = {COMMONSENSE[task]: score, "f1": 9.0}
                     key = f"{name} {task} {number}"
                     log.add(key, task=task, doc_id=number, scores=found)
-    sleb = module["Method"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
+    sleb = module["ComparedMethod"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
     [point] = module["accuracy_above_buddy"](sleb, tmp_path)
     assert point["difference"] == pytest.approx((2 / 3 - 1 / 2) / 2)
     errors = [statistics.stdev([1, 1, 0]) / 3**0.5, statistics.stdev([-1, 0]) / 2**0.5]

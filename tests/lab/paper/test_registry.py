@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from buddy.cli.main import app
 from buddy.errors import BuddyError, DataError, ModelError, PolicyError, ResultError
-from buddy.lab.paper.methods import Method, read_method
+from buddy.lab.paper.methods import ComparedMethod, read_method
 from buddy.lab.paper.registry import TABLES, find_table
 from buddy.lab.plots.figures import FIGURES
 from tests.lab.paper.made import make
@@ -77,9 +77,9 @@ def test_a_name_that_is_like_none_gets_them_all():
 @pytest.mark.parametrize(
     ("text", "method"),
     [
-        ("SLEB=static:3,2,1", Method(label="SLEB", policy="static:3,2,1")),
-        ("mine=runs/a=b/checkpoint", Method(label="mine", model="runs/a=b/checkpoint")),
-        ("R=random:7@org/name", Method(label="R", policy="random:7", model="org/name")),
+        ("SLEB=static:3,2,1", ComparedMethod(label="SLEB", policy="static:3,2,1")),
+        ("mine=runs/a=b/checkpoint", ComparedMethod(label="mine", model="runs/a=b/checkpoint")),
+        ("R=random:7@org/name", ComparedMethod(label="R", policy="random:7", model="org/name")),
     ],
 )
 def test_methods_are_read(text, method):
@@ -99,7 +99,7 @@ def plain(tmp_path):
     return str(tmp_path / "plain")
 
 
-METHODS = (Method(label="a", policy="full"),)
+METHODS = (ComparedMethod(label="a", policy="full"),)
 REFUSED = [
     ("paths", {"data_dir": "nowhere"}, DataError, "needs alpaca/train.jsonl, samsum/validation"),
     ("observations", {"data_dir": None}, DataError, "name it by --data-dir"),
@@ -124,9 +124,9 @@ def test_what_cannot_be_made_is_refused_first(
 
 
 def test_two_methods_of_one_label_are_refused(model, data, tmp_path):
-    own = (Method(label="Buddy", policy="random"),)
+    own = (ComparedMethod(label="Buddy", policy="random"),)
     with pytest.raises(BuddyError, match="two methods are called 'Buddy'"):
         make("speed", model, data, tmp_path / "out", methods=own)
-    own = (Method(label="Mine", policy="routed"),)
+    own = (ComparedMethod(label="Mine", policy="routed"),)
     with pytest.raises(BuddyError, match="'Buddy' and 'Mine' are one policy of one model, routed"):
         make("speed", model, data, tmp_path / "out", methods=own)

@@ -6,7 +6,7 @@ import torch
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Example
 from buddy.errors import ResultError
-from buddy.lab.paper.methods import Method
+from buddy.lab.paper.methods import ComparedMethod
 from buddy.lab.paper.tables.speed import cut
 from tests.lab.paper.made import make
 from tests.product.policies.made import gated
@@ -27,7 +27,7 @@ def short(monkeypatch):
 
 
 def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path, short):
-    own = (Method(label="PuDDing", policy="static:3,2,1,4"),)
+    own = (ComparedMethod(label="PuDDing", policy="static:3,2,1,4"),)
     collected, record, said = make("speed", model, data, tmp_path / "out", methods=own)
     assert said == ["speed-alpaca", "speed-samsum"]
     cells = record["results"]["cells"]
@@ -63,7 +63,7 @@ def test_a_method_without_a_budget_stands_at_its_mean_depth(model, data, tmp_pat
     gated("d-llm").save_pretrained(
         tmp_path / "d-llm", include_backbone=True, tokenizer=word_tokenizer()
     )
-    own = (Method(label="D-LLM", model=str(tmp_path / "d-llm")),)
+    own = (ComparedMethod(label="D-LLM", model=str(tmp_path / "d-llm")),)
     collected, record, _ = make("speed", model, data, tmp_path / "out", methods=own)
     cells = [one for one in record["results"]["cells"] if one["method"] == "D-LLM"]
     assert len(cells) == 4
@@ -99,7 +99,7 @@ def test_a_command_of_other_settings_is_not_used(model, data, tmp_path, commands
 
 
 def test_a_command_that_fails_is_told_in_one_line(model, data, tmp_path):
-    own = (Method(label="none", policy="static:99"),)
+    own = (ComparedMethod(label="none", policy="static:99"),)
     with pytest.raises(ValueError, match="99"):
         make("speed", model, data, tmp_path / "out", methods=own)
 

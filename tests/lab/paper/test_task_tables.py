@@ -3,7 +3,7 @@
 import pytest
 
 from buddy.lab.commonsense import COMMONSENSE
-from buddy.lab.paper.methods import Method
+from buddy.lab.paper.methods import ComparedMethod
 from buddy.lab.paper.orders import STATIC
 from buddy.lab.paper.published.read import read_paper
 from buddy.lab.paper.tables.accuracy import _KINDS, _panels, _sheets
@@ -31,7 +31,7 @@ def test_the_predictor_is_asked_for_every_prompt(model, data, tmp_path):
 
 
 def test_each_method_stands_beside_the_papers_own(model, data, tmp_path, commands_here):
-    own = (Method(label="PuDDing", policy="random:7"),)
+    own = (ComparedMethod(label="PuDDing", policy="random:7"),)
     collected, record, said = make("accuracy", model, data, tmp_path / "out", rows=1, methods=own)
     points = read_points([record], "accuracy")
     averages = {(one.label, one.blocks) for one in points if one.task == "average"}

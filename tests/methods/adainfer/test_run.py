@@ -14,7 +14,7 @@ from buddy.errors import DataError, RecipeError, TrainingError
 from buddy.methods.adainfer.logistic import cross_validated, fit_logistic
 from buddy.methods.adainfer.policy import AdaInferConfig, AdaInferPolicy, logit_features
 from buddy.methods.adainfer.recipe import ClassifierSettings
-from buddy.methods.adainfer.run import Looks, fit_classifier, look
+from buddy.methods.adainfer.run import ExitFeatures, collect_exit_features, fit_classifier
 from buddy.methods.adainfer.threshold import find_threshold, mean_depth
 from buddy.training.joint.lora import add_lora
 from buddy.training.joint.recipe import LoraSettings
@@ -73,7 +73,7 @@ def test_a_fold_is_told_by_the_others_alone():
 
 def test_a_look_is_what_full_depth_shows_before_each_block():
     model = BuddyForCausalLM(tiny_model(), policy="layerskip")
-    found = look(model, EXAMPLES, 3, tokens=10**6, seed=0)
+    found = collect_exit_features(model, EXAMPLES, 3, tokens=10**6, seed=0)
     assert len(found.rows) == sum(len(one.answer) for one in EXAMPLES)
     for row, one in enumerate(EXAMPLES):
         ids = torch.tensor([[*one.prompt, *one.answer]])
@@ -88,7 +88,7 @@ def test_a_look_is_what_full_depth_shows_before_each_block():
                     found.features[mine, place], logit_features(logits), atol=1e-4, rtol=1e-4
                 )
                 assert torch.equal(found.settled[mine, place], logits.argmax(-1) == last)
-    some = look(model, EXAMPLES, 3, tokens=7, seed=1)
+    some = collect_exit_features(model, EXAMPLES, 3, tokens=7, seed=1)
     assert some.features.shape == (7, 3, 2)
     # atol: fewer tokens at once, another order of sums.
     apart = (some.features[:, None] - found.features).abs().amax((2, 3))
@@ -99,9 +99,9 @@ def test_classifiers_tell_apart_what_their_features_tell_apart():
     features, labels = torch.zeros(400, 3, 2), torch.zeros(400, 3, dtype=torch.bool)
     for place in range(3):
         features[:, place], labels[:, place] = drawn(400, seed=place)
-    looks = Looks(features, labels, torch.arange(400) % 10)
+    exits = ExitFeatures(features, labels, torch.arange(400) % 10)
     config = AdaInferConfig(num_blocks=NUM_BLOCKS, first_exit=3)
-    made, fitted = fit_classifier(looks, config, folds=5, ridge=1e-4)
+    made, fitted = fit_classifier(exits, config, folds=5, ridge=1e-4)
     assert [one.block for one in fitted] == [3, 4, 5]
     for place, one in enumerate(fitted):
         assert one.settled == pytest.approx(float(labels[:, place].float().mean()))
@@ -110,7 +110,7 @@ def test_classifiers_tell_apart_what_their_features_tell_apart():
         with torch.no_grad():
             found = made.settled(one.block, features[:, place])
         assert_close(found, expected.scores(features[:, place]).sigmoid(), atol=1e-6, rtol=1e-5)
-    alone = Looks(features, labels, torch.zeros(400).long())
+    alone = ExitFeatures(features, labels, torch.zeros(400).long())
     with pytest.raises(DataError, match="2 rows or more"):
         fit_classifier(alone, config, folds=5, ridge=1e-4)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.data.rows import STRING, TEXT, Kind, Row, check_fields, read_rows
+from buddy.data.rows import STRING, TEXT, FieldCheck, Row, check_fields, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LocalTask:
     """
 
     folder: str
-    fields: Mapping[str, Kind]
+    fields: Mapping[str, FieldCheck]
     split: str
     shots: str | None
 
@@ -36,10 +36,10 @@ def _is_choices(value: Any, row: Row) -> bool:
     return _is_strings(texts) and _is_strings(labels) and len(texts) == len(labels) > 1
 
 
-def _one_of(*values: int | str) -> Kind:
+def _one_of(*values: int | str) -> FieldCheck:
     # A bool equals 0 or 1, and lm-eval looks up by type: 1 and "1" differ.
     allowed = {(type(value), value) for value in values}
-    return Kind(
+    return FieldCheck(
         f"one of {', '.join(map(repr, values))}",
         lambda value, row: isinstance(value, int | str) and (type(value), value) in allowed,
     )
@@ -47,12 +47,12 @@ def _one_of(*values: int | str) -> Kind:
 
 _CHOICES: Final = {
     "question": TEXT,
-    "choices": Kind("an object with text and label, lists of as many texts", _is_choices),
-    "answerKey": Kind(
+    "choices": FieldCheck("an object with text and label, lists of as many texts", _is_choices),
+    "answerKey": FieldCheck(
         "one of the labels of choices", lambda value, row: value in row["choices"]["label"]
     ),
 }
-_ENDING: Final = Kind(
+_ENDING: Final = FieldCheck(
     "the place of an ending, from 0",
     lambda value, row: str(value) in map(str, range(len(row["endings"]))),
 )
@@ -69,7 +69,7 @@ LOCAL_TASKS: Final = {
             "activity_label": STRING,
             "ctx_a": TEXT,
             "ctx_b": STRING,
-            "endings": Kind(
+            "endings": FieldCheck(
                 "a list of 2 texts or more",
                 lambda value, row: _is_strings(value) and len(value) > 1,
             ),
@@ -81,7 +81,7 @@ LOCAL_TASKS: Final = {
     "lambada_openai": LocalTask(
         "lambada_openai",
         {
-            "text": Kind(
+            "text": FieldCheck(
                 "a text of 2 words or more",
                 lambda value, row: TEXT.fits(value, row) and " " in value.strip(),
             )
@@ -94,7 +94,7 @@ LOCAL_TASKS: Final = {
         {
             "question": TEXT,
             "subject": TEXT,
-            "choices": Kind(
+            "choices": FieldCheck(
                 "a list of 4 texts", lambda value, row: _is_strings(value) and len(value) == 4
             ),
             "answer": _one_of(0, 1, 2, 3),
@@ -130,7 +130,7 @@ LOCAL_TASKS: Final = {
     "winogrande": LocalTask(
         "winogrande",
         {
-            "sentence": Kind(
+            "sentence": FieldCheck(
                 "a text with _ in it", lambda value, row: isinstance(value, str) and "_" in value
             ),
             "option1": STRING,
@@ -144,7 +144,9 @@ LOCAL_TASKS: Final = {
 }
 
 
-def read_split(data_dir: Path, folder: str, split: str, fields: Mapping[str, Kind]) -> list[Row]:
+def read_split(
+    data_dir: Path, folder: str, split: str, fields: Mapping[str, FieldCheck]
+) -> list[Row]:
     """The rows of one split, of these fields alone.
 
     Raises:

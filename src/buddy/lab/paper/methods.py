@@ -7,7 +7,7 @@ from buddy.errors import PolicyError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class ComparedMethod:
     """One row of a table."""
 
     label: str
@@ -18,7 +18,7 @@ class Method:
     """As `--model` takes it; the run's own where None."""
 
 
-def read_method(text: str) -> Method:
+def read_method(text: str) -> ComparedMethod:
     """A method from `LABEL=POLICY`, `LABEL=MODEL` or `LABEL=POLICY@MODEL`.
 
     Raises:
@@ -38,12 +38,12 @@ def read_method(text: str) -> Method:
             raise PolicyError(
                 f"no policy {first!r} in {text!r}: expected one of {', '.join(policy_names())}"
             )
-        return Method(label=label.strip(), model=rest)
+        return ComparedMethod(label=label.strip(), model=rest)
     check_policy(first)
-    return Method(label=label.strip(), policy=first, model=model or None)
+    return ComparedMethod(label=label.strip(), policy=first, model=model or None)
 
 
-def check_labels(methods: Sequence[Method]) -> None:
+def check_labels(methods: Sequence[ComparedMethod]) -> None:
     """Refuse two methods of one label.
 
     Raises:
@@ -55,9 +55,9 @@ def check_labels(methods: Sequence[Method]) -> None:
             raise PolicyError(f"two methods are called {label!r}: give each a label of its own")
 
 
-def by_model(methods: Sequence[Method], own: str) -> dict[str, list[Method]]:
+def by_model(methods: Sequence[ComparedMethod], own: str) -> dict[str, list[ComparedMethod]]:
     """Methods by the model that they run on, in the order of their first."""
-    found: dict[str, list[Method]] = {}
+    found: dict[str, list[ComparedMethod]] = {}
     for one in methods:
         found.setdefault(one.model or own, []).append(one)
     return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from buddy.errors import ModelError, ResultError
 from buddy.hub.progress import Progress
 from buddy.identity import differing
-from buddy.lab.paper.methods import Method
+from buddy.lab.paper.methods import ComparedMethod
 from buddy.records import RunRecord, read_record
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Request:
     """Of each task or set of prompts; those of the settings where None."""
     dtype: str | None = None
     """`bfloat16` or `float32`; as saved, or as recipes have it, if None."""
-    methods: tuple[Method, ...] = ()
+    methods: tuple[ComparedMethod, ...] = ()
     """Beside the table's own."""
 
 

@@ -39,7 +39,7 @@ _AT_ONCE: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class ExitFeatures:
     """What answer tokens look like before each block that may be left at.
 
     Attributes:
@@ -71,7 +71,7 @@ class Fitted:
 
 
 @torch.no_grad()
-def look(
+def collect_exit_features(
     model: BuddyForCausalLM,
     examples: Sequence[Example],
     first_exit: int,
@@ -79,7 +79,7 @@ def look(
     tokens: int,
     seed: int,
     on_rows: Callable[[int], None] = lambda rows: None,
-) -> Looks:
+) -> ExitFeatures:
     """Run rows at full depth, and look at answer tokens before each block from `first_exit` on.
 
     Args:
@@ -107,7 +107,7 @@ def look(
             run.blocks(range(first_exit), None)
             for block in range(first_exit, model.num_blocks + 1):
                 hidden = run.hidden.view(*batch.token_ids.shape, -1)[rows, columns]
-                seen = _look_once(model.backbone, hidden)
+                seen = _features_and_best(model.backbone, hidden)
                 features.append(seen[0])
                 best.append(seen[1])
                 if block < model.num_blocks:
@@ -115,10 +115,10 @@ def look(
         settled = torch.stack([one == best[-1] for one in best[:-1]], 1)
         found.append((torch.stack(features[:-1], 1).cpu(), settled.cpu(), (rows + start).cpu()))
         on_rows(min(len(examples), start + _BATCH))
-    return Looks(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return ExitFeatures(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def _look_once(
+def _features_and_best(
     backbone: Backbone, hidden: Float[Tensor, "tokens hidden"]
 ) -> tuple[Float[Tensor, "tokens features"], Int[Tensor, " tokens"]]:
     """Features and best tokens of residuals."""
@@ -131,7 +131,7 @@ def _look_once(
 
 
 def fit_classifier(
-    looks: Looks,
+    exits: ExitFeatures,
     config: AdaInferConfig,
     *,
     folds: int,
@@ -146,20 +146,20 @@ def fit_classifier(
     Raises:
         DataError: The tokens are all of one row, so that nothing is left to validate on.
     """
-    if len(set((looks.rows % folds).tolist())) < 2:
+    if len(set((exits.rows % folds).tolist())) < 2:
         raise DataError(
             "the classifiers are validated on rows that they were not fitted on: expected answer "
             "tokens of 2 rows or more; add rows to data.train"
         )
     made, fitted = AdaInferClassifier(config), []
     for place in range(config.num_blocks - config.first_exit):
-        block, features = config.first_exit + place, looks.features[:, place]
-        settled = looks.settled[:, place]
+        block, features = config.first_exit + place, exits.features[:, place]
+        settled = exits.settled[:, place]
         one = fit_logistic(features, settled, ridge)
         with torch.no_grad():
             made.weight[block] = one.weight.float()
             made.bias[block] = one.bias.float()
-        told = cross_validated(features, settled, looks.rows, folds, ridge)
+        told = cross_validated(features, settled, exits.rows, folds, ridge)
         fitted.append(Fitted(block, float(settled.float().mean()), *told))
         on_fitted(fitted[-1])
     return made, fitted
@@ -197,7 +197,7 @@ def train_adainfer(
     )
     for note in left_out:
         listener.warned(note)
-    looks = look(
+    exits = collect_exit_features(
         model,
         examples,
         config.first_exit,
@@ -215,7 +215,7 @@ def train_adainfer(
         )
 
     classifier, fitted = fit_classifier(
-        looks, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
+        exits, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
     )
     rows = draw_rows(validation or examples, settings.depth_rows, settings.seed)
     threshold, depth = _threshold(recipe, model, classifier, rows, listener)
@@ -223,14 +223,14 @@ def train_adainfer(
     model.learned = classifier.to(model.device)
     model.set_policy(AdaInferClassifier.policy)
     make_folder(out)
-    model.card = _card(recipe, len(looks.rows), threshold, depth)
+    model.card = _card(recipe, len(exits.rows), threshold, depth)
     model.eval().save_pretrained(out / CHECKPOINT)
     RunRecord(
         kind="training",
         model=model.facts(),
         config={"method": AdaInferClassifier.policy, **asdict(recipe)},
         results={
-            "tokens": len(looks.rows),
+            "tokens": len(exits.rows),
             "rows": len(examples),
             "left_out": left_out,
             "classifiers": [asdict(one) for one in fitted],

@@ -38,7 +38,6 @@ from buddy.serving.http.refusals import (
 )
 from buddy.serving.http.replies import ChatShape, CompletionShape, Extras, Reply, Shape, event
 from buddy.serving.http.schema import (
-    Asked,
     ChatBody,
     ChatCompletion,
     Completion,
@@ -47,6 +46,7 @@ from buddy.serving.http.schema import (
     Health,
     ModelBody,
     ModelList,
+    RequestFields,
 )
 from buddy.serving.http.wish import BudgetRules
 from buddy.serving.request import Delta, Failed, GenerationRequest, Wish
@@ -208,7 +208,7 @@ def _add_openai(api: FastAPI, service: Service) -> None:
     )
     async def model(name: str) -> Response:
         """The served model, if this is its name; a budget may follow an `@`."""
-        wish_of(Asked(model=name), service.rules, service.engine.facts.model)
+        wish_of(RequestFields(model=name), service.rules, service.engine.facts.model)
         return JSONResponse({**service.model(), "id": name})
 
 
@@ -216,7 +216,7 @@ def _refusals(meant: dict[int, str]) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": ErrorBody, "description": text} for code, text in meant.items()}
 
 
-def _extras(body: Asked, *, wants_logprobs: bool) -> Extras:
+def _extras(body: RequestFields, *, wants_logprobs: bool) -> Extras:
     options = body.stream_options
     return Extras(
         logprobs=wants_logprobs,

@@ -8,7 +8,7 @@ from buddy.errors import BudgetError, PromptError, shown
 from buddy.serving.client import EngineFacts
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
-from buddy.serving.http.schema import Asked, ChatBody, CompletionBody
+from buddy.serving.http.schema import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.wish import BudgetRules, split_model
 from buddy.serving.request import GenerationRequest, Grammar, Sampling, Wish
 
@@ -18,7 +18,7 @@ _MOST_REQUESTS: Final = 128
 """Prompts times answers to each."""
 
 
-def wish_of(body: Asked, rules: BudgetRules, served: str) -> Wish:
+def wish_of(body: RequestFields, rules: BudgetRules, served: str) -> Wish:
     """The budget of a request.
 
     Raises:
@@ -96,7 +96,7 @@ def _refuse_given(name: str, value: object, message: str) -> None:
 
 
 def _requests(
-    body: Asked,
+    body: RequestFields,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: int | None,
     default_tokens: int,
@@ -149,7 +149,7 @@ def _room(prompt: tuple[int, ...], asked: int | None, default: int, context: int
     return min(default, room) if asked is None else asked
 
 
-def _sampling(body: Asked, answer: int, reader: PromptReader) -> Sampling:
+def _sampling(body: RequestFields, answer: int, reader: PromptReader) -> Sampling:
     """Of one answer: with one seed, several answers to a prompt would be the same."""
     try:
         bias = reader.bias(body.logit_bias)
@@ -172,12 +172,12 @@ def _given(value: float | None, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _stop(body: Asked) -> tuple[str, ...]:
+def _stop(body: RequestFields) -> tuple[str, ...]:
     stop = body.stop or ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _grammar(body: Asked) -> Grammar | None:
+def _grammar(body: RequestFields) -> Grammar | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None

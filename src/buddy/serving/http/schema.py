@@ -77,7 +77,7 @@ class ResponseFormat(_Body):
     json_schema: JsonSchema | None = None
 
 
-class Asked(_Body):
+class RequestFields(_Body):
     """The fields that both kinds of request have; null is as good as nothing."""
 
     model: str | None = None
@@ -113,7 +113,7 @@ class Asked(_Body):
     """Go on to `max_tokens`; for load tests."""
 
 
-class ChatBody(Asked):
+class ChatBody(RequestFields):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -127,7 +127,7 @@ class ChatBody(Asked):
     """Refused, unless empty."""
 
 
-class CompletionBody(Asked):
+class CompletionBody(RequestFields):
     """`POST /v1/completions`."""
 
     prompt: (

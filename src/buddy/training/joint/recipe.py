@@ -12,7 +12,7 @@ from buddy.routing.prior import PriorConfig
 from buddy.settings import Range, check_ranges
 
 Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
-Method = Literal["straight-through", "policy-gradient"]
+GradientEstimator = Literal["straight-through", "policy-gradient"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
 OWN_PRIORS: Final = ("default", "none")
@@ -120,7 +120,7 @@ class RouterSettings:
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()
     """Kinds of input whose measured orders the router starts from; others start from the prior."""
-    method: Method = "straight-through"
+    method: GradientEstimator = "straight-through"
     """Gradient of a relaxation of the top-k, or of the probability of sampled plans."""
     relaxation: Relaxation = "softmax"
     """Continuous stand-in for the top-k in the backward pass."""

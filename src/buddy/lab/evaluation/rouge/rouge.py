@@ -69,7 +69,7 @@ class RougeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DialoguePrompt:
     """A dialogue, and the tokens that ask for its summary."""
 
     dialogue: Dialogue
@@ -84,13 +84,13 @@ class Asked:
 
 def ask_all(
     model: BuddyForCausalLM, tokenizer: Any, dialogues: Sequence[Dialogue], config: RougeConfig
-) -> list[list[Asked]]:
+) -> list[list[DialoguePrompt]]:
     """Prompts in batches of like length, the longest first.
 
     Raises:
         PromptError: The model's context does not hold one of them and its answer.
     """
-    asked = [Asked(one, prompt_ids(tokenizer, one.text)) for one in dialogues]
+    asked = [DialoguePrompt(one, prompt_ids(tokenizer, one.text)) for one in dialogues]
     asked.sort(key=lambda one: len(one.ids), reverse=True)
     longest, limit = asked[0], model.config.max_position_embeddings
     if len(longest.ids) + config.max_new_tokens - 1 > limit:
@@ -106,7 +106,7 @@ def run_rouge(
     model: BuddyForCausalLM,
     tokenizer: Any,
     conditions: Sequence[Condition],
-    batches: Sequence[Sequence[Asked]],
+    batches: Sequence[Sequence[DialoguePrompt]],
     config: RougeConfig,
     *,
     score: Scorer | None = None,
@@ -157,7 +157,7 @@ class _Answerer:
     score: Scorer
     log: SampleLog | None
 
-    def answer(self, batch: Sequence[Asked], way: Way | None) -> list[Answer]:
+    def answer(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
         """From the log, or made and logged; half a batch is made again whole.
 
         An answer can depend on its batch, by the order of a sum; so it must not depend on where
@@ -174,7 +174,7 @@ class _Answerer:
                 self.log.add(key, **asdict(answer.to_log()))
         return made
 
-    def _generate(self, batch: Sequence[Asked], way: Way | None) -> list[Answer]:
+    def _generate(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
         pad = self.tokenizer.pad_token_id or 0
         ids, mask = _left_padded([asked.ids for asked in batch], pad)
         trace = DepthTrace()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from buddy.data.examples import encode_chat
-from buddy.data.rows import STRING, Kind, Note
+from buddy.data.rows import STRING, FieldCheck, Note
 from buddy.errors import DataError, reason
 from buddy.lab.evaluation.local_tasks import read_split
 
@@ -14,7 +14,7 @@ INSTRUCTION: Final = "Summarize the following dialogue in one or two short sente
 HUB_ID: Final = "knkarthick/samsum"
 """The data set's first home on the hub, Samsung/samsum, is gone."""
 _FIELDS: Final = {
-    "id": Kind("a text or a number", lambda value, row: type(value) in (str, int)),
+    "id": FieldCheck("a text or a number", lambda value, row: type(value) in (str, int)),
     "dialogue": STRING,
     "summary": STRING,
 }

@@ -126,11 +126,11 @@ def _task_rows(
     return rows
 
 
-Asked = tuple[str, str]
+PromptAnswer = tuple[str, str]
 """The text that a model is given, and a continuation."""
 
 
-def ask_and_answer(task: Any, doc: Any) -> tuple[Asked, list[Asked]]:
+def ask_and_answer(task: Any, doc: Any) -> tuple[PromptAnswer, list[PromptAnswer]]:
     """What lm-eval asks of a row, zero-shot: with the right continuation, and with each wrong one.
 
     Blanks at the end of the prompt go to the continuation, as lm-eval has it. A task without
@@ -161,6 +161,6 @@ def ask_and_answer(task: Any, doc: Any) -> tuple[Asked, list[Asked]]:
     return _parted(context, f"{task.config.target_delimiter}{answer}"), []
 
 
-def _parted(prompt: str, completion: str) -> Asked:
+def _parted(prompt: str, completion: str) -> PromptAnswer:
     bare = prompt.rstrip()
     return bare, prompt[len(bare) :] + completion

@@ -37,7 +37,7 @@ OnCondition = Callable[[Condition], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worth:
+class SampleScores:
     """What a sample was worth, as it is logged."""
 
     task: str
@@ -303,19 +303,19 @@ def run_tasks(
                 fewshot_as_multiturn=chat_template,
             ),
         )
-        worth = _worth(found["samples"])
+        sample_scores = _scores_by_sample(found["samples"])
         if lm.log is not None:
-            _keep(lm.log, condition, worth)
+            _keep(lm.log, condition, sample_scores)
         plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
         depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
         for earlier in beside:
-            differences += _differences(condition, worth, earlier, depths)
+            differences += _differences(condition, sample_scores, earlier, depths)
         points += _points(condition, found, depths)
         execution += execution_rates(condition, lm.execution, of_prompts=True)
     return {"points": points, "execution": execution, "against": differences}
 
 
-def _worth(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Worth]:
+def _scores_by_sample(samples: dict[str, list[dict[str, Any]]]) -> dict[str, SampleScores]:
     """What each sample was worth, by task and content: its number may be another question's."""
     found = {}
     for task, rows in samples.items():
@@ -329,28 +329,28 @@ def _worth(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Worth]:
                 for name, value in told.items()
                 if isinstance(value, int | float) and math.isfinite(value)
             }
-            found[f"{task} {mark}"] = Worth(task=task, doc_id=row["doc_id"], scores=scores)
+            found[f"{task} {mark}"] = SampleScores(task=task, doc_id=row["doc_id"], scores=scores)
     return found
 
 
-def _keep(log: SampleLog, condition: Condition, worth: dict[str, Worth]) -> None:
+def _keep(log: SampleLog, condition: Condition, sample_scores: dict[str, SampleScores]) -> None:
     """Log what is not there yet."""
-    for mark, one in worth.items():
+    for mark, one in sample_scores.items():
         key = f"{condition.key} {mark}"
-        if log.find(key, Worth) is None:
+        if log.find(key, SampleScores) is None:
             log.add(key, **asdict(one))
 
 
 def _differences(
     condition: Condition,
-    worth: dict[str, Worth],
+    sample_scores: dict[str, SampleScores],
     earlier: EarlierCondition,
     depths: dict[str, float],
 ) -> list[dict[str, Any]]:
     """Of each task and metric, and the averages: by how much this run is above the earlier one."""
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    theirs = earlier.rows(list(worth), Worth)
-    for own, other in zip(worth.values(), theirs, strict=True):
+    theirs = earlier.rows(list(sample_scores), SampleScores)
+    for own, other in zip(sample_scores.values(), theirs, strict=True):
         for metric in own.scores.keys() & other.scores.keys():
             pairs.setdefault((own.task, metric), []).append(
                 (own.scores[metric], other.scores[metric])

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.paper.levels import budget_at, budgets_of, flags, level
-from buddy.lab.paper.methods import Method, by_model, check_labels
+from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
 from buddy.lab.paper.orders import STATIC, measure_order
 from buddy.lab.paper.panels import REMOVED, line, panel, removed
 from buddy.lab.paper.published.read import NUM_BLOCKS, TASK_NAMES, Row, like, read_paper
@@ -25,7 +25,7 @@ _PAPERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class TableSpec:
     """One of the two tables."""
 
     task: str
@@ -37,8 +37,10 @@ class _Kind:
 
 
 _KINDS: Final = {
-    "accuracy": _Kind("average", "acc", ("eval", "tasks"), 20, ("0.75", "0.5"), "Average accuracy"),
-    "gsm8k": _Kind(
+    "accuracy": TableSpec(
+        "average", "acc", ("eval", "tasks"), 20, ("0.75", "0.5"), "Average accuracy"
+    ),
+    "gsm8k": TableSpec(
         "gsm8k",
         "exact_match,flexible-extract",
         ("eval", "gsm8k"),
@@ -99,23 +101,25 @@ def collect(run: Run) -> Collected:
     )
 
 
-def _methods(run: Run) -> list[Method]:
+def _methods(run: Run) -> list[ComparedMethod]:
     """Static ones and random masks on the untuned base; Buddy on the model; and what is asked."""
     base = run.base()
     names = STATIC if run.request.full or run.request.table == "accuracy" else STATIC[:2]
     methods = [
-        Method(label=name, policy=f"static:{measure_order(run, name)}", model=base)
+        ComparedMethod(label=name, policy=f"static:{measure_order(run, name)}", model=base)
         for name in names
     ]
-    methods.append(Method(label="Random", policy="random:0", model=base))
+    methods.append(ComparedMethod(label="Random", policy="random:0", model=base))
     if run.outline().router is not None:
-        methods.append(Method(label=BUDDY, policy="routed"))
+        methods.append(ComparedMethod(label=BUDDY, policy="routed"))
     methods += run.request.methods
     check_labels(methods)
     return methods
 
 
-def _groups(run: Run, methods: Sequence[Method]) -> list[tuple[str, list[Method], bool]]:
+def _groups(
+    run: Run, methods: Sequence[ComparedMethod]
+) -> list[tuple[str, list[ComparedMethod], bool]]:
     """What one command measures: a model, policies on it, and whether these decide online."""
     from buddy.depth.policy import build_policy, is_online
 
@@ -123,7 +127,7 @@ def _groups(run: Run, methods: Sequence[Method]) -> list[tuple[str, list[Method]
     for model, own in by_model(methods, run.request.model).items():
         outline = run.on(model).outline()
         spec = outline.policy_spec or "static"
-        named = [Method(label=one.label, policy=one.policy or spec) for one in own]
+        named = [ComparedMethod(label=one.label, policy=one.policy or spec) for one in own]
         for online in (False, True):
             part = [
                 one
@@ -135,7 +139,7 @@ def _groups(run: Run, methods: Sequence[Method]) -> list[tuple[str, list[Method]
     return groups
 
 
-def _dense(run: Run, model: str, methods: Sequence[Method]) -> str:
+def _dense(run: Run, model: str, methods: Sequence[ComparedMethod]) -> str:
     """What full depth of a model is called."""
     if model == run.base():
         return DENSE
@@ -145,7 +149,7 @@ def _dense(run: Run, model: str, methods: Sequence[Method]) -> str:
 def _sheets(
     points: Sequence[dict[str, Any]],
     dense_of: Mapping[str, str],
-    kind: _Kind,
+    kind: TableSpec,
     theirs: Sequence[Row],
     paper: str,
 ) -> tuple[Sheet, ...]:
@@ -203,7 +207,7 @@ def _ran(point: dict[str, Any]) -> float:
 
 
 def _reported(
-    theirs: Sequence[Row], label: str, blocks: int, num_blocks: int, kind: _Kind
+    theirs: Sequence[Row], label: str, blocks: int, num_blocks: int, kind: TableSpec
 ) -> tuple[str, str]:
     """The paper's figure at the same share of blocks, and what it keeps of its dense model's."""
     named = _PAPERS.get(label, label)
@@ -219,7 +223,7 @@ def _reported(
 def _panels(
     points: Sequence[dict[str, Any]],
     dense_of: Mapping[str, str],
-    kind: _Kind,
+    kind: TableSpec,
     theirs: Sequence[Row],
 ) -> list[dict[str, Any]]:
     chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from buddy.data.examples import Example
 from buddy.errors import PolicyError
 from buddy.lab.paper.levels import BUDGETS, budget_at, level
-from buddy.lab.paper.methods import Method, by_model, check_labels
+from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
 from buddy.lab.paper.panels import REMOVED, line, panel, removed
 from buddy.lab.paper.published.read import ABLATED, NUM_BLOCKS, Row, read_paper
 from buddy.lab.paper.run import Run
@@ -73,11 +73,11 @@ def _new_tokens(run: Run) -> int:
     return min(NEW_TOKENS, int(run.outline().config.max_position_embeddings) // 2)
 
 
-def _methods(run: Run) -> list[Method]:
-    own = [] if run.outline().router is None else [Method(label="Buddy", policy="routed")]
+def _methods(run: Run) -> list[ComparedMethod]:
+    own = [] if run.outline().router is None else [ComparedMethod(label="Buddy", policy="routed")]
     methods = [
         *own,
-        Method(label="Random, new each step", policy="random:0"),
+        ComparedMethod(label="Random, new each step", policy="random:0"),
         *run.request.methods,
     ]
     check_labels(methods)
@@ -85,7 +85,7 @@ def _methods(run: Run) -> list[Method]:
 
 
 def _timing(
-    run: Run, methods: Sequence[Method], prompts: str, rows: int | None, rounds: int
+    run: Run, methods: Sequence[ComparedMethod], prompts: str, rows: int | None, rounds: int
 ) -> Any:
     def measure() -> dict[str, Any]:
         from buddy.lab.evaluation.speed.speed import SpeedConfig
@@ -97,7 +97,7 @@ def _timing(
 
 
 def time_methods(
-    model: "BuddyForCausalLM", methods: Sequence[Method], prompts: "Tensor", config: Any
+    model: "BuddyForCausalLM", methods: Sequence[ComparedMethod], prompts: "Tensor", config: Any
 ) -> dict[str, Any]:
     """The cells of a speed measurement, each with its method's label.
 
