@@ -13,7 +13,7 @@ _WHERE = {
     "RoutedOutput": "buddy.model",
     "DepthTrace": "buddy.generation.trace",
     "load_tokenizer": "buddy.hub.loading",
-    "Budget": "buddy.budget.read",
+    "Budget": "buddy.budget.blocks",
     "DepthPlan": "buddy.depth.plan",
     "select_blocks": "buddy.depth.select",
     "BuddyError": "buddy.errors",

@@ -6,7 +6,7 @@ import pytest
 
 from buddy.budget.read import parse_budget
 from buddy.errors import BudgetError
-from buddy.serving.http.wish import BudgetRules, split_model
+from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.request import Fixed
 from tests.deploy.recipe import FOLDER, load
 
@@ -67,10 +67,10 @@ def test_a_request_says_how_deep_it_may_run_at_most(body, blocks):
     budget = body.get("budget") if isinstance(body, dict) else None
     if blocks is not None and "vllm_xargs" not in body:
         _, suffix = split_model(body.get("model", "m"), "m")
-        wish = BudgetRules(num_blocks=L, has_predictor=True, means=(15, L)).wish(
+        budget = BudgetRules(num_blocks=L, has_predictor=True, means=(15, L)).read(
             budget, suffix, None
         )
-        most = max(wish.prefill, wish.decode) if isinstance(wish, Fixed) else wish.most
+        most = max(budget.prefill, budget.decode) if isinstance(budget, Fixed) else budget.most
         assert most == blocks
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buddy.budget.read import Budget, parse_budget, read_budget, split_phases
+from buddy.budget.blocks import Budget
+from buddy.budget.read import parse_budget, read_budget, split_phases
 from buddy.budget.source import CalledBudget, Progress
 from buddy.errors import BudgetError
 from buddy.generation.budgets import read_budgets, read_prefill_budget

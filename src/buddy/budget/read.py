@@ -1,18 +1,13 @@
-"""A budget: how many Transformer blocks a sequence may run, first and last included."""
+"""Budgets as they are written: shares, counts, `auto`, means and phases."""
 
-import math
 import re
-import reprlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal, SupportsFloat
 
+from buddy.budget.blocks import EXAMPLES, Budget, share_of, shown_value
 from buddy.errors import BudgetError
-
-MIN_BLOCKS: Final = 3
-"""The first block feeds the router, the last feeds the head, and one is left to choose. A model of
-fewer blocks has nothing to choose, and runs at full depth alone."""
 
 AUTO: Final = "auto"
 """The budget that leaves the choice to the Budget Predictor."""
@@ -25,96 +20,6 @@ _WRITTEN = re.compile(
     )\s*""",
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
-_EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
-
-
-def least_blocks(num_blocks: int, num_pinned: int = 1) -> int:
-    """The smallest budget of a model: three blocks, or full depth where it has fewer.
-
-    Args:
-        num_blocks: Of the model.
-        num_pinned: Blocks that a policy runs whatever the budget.
-    """
-    return max(num_pinned, min(MIN_BLOCKS, num_blocks))
-
-
-def check_spendable(budgets: Collection[int], num_blocks: int, pinned: Sequence[int]) -> None:
-    """Refuse budgets that pinned blocks alone exceed, or that the model has not the blocks for.
-
-    Raises:
-        BudgetError: There is such a budget.
-    """
-    always = len({block % num_blocks for block in pinned})
-    wrong = [blocks for blocks in budgets if not always <= blocks <= num_blocks]
-    if wrong:
-        raise BudgetError(
-            f"budget of {wrong[0]} blocks cannot be spent: {always} of the {num_blocks} blocks "
-            f"always run under this policy, so expected {always} to {num_blocks} blocks; "
-            "for less choose another policy, such as static or random"
-        )
-
-
-def _allowed(num_blocks: int) -> str:
-    least = least_blocks(num_blocks)
-    if least >= num_blocks:
-        plural = "" if num_blocks == 1 else "s"
-        return f"full depth alone, {num_blocks} block{plural}, or the fraction 1"
-    return f"{least} to {num_blocks} blocks, or a fraction from {least / num_blocks:.3g} to 1"
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Exactly `blocks` of a model's `num_blocks` blocks run, for one sequence, at every step.
-
-    Raises:
-        BudgetError: `blocks` is below 3 and not all of the model's, or above `num_blocks`.
-    """
-
-    blocks: int
-    num_blocks: int
-
-    def __post_init__(self) -> None:
-        if not least_blocks(self.num_blocks) <= self.blocks <= self.num_blocks:
-            raise BudgetError(
-                f"budget of {self.blocks} blocks is outside what this model can run: "
-                f"expected {_allowed(self.num_blocks)}"
-            )
-
-    @property
-    def ratio(self) -> float:
-        """Fraction of the model's blocks that run, in (0, 1]."""
-        return self.blocks / self.num_blocks
-
-    @classmethod
-    def full(cls, num_blocks: int) -> "Budget":
-        """The dense model."""
-        return cls(num_blocks, num_blocks)
-
-    @classmethod
-    def from_ratio(cls, ratio: int | float | Fraction, num_blocks: int) -> "Budget":
-        """Round `ratio * num_blocks` to whole blocks; a half goes down, never over the budget.
-
-        The product is taken on the decimal that the caller wrote, so 0.55 of 30 blocks is
-        exactly 16.5 and runs 16.
-
-        Raises:
-            BudgetError: `ratio` is NaN, outside (0, 1], or rounds to fewer blocks than the model
-                can run.
-
-        Source: paper, section 4.2.2 (`k = round(bL) - 2`); the tie rule and the refusal of
-        fewer than three blocks are ours.
-        """
-        least = least_blocks(num_blocks)
-        exact = _share(ratio) * num_blocks
-        blocks = math.ceil(exact - Fraction(1, 2))
-        if blocks < least:
-            raise BudgetError(
-                f"budget {float(ratio):g} of {num_blocks} blocks rounds to {blocks}: "
-                f"expected {_allowed(num_blocks)}"
-            )
-        return cls(blocks, num_blocks)
-
-
 BudgetLike = Budget | SupportsFloat | str
 """What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, a `Budget`, or a
 scalar of numpy or torch."""
@@ -142,11 +47,11 @@ def read_budget(value: BudgetLike) -> int | Fraction | Literal["auto"]:
             return int(found["count"])
         if not found["number"]:
             return AUTO
-        return _share(Fraction(found["number"]) / (100 if found["percent"] else 1))
+        return share_of(Fraction(found["number"]) / (100 if found["percent"] else 1))
     number: Any = _number_in(value)
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise _unreadable(value)
-    return _share(number)
+    return share_of(number)
 
 
 def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]:
@@ -170,16 +75,6 @@ def parse_budget(value: BudgetLike, num_blocks: int) -> Budget | Literal["auto"]
     if isinstance(read, int):
         return Budget(read, num_blocks)
     return Budget.from_ratio(read, num_blocks)
-
-
-def _share(number: Any) -> Fraction:
-    """The decimal that the caller wrote, which is in (0, 1]."""
-    if not 0 < number <= 1:  # false of NaN
-        is_count = number > 1 and number == number // 1 and number < 10**9
-        hint = f'; for a count write "{int(number)} blocks"' if is_count else ""
-        shown = f"{float(number):g}" if abs(number) < 10**9 else _shown(number)
-        raise BudgetError(f"budget {shown} is not allowed: expected {_EXAMPLES}{hint}")
-    return number if isinstance(number, Fraction) else Fraction(repr(float(number)))
 
 
 def _number_in(value: Any) -> Any:
@@ -207,15 +102,7 @@ def no_predictor() -> BudgetError:
 
 
 def _unreadable(value: object) -> BudgetError:
-    return BudgetError(f"budget {_shown(value)} cannot be read: expected {_EXAMPLES}")
-
-
-def _shown(value: object) -> str:
-    """On one line, and cut short."""
-    try:
-        return " ".join(reprlib.repr(value).split())
-    except ValueError:  # Python writes no number of so many digits
-        return "of thousands of digits"
+    return BudgetError(f"budget {shown_value(value)} cannot be read: expected {EXAMPLES}")
 
 
 _MEAN = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
@@ -237,8 +124,8 @@ def read_mean(value: object) -> "Mean | None":
         return Mean.read(found[1])
     except BudgetError:
         raise BudgetError(
-            f"budget {_shown(value)} cannot be read: expected a mean that is a fraction in (0, 1] "
-            'or a count, such as mean:0.7 or "mean:18 blocks"'
+            f"budget {shown_value(value)} cannot be read: expected a mean that is a fraction in "
+            '(0, 1] or a count, such as mean:0.7 or "mean:18 blocks"'
         ) from None
 
 
@@ -311,8 +198,8 @@ def split_phases(text: str) -> tuple[str | None, str]:
         return found[1], found[2]
     if ":" in text and read_mean(text) is None:
         raise BudgetError(
-            f"budget {_shown(text)} cannot be read: to give prompt and answer budgets of their own "
-            "write prefill:1.0,decode:0.5"
+            f"budget {shown_value(text)} cannot be read: to give prompt and answer budgets of "
+            "their own write prefill:1.0,decode:0.5"
         )
     return None, text
 

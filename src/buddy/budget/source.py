@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Protocol, runtime_checkable
 
-from buddy.budget.read import AUTO, Budget, BudgetLike, parse_budget
+from buddy.budget.blocks import Budget
+from buddy.budget.read import AUTO, BudgetLike, parse_budget
 from buddy.errors import BudgetError
 
 

@@ -79,7 +79,8 @@ def check_budget(
     Raises:
         BudgetError: It cannot be read, or the model or its policy cannot spend it.
     """
-    from buddy.budget.read import check_spendable, read_mean
+    from buddy.budget.blocks import check_spendable
+    from buddy.budget.read import read_mean
     from buddy.budget.source import Progress, blocks_of_lanes
     from buddy.depth.policy import is_online
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import PolicyError
 from buddy.records import read_record

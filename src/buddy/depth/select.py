@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.depth.plan import DepthPlan
 from buddy.errors import PolicyError
 

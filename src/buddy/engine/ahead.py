@@ -13,7 +13,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.depth.policy import DepthPolicy, Observation, Policy, is_online
 from buddy.depth.select import select_blocks
 from buddy.engine.state.sequence import RouteRow

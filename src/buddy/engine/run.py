@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.budget.source import (
     ConstantBudget,
     Progress,

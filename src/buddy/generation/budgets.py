@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.budget.blocks import Budget
 from buddy.budget.read import (
     AUTO,
-    Budget,
     BudgetLike,
     check_mean,
     no_predictor,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from buddy.budget.read import MIN_BLOCKS
+from buddy.budget.blocks import MIN_BLOCKS
 from buddy.depth.policy import Observation
 from buddy.errors import PolicyError
 from buddy.routing.decision import DecisionConfig, DecisionModule

@@ -51,7 +51,7 @@ class Deadline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unnamed:
+class DefaultBudget:
     """The request names nothing: full depth, or the server's default.
 
     Under load it is less, where the server has a target for the time between tokens.
@@ -61,7 +61,7 @@ class Unnamed:
     most: int
 
 
-Wish = Fixed | Auto | Deadline | Unnamed
+ResolvedBudget = Fixed | Auto | Deadline | DefaultBudget
 """The budget of a request, in blocks."""
 
 
@@ -103,7 +103,7 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     """Token ids."""
     max_tokens: int
-    wish: Wish
+    budget: ResolvedBudget
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     """Strings that end the answer and are no part of it."""

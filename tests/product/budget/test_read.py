@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buddy.budget.read import AUTO, Budget, Mean, parse_budget, parse_budgets, read_mean
+from buddy.budget.blocks import Budget
+from buddy.budget.read import AUTO, Mean, parse_budget, parse_budgets, read_mean
 from buddy.errors import BudgetError
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from buddy import BuddyForCausalLM
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.budget.read import least_blocks
+from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget, PhasedBudget
 from buddy.checkpoint import quick_prior
 from buddy.errors import BudgetError, CheckpointError, PolicyError

@@ -77,13 +77,13 @@ def byte_buddy(
     )
 
 
-def request(prompt, max_tokens=8, wish=4, **more):
+def request(prompt, max_tokens=8, budget=4, **more):
     """A greedy request, unless sampling is named."""
     sampling = {name: more.pop(name) for name in Sampling.__dataclass_fields__ if name in more}
     return GenerationRequest(
         prompt=tuple(int(token) for token in prompt),
         max_tokens=max_tokens,
-        wish=Fixed(prefill=wish, decode=wish) if isinstance(wish, int) else wish,
+        budget=Fixed(prefill=budget, decode=budget) if isinstance(budget, int) else budget,
         sampling=Sampling(**{"temperature": 0.0} | sampling),
         **more,
     )
@@ -167,8 +167,8 @@ def alone(buddy, asked):
     out = buddy.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        prefill_budget=f"{asked.wish.prefill} blocks",
-        budget=f"{asked.wish.decode} blocks",
+        prefill_budget=f"{asked.budget.prefill} blocks",
+        budget=f"{asked.budget.decode} blocks",
         max_new_tokens=asked.max_tokens,
         do_sample=False,
     )

@@ -34,12 +34,12 @@ def token_at(request, step):
     return 3 + (sum(request.prompt) + 7 * step + (request.sampling.seed or 0)) % 90
 
 
-def blocks_of(wish):
+def blocks_of(budget):
     """Blocks that a token of the answer runs."""
-    if isinstance(wish, Fixed):
-        return wish.decode
-    most = {Auto: AUTO_BLOCKS, Deadline: DEADLINE_BLOCKS}.get(type(wish), wish.most)
-    return max(wish.least, min(wish.most, most))
+    if isinstance(budget, Fixed):
+        return budget.decode
+    most = {Auto: AUTO_BLOCKS, Deadline: DEADLINE_BLOCKS}.get(type(budget), budget.most)
+    return max(budget.least, min(budget.most, most))
 
 
 class ScriptedEngine:
@@ -84,9 +84,9 @@ class ScriptedEngine:
         with self._lock:
             if self.state != "ready":
                 raise Unavailable(f"the engine is {self.state}")
-            if isinstance(request.wish, Deadline) and request.wish.ms_per_token < 2:
+            if isinstance(request.budget, Deadline) and request.budget.ms_per_token < 2:
                 raise BudgetError(
-                    f"{request.wish.ms_per_token:g} ms a token is out of reach: this machine "
+                    f"{request.budget.ms_per_token:g} ms a token is out of reach: this machine "
                     "needs at least 2"
                 )
             if len(self._jobs) >= self._max_rows + self._max_queue:
@@ -137,7 +137,7 @@ class ScriptedEngine:
 
     def _step(self, number, job):
         request, deliver, step, before = job
-        token, blocks = token_at(request, step), blocks_of(request.wish)
+        token, blocks = token_at(request, step), blocks_of(request.budget)
         text, reason = self._decode(token) + " ", None
         for stop in request.stop:
             if stop in before + text:
@@ -172,6 +172,6 @@ class ScriptedEngine:
             budget_blocks=blocks,
             blocks_per_token=float(blocks),
             distinct_plans=tokens,
-            source=SOURCES.get(type(request.wish), "default"),
+            source=SOURCES.get(type(request.budget), "default"),
             lowered_from=None,
         )

@@ -8,7 +8,7 @@ from buddy.errors import BudgetError
 from buddy.serving.client import Overloaded
 from buddy.serving.control.cost import CostModel, StepShape, fit
 from buddy.serving.control.protocol import QueueView, RowView, StepReport
-from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage
+from buddy.serving.request import Deadline, DefaultBudget, Fixed, GenerationRequest, Usage
 
 L = 30
 LEAST = 9
@@ -46,7 +46,7 @@ class Request:
     at_s: float
     prompt: int
     tokens: int
-    wish: object
+    budget: object
     number: int = -1
     wanted: int = L
     depth: int = L
@@ -97,7 +97,9 @@ class Engine:
         )
 
     def submit(self, control, one):
-        request = GenerationRequest(prompt=(5,) * one.prompt, max_tokens=one.tokens, wish=one.wish)
+        request = GenerationRequest(
+            prompt=(5,) * one.prompt, max_tokens=one.tokens, budget=one.budget
+        )
         try:
             control.admit(request, self.queue())
         except (Overloaded, BudgetError) as error:
@@ -111,7 +113,7 @@ class Engine:
         for number, one in enumerate(todo):
             one.number = number
             one.wanted = one.depth = (
-                one.wish.decode if isinstance(one.wish, Fixed) else one.wish.most
+                one.budget.decode if isinstance(one.budget, Fixed) else one.budget.most
             )
         admits = True
         while self.now < until_s and (todo or self.waiting or self.rows):
@@ -129,12 +131,12 @@ class Engine:
         views = [
             RowView(
                 number=one.number,
-                wish=one.wish,
+                budget=one.budget,
                 wanted=one.wanted,
                 depth=one.depth,
                 steps=one.steps,
                 context=one.fed + one.made,
-                is_elastic=not isinstance(one.wish, Fixed),
+                is_elastic=not isinstance(one.budget, Fixed),
                 prompt_left=one.prompt - one.fed,
             )
             for one in self.rows
@@ -144,7 +146,7 @@ class Engine:
         for one in self.rows:
             wanted = orders.depths.get(one.number, one.depth)
             if wanted != one.depth:
-                assert not isinstance(one.wish, Fixed)
+                assert not isinstance(one.budget, Fixed)
                 one.depth, one.steps = wanted, 0
         decoding = [one for one in self.rows if one.fed == one.prompt]
         left, lanes, blocks, deepest, fed = orders.prompt_tokens, 0, 0, 0, []
@@ -184,7 +186,7 @@ class Engine:
         for one in self.rows:
             if one.fed == one.prompt:
                 one.made, one.steps, one.last_s = one.made + 1, one.steps + 1, self.now
-        elastic = [one.depth for one in decoding if not isinstance(one.wish, Fixed)]
+        elastic = [one.depth for one in decoding if not isinstance(one.budget, Fixed)]
         if elastic:
             self.depths.append((self.now, max(elastic), len(self.rows)))
         control.report(
@@ -217,15 +219,15 @@ def usage_of(one):
         blocks_per_token=one.blocks / max(len(one.gaps), 1),
         distinct_plans=1,
         source="fixed"
-        if isinstance(one.wish, Fixed)
+        if isinstance(one.budget, Fixed)
         else "deadline"
-        if isinstance(one.wish, Deadline)
+        if isinstance(one.budget, Deadline)
         else "default",
         lowered_from=None,
     )
 
 
-def poisson(rate, start_s, stop_s, *, seed=0, prompt=64, tokens=48, wish=None):
+def poisson(rate, start_s, stop_s, *, seed=0, prompt=64, tokens=48, budget=None):
     """Requests at random times; lengths vary by half of what is named."""
     rng, at, made = Random(seed), start_s, []
     while True:
@@ -237,6 +239,6 @@ def poisson(rate, start_s, stop_s, *, seed=0, prompt=64, tokens=48, wish=None):
                 at_s=at,
                 prompt=max(1, round(prompt * rng.uniform(0.5, 1.5))),
                 tokens=max(2, round(tokens * rng.uniform(0.5, 1.5))),
-                wish=wish or Unnamed(least=3, most=L),
+                budget=budget or DefaultBudget(least=3, most=L),
             )
         )

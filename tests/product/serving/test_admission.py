@@ -17,7 +17,7 @@ from buddy.serving.control.admission import (
 )
 from buddy.serving.control.protocol import QueueView
 from buddy.serving.control.trim import Trim, percentile
-from buddy.serving.request import Deadline, GenerationRequest, Unnamed
+from buddy.serving.request import Deadline, DefaultBudget, GenerationRequest
 
 PACE = Pace(step_s=0.05, prompt_tokens_per_s=1000.0, tokens_per_answer=40.0, rows=8, fixed_s=0.1)
 
@@ -32,9 +32,9 @@ def queue(size=0, prompt_tokens=0, oldest_s=0.0, running=0, prompt_tokens_runnin
     )
 
 
-def request(prompt=100, wish=None):
-    wish = wish or Unnamed(least=3, most=30)
-    return GenerationRequest(prompt=(5,) * prompt, max_tokens=8, wish=wish)
+def request(prompt=100, budget=None):
+    budget = budget or DefaultBudget(least=3, most=30)
+    return GenerationRequest(prompt=(5,) * prompt, max_tokens=8, budget=budget)
 
 
 def test_the_first_token_waits_for_prompts_and_for_a_row():
@@ -100,10 +100,10 @@ def test_who_will_find_a_free_row_takes_no_place_in_the_queue():
 
 
 def test_a_deadline_below_what_is_reached_names_what_is():
-    wish = Deadline(ms_per_token=4.0, least=3, most=30)
+    budget = Deadline(ms_per_token=4.0, least=3, most=30)
     with pytest.raises(BudgetError, match=r"at least 7\.3 ms here at 3 blocks"):
-        Admission(AdmissionConfig()).check(request(wish=wish), queue(), PACE, 7.21)
-    Admission(AdmissionConfig()).check(request(wish=wish), queue(), PACE, 4.0)
+        Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 7.21)
+    Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 4.0)
 
 
 @given(st.floats(0.01, 1e5))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buddy.serving.control.protocol import Orders, Plainly
-from buddy.serving.request import Auto, Delta, Fixed, Unnamed
+from buddy.serving.request import Auto, DefaultBudget, Delta, Fixed
 from tests.product.serving.made import VOCAB, Bench, alone, byte_buddy, prompts, request
 
 
@@ -18,7 +18,7 @@ def mixed(count, seed, blocks=(3, 6)):
         request(
             prompt,
             max_tokens=draw.randint(1, 6),
-            wish=Fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
+            budget=Fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
             seed=draw.choice([None, 1, 2]),
         )
         for prompt in prompts(count, seed, 1, 12)
@@ -28,16 +28,16 @@ def mixed(count, seed, blocks=(3, 6)):
 def check_blocks(asked, told):
     """Blocks that ran are the budget, at every token."""
     depths = [int(runs.sum()) for runs in told.runs]
-    wish = asked.wish
-    assert depths == [wish.prefill, *[wish.decode] * (len(depths) - 1)]
+    budget = asked.budget
+    assert depths == [budget.prefill, *[budget.decode] * (len(depths) - 1)]
     if told.ended:
         usage = told.finished.usage
-        fed = wish.prefill * (len(asked.prompt) - usage.cached_tokens)
-        assert usage.blocks_executed == fed + wish.decode * (len(depths) - 1)
+        fed = budget.prefill * (len(asked.prompt) - usage.cached_tokens)
+        assert usage.blocks_executed == fed + budget.decode * (len(depths) - 1)
         assert usage.completion_tokens == len(depths)
         assert usage.blocks_per_token == sum(depths) / len(depths)
         assert usage.distinct_plans == len({runs.tobytes() for runs in told.runs})
-        assert usage.budget_blocks == wish.decode
+        assert usage.budget_blocks == budget.decode
         assert usage.lowered_from is None
 
 
@@ -95,13 +95,13 @@ def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine)
     buddy = byte_buddy("static:2,3,4,1", kv_policy=kv_policy, engine=engine)
     shared = prompts(1, 9, 12, 12)[0]
     ends = prompts(6, 10, 1, 5)
-    first = [request(shared + end, wish=3 + at % 2) for at, end in enumerate(ends)]
+    first = [request(shared + end, budget=3 + at % 2) for at, end in enumerate(ends)]
     cold = Bench(buddy, kept_prefixes=0)
     warm = Bench(buddy, chunk=5)
     # A later turn: the prompt has the answer of an earlier one in it.
     told = cold.run(*first)
     again = [
-        request((*one.prompt, *heard.tokens, 7), wish=one.wish.decode)
+        request((*one.prompt, *heard.tokens, 7), budget=one.budget.decode)
         for one, heard in zip(first, told, strict=True)
     ]
     fresh = told + cold.run(*again)
@@ -130,9 +130,9 @@ def test_a_seeded_prompt_is_computed_anew_but_for_its_own_answers():
 def test_other_plans_share_no_beginning():
     bench = Bench(byte_buddy("static:2,3,4,1"))
     prompt = prompts(1, 2, 12, 12)[0]
-    (first,) = bench.run(request(prompt, wish=4))
-    (other,) = bench.run(request(prompt, wish=5))
-    (same,) = bench.run(request(prompt, wish=4))
+    (first,) = bench.run(request(prompt, budget=4))
+    (other,) = bench.run(request(prompt, budget=5))
+    (same,) = bench.run(request(prompt, budget=4))
     assert [one.finished.usage.cached_tokens for one in (first, other, same)] == [0, 0, 11]
     assert same.tokens == first.tokens
 
@@ -186,10 +186,10 @@ def test_many_requests_leave_memory_as_it_was():
 def test_one_seed_is_one_text_alone_and_in_company():
     buddy = byte_buddy(predictor=True)
     seeded = [
-        request(p, max_tokens=12, wish=wish, seed=5, temperature=0.9, top_p=0.9)
-        for p, wish in zip(
+        request(p, max_tokens=12, budget=budget, seed=5, temperature=0.9, top_p=0.9)
+        for p, budget in zip(
             prompts(3, 8),
-            (4, Auto(least=3, most=6), Unnamed(least=3, most=5)),
+            (4, Auto(least=3, most=6), DefaultBudget(least=3, most=5)),
             strict=True,
         )
     ]
@@ -213,10 +213,10 @@ def test_control_may_lower_who_is_elastic_and_nobody_else():
     bench = Bench(byte_buddy(predictor=True), control=Lower())
     prompt = prompts(1, 3, 6, 6)[0]
     told = bench.run(
-        request(prompt, wish=5),
-        request(prompt, wish=Unnamed(least=2, most=5)),
-        request(prompt, wish=Unnamed(least=4, most=6)),
-        request(prompt, wish=Unnamed(least=2, most=5), seed=1),
+        request(prompt, budget=5),
+        request(prompt, budget=DefaultBudget(least=2, most=5)),
+        request(prompt, budget=DefaultBudget(least=4, most=6)),
+        request(prompt, budget=DefaultBudget(least=2, most=5), seed=1),
     )
     depths = [[int(runs.sum()) for runs in one.runs] for one in told]
     assert depths == [[5] * 8, [5] + [3] * 7, [6] + [4] * 7, [5] * 8]
@@ -229,7 +229,7 @@ def test_control_may_lower_who_is_elastic_and_nobody_else():
 def test_auto_is_what_generate_chooses():
     buddy = byte_buddy(predictor=True)
     for prompt in prompts(4, 7):
-        (told,) = Bench(buddy).run(request(prompt, wish=Auto(least=1, most=6)))
+        (told,) = Bench(buddy).run(request(prompt, budget=Auto(least=1, most=6)))
         ids = torch.tensor([prompt])
         expected = buddy.generate(
             ids,
@@ -257,9 +257,9 @@ def test_ends_and_what_ignores_them():
 
 
 def test_the_first_token_counts_at_the_depth_of_the_prompt_that_made_it():
-    wish = Fixed(prefill=6, decode=3)
+    budget = Fixed(prefill=6, decode=3)
     one, three = Bench().run(
-        request([1, 2], max_tokens=1, wish=wish), request([1, 2], max_tokens=3, wish=wish)
+        request([1, 2], max_tokens=1, budget=budget), request([1, 2], max_tokens=3, budget=budget)
     )
     usage = one.finished.usage
     assert (usage.budget_blocks, usage.blocks_per_token) == (3, 6.0)
@@ -284,7 +284,7 @@ def test_broken_logits_fail_their_request_alone():
     with torch.no_grad():
         buddy.backbone.embedding.weight[7] = torch.nan
     bench = Bench(buddy)
-    good, bad = bench.run(request([1, 2, 3], wish=6), request([1, 7, 3], wish=6))
+    good, bad = bench.run(request([1, 2, 3], budget=6), request([1, 7, 3], budget=6))
     assert "not finite" in bad.failed
     assert len(good.tokens) == 8 or "not finite" in good.failed
     assert not bench.batcher.rows

@@ -14,7 +14,7 @@ from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Control
 from buddy.serving.control.protocol import Control, Gauges, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
 from buddy.serving.metrics import ServingMetrics
-from buddy.serving.request import Auto, Deadline, Fixed, GenerationRequest, Unnamed
+from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, GenerationRequest
 from tests.product.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
 
 COST = true_cost()
@@ -53,11 +53,11 @@ def test_on_a_quiet_machine_deadlines_are_met():
     requests, at = [], 0.0
     for _ in range(20):
         at += rng.expovariate(1.4)
-        wish = Deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
-        requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, wish=wish))
+        budget = Deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
+        requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, budget=budget))
     engine.run(control, requests)
     assert not any(one.refused for one in requests)
-    met = [one.itl_s <= one.wish.ms_per_token / 1e3 for one in requests]
+    met = [one.itl_s <= one.budget.ms_per_token / 1e3 for one in requests]
     assert sum(met) >= 0.95 * len(met)
     # Not by running everything at the least: who has time runs deep.
     assert max(one.blocks / len(one.gaps) for one in requests) > 0.9 * L
@@ -68,8 +68,8 @@ def test_on_a_quiet_machine_deadlines_are_met():
 def test_a_deadline_is_met_though_the_machine_is_slower_than_it_was():
     engine = Engine(slower=lambda now: 1.5)
     control = controller(engine)
-    wish = Deadline(ms_per_token=24.0, least=3, most=L)
-    (one,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, wish=wish)])
+    budget = Deadline(ms_per_token=24.0, least=3, most=L)
+    (one,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, budget=budget)])
     late = sum(gap > 0.024 for gap in one.gaps[50:])
     assert late <= 0.05 * len(one.gaps)
     assert one.blocks / len(one.gaps) < 0.9 * L  # at full depth it takes 29 ms
@@ -79,7 +79,7 @@ def test_contracts_are_never_lowered_and_elastic_rows_pay():
     engine = Engine()
     control = controller(engine, itl_ms=22.0)
     fixed = [Request(0.0, 20, 60, Fixed(prefill=22, decode=22)) for _ in range(4)]
-    elastic = [Request(0.0, 20, 60, Unnamed(least=3, most=L)) for _ in range(4)]
+    elastic = [Request(0.0, 20, 60, DefaultBudget(least=3, most=L)) for _ in range(4)]
     engine.run(control, fixed + elastic)
     assert all(one.blocks == 22 * len(one.gaps) for one in fixed)
     assert all(one.blocks < 22 * len(one.gaps) for one in elastic)
@@ -96,7 +96,7 @@ def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
     engine = Engine()
     control = controller(engine)
     tight = Deadline(ms_per_token=1.5 * control.least_ms_per_token, least=3, most=L)
-    plain = [Request(0.0, 20, 40, Unnamed(least=3, most=L)) for _ in range(2)]
+    plain = [Request(0.0, 20, 40, DefaultBudget(least=3, most=L)) for _ in range(2)]
     chosen = [Request(0.0, 20, 40, Auto(least=3, most=L)) for _ in range(2)]
     engine.run(control, [*plain, *chosen, Request(0.0, 20, 40, tight)])
     assert all(one.blocks == L * len(one.gaps) for one in plain)
@@ -107,7 +107,7 @@ def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
 def test_at_a_constant_load_depth_moves_by_a_block_at_most(rows):
     engine = Engine(seed=rows)
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S * 0.7)
-    requests = [Request(0.0, 32, 10_000, Unnamed(least=3, most=L)) for _ in range(rows)]
+    requests = [Request(0.0, 32, 10_000, DefaultBudget(least=3, most=L)) for _ in range(rows)]
     engine.run(control, requests, until_s=4.5)
     settled = [depth for now, depth, _ in engine.depths if now > 2.5]
     # Contexts grow, so depth may fall for good; what it never does is swing.
@@ -160,10 +160,10 @@ def test_accepted_requests_keep_the_promise_at_three_times_the_load():
 
 
 @cache
-def goodput(rate, wish=None, seconds=4.0):
+def goodput(rate, budget=None, seconds=4.0):
     engine = Engine()
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
-    return len(good(engine.run(control, poisson(rate, 0.0, seconds, wish=wish)))) / seconds
+    return len(good(engine.run(control, poisson(rate, 0.0, seconds, budget=budget)))) / seconds
 
 
 def test_elastic_requests_give_more_goodput_than_full_depth_alone():
@@ -188,14 +188,14 @@ def test_what_the_machine_cannot_reach_is_refused_with_what_it_can():
     control = controller()
     queue = QueueView(size=0, prompt_tokens=0, oldest_s=0.0)
     request = GenerationRequest(
-        prompt=(5,) * 64, max_tokens=8, wish=Deadline(ms_per_token=1.0, least=3, most=L)
+        prompt=(5,) * 64, max_tokens=8, budget=Deadline(ms_per_token=1.0, least=3, most=L)
     )
     with pytest.raises(BudgetError, match="ms per token or more") as refused:
         control.admit(request, queue)
     named = float(str(refused.value).split("ask for ")[1].split(" ms")[0])
     assert control.least_ms_per_token <= named <= control.least_ms_per_token * 1.2
-    wish = Deadline(ms_per_token=named, least=3, most=L)
-    control.admit(GenerationRequest(prompt=(5,) * 64, max_tokens=8, wish=wish), queue)
+    budget = Deadline(ms_per_token=named, least=3, most=L)
+    control.admit(GenerationRequest(prompt=(5,) * 64, max_tokens=8, budget=budget), queue)
 
 
 def test_a_least_budget_that_the_model_has_not_is_refused():
@@ -204,7 +204,7 @@ def test_a_least_budget_that_the_model_has_not_is_refused():
 
 
 @st.composite
-def wishes(draw):
+def budgets(draw):
     least = draw(st.integers(3, L))
     most = draw(st.integers(least, L))
     return draw(
@@ -212,7 +212,7 @@ def wishes(draw):
             [
                 Fixed(prefill=L, decode=most),
                 Auto(least=least, most=most),
-                Unnamed(least=least, most=most),
+                DefaultBudget(least=least, most=most),
                 Deadline(ms_per_token=draw(st.floats(0.1, 500)), least=least, most=most),
             ]
         )
@@ -221,20 +221,20 @@ def wishes(draw):
 
 @st.composite
 def row_views(draw, number):
-    wish = draw(wishes())
-    if isinstance(wish, Fixed):
-        wanted = depth = wish.decode
+    budget = draw(budgets())
+    if isinstance(budget, Fixed):
+        wanted = depth = budget.decode
     else:
-        wanted = draw(st.integers(wish.least, wish.most))
-        depth = draw(st.integers(wish.least, wanted))
+        wanted = draw(st.integers(budget.least, budget.most))
+        depth = draw(st.integers(budget.least, wanted))
     return RowView(
         number=number,
-        wish=wish,
+        budget=budget,
         wanted=wanted,
         depth=depth,
         steps=draw(st.integers(0, 20)),
         context=draw(st.integers(0, 2000)),
-        is_elastic=not isinstance(wish, Fixed) and draw(st.booleans()),
+        is_elastic=not isinstance(budget, Fixed) and draw(st.booleans()),
         prompt_left=draw(st.sampled_from([0, 0, 0, 7, 900])),
     )
 
@@ -267,8 +267,8 @@ def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_
         for number, depth in orders.depths.items():
             row = rows[number]
             assert row.is_elastic
-            assert itl_ms is not None or not isinstance(row.wish, Unnamed)
-            assert min(max(row.wish.least, least), row.wanted) <= depth <= row.wanted
+            assert itl_ms is not None or not isinstance(row.budget, DefaultBudget)
+            assert min(max(row.budget.least, least), row.wanted) <= depth <= row.wanted
             assert row.steps >= HOLD_TOKENS or number not in decoded
         assert 0 <= orders.prompt_tokens <= 512
         assert orders.prompt_tokens > 0 or any(not row.prompt_left for row in rows)
@@ -289,11 +289,11 @@ def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_
         )
 
 
-def served(rate, rows, wish=None, seconds=20.0, **more):
+def served(rate, rows, budget=None, seconds=20.0, **more):
     """Requests in so many rows, under both promises."""
     engine = Engine(most_rows=rows)
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S, max_rows=rows)
-    return engine.run(control, poisson(rate, 0.0, seconds, wish=wish, **more))
+    return engine.run(control, poisson(rate, 0.0, seconds, budget=budget, **more))
 
 
 def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():

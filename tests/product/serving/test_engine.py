@@ -8,7 +8,7 @@ import pytest
 from buddy.errors import BudgetError, PromptError
 from buddy.serving.client import EngineClient, Overloaded, Unavailable
 from buddy.serving.control.protocol import Plainly
-from buddy.serving.request import Auto, Deadline, Fixed, Grammar, Unnamed
+from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, Grammar
 from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import Engine
 from buddy.serving.rows.grammar import GrammarError
@@ -73,7 +73,7 @@ def test_requests_of_many_threads(made):
     assert isinstance(engine, EngineClient)
     assert engine.state == "ready"
     assert (engine.facts.num_blocks, engine.facts.context) == (6, 128)
-    asked = [request(p, wish=3 + at % 3) for at, p in enumerate(prompts(12, 2))]
+    asked = [request(p, budget=3 + at % 3) for at, p in enumerate(prompts(12, 2))]
     heard = {}
 
     def client(at):
@@ -172,12 +172,12 @@ REFUSED = [
     (request([1] * 100, max_tokens=29), PromptError, "at most 28"),
     (request([264]), PromptError, "264 is not one of"),
     (request([1], logit_bias={-1: 1.0}), PromptError, "-1 is not one of"),
-    (request([1], wish=1), BudgetError, "2 of the 6 blocks always run"),
-    (request([1], wish=Fixed(prefill=4, decode=7)), BudgetError, "cannot be spent"),
-    (request([1], wish=Unnamed(least=0, most=4)), BudgetError, "cannot be spent"),
-    (request([1], wish=Unnamed(least=5, most=4)), BudgetError, "must not"),
-    (request([1], wish=Deadline(ms_per_token=3.0, least=2, most=9)), BudgetError, "spent"),
-    (request([1], wish=Auto(least=2, most=4)), BudgetError, "needs a trained"),
+    (request([1], budget=1), BudgetError, "2 of the 6 blocks always run"),
+    (request([1], budget=Fixed(prefill=4, decode=7)), BudgetError, "cannot be spent"),
+    (request([1], budget=DefaultBudget(least=0, most=4)), BudgetError, "cannot be spent"),
+    (request([1], budget=DefaultBudget(least=5, most=4)), BudgetError, "must not"),
+    (request([1], budget=Deadline(ms_per_token=3.0, least=2, most=9)), BudgetError, "spent"),
+    (request([1], budget=Auto(least=2, most=4)), BudgetError, "needs a trained"),
     (request([1], grammar=Grammar(schema="{")), GrammarError, "no JSON"),
 ]
 

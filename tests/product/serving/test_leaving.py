@@ -107,7 +107,7 @@ from tests.product.serving.scripted import ScriptedEngine
 from buddy.serving.http.app import Service, make_app
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.server import Address, listen, serve, url_of
-from buddy.serving.http.wish import BudgetRules
+from buddy.serving.http.budget_rules import BudgetRules
 
 class Letters:
     chat_template = None

@@ -106,7 +106,7 @@ def test_auto_and_deadline_budgets(browser, running):
         page.get_by_label("Deadline", exact=True).check()
         page.get_by_label("Milliseconds for each token").fill("12.5")
         ask(page, tokens=4)
-        assert running.engine.seen[-1].wish.ms_per_token == 12.5
+        assert running.engine.seen[-1].budget.ms_per_token == 12.5
         assert page.evaluate(COLUMNS, "A") == [[NUM_BLOCKS, DEADLINE_BLOCKS]] * 4
 
 
@@ -117,7 +117,7 @@ def test_a_mean_is_asked_for_within_what_the_ledger_spends(browser, running):
         assert (slider.get_attribute("min"), slider.get_attribute("max")) == ("15", "30")
         slider.fill("21")
         ask(page, tokens=4)
-        assert running.engine.seen[-1].wish.mean == 21
+        assert running.engine.seen[-1].budget.mean == 21
         assert "up to 21 blocks, mean" in page.locator(".figures").inner_text()
 
 

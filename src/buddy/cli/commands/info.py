@@ -30,7 +30,7 @@ def info(
     from rich.table import Table
     from rich.text import Text
 
-    from buddy.budget.read import Budget
+    from buddy.budget.blocks import Budget
     from buddy.checkpoint.card import read_card
     from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card

@@ -22,7 +22,7 @@ _MILLISECONDS: Final = Range(above=0, high=1e7)
 
 
 def _check_efforts(text: str) -> None:
-    from buddy.serving.http.wish import parse_efforts
+    from buddy.serving.http.budget_rules import parse_efforts
 
     for budget in parse_efforts(text).values():
         options.check_answer_budget(budget)
@@ -98,11 +98,11 @@ def serve(
     from buddy.hub.loading import load_tokenizer
     from buddy.serving.http.app import Service, make_app
     from buddy.serving.http.auth import Keys
+    from buddy.serving.http.budget_rules import BudgetRules, parse_efforts
     from buddy.serving.http.guards import Patience
     from buddy.serving.http.prompts import PromptReader
     from buddy.serving.http.server import Address, check_reach, listen
     from buddy.serving.http.server import serve as answer
-    from buddy.serving.http.wish import BudgetRules, parse_efforts
     from buddy.serving.rows.engine import num_pinned
 
     console = stderr()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.read import least_blocks
+from buddy.budget.blocks import least_blocks
 from buddy.errors import PolicyError
 from buddy.importance.calibration import Passages
 from buddy.importance.resume import ResumeFile

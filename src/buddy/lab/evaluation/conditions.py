@@ -8,7 +8,8 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.budget.read import AUTO, check_spendable, split_phases
+from buddy.budget.blocks import check_spendable
+from buddy.budget.read import AUTO, split_phases
 from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget
 from buddy.depth.policy import (
     BatchSize,

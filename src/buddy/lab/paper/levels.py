@@ -20,7 +20,7 @@ def flags(budgets: tuple[str, ...]) -> list[str]:
 
 def blocks_of(budget: str, num_blocks: int) -> int:
     """Blocks that run."""
-    from buddy.budget.read import Budget
+    from buddy.budget.blocks import Budget
 
     return Budget.from_ratio(float(budget), num_blocks).blocks
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from buddy.budget.read import least_blocks
+from buddy.budget.blocks import least_blocks
 from buddy.methods.layerskip.recipe import Curriculum
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from buddy.budget.read import MIN_BLOCKS
+from buddy.budget.blocks import MIN_BLOCKS
 from buddy.depth.policy import (
     BatchSize,
     Observation,

@@ -107,12 +107,12 @@ class Admission:
             BudgetError: Its deadline is below what the machine reaches.
             Refused: It will not be taken now.
         """
-        wish, config = request.wish, self._config
-        if isinstance(wish, Deadline) and wish.ms_per_token < least_ms:
+        budget, config = request.budget, self._config
+        if isinstance(budget, Deadline) and budget.ms_per_token < least_ms:
             raise BudgetError(
-                f"a token takes at least {shown_ms(least_ms)} ms here at {wish.least} blocks, and "
-                f"the budget allows {wish.ms_per_token:g}: ask for {shown_ms(least_ms)} ms per "
-                "token or more"
+                f"a token takes at least {shown_ms(least_ms)} ms here at {budget.least} blocks, "
+                f"and the budget allows {budget.ms_per_token:g}: ask for {shown_ms(least_ms)} ms "
+                "per token or more"
             )
         ttft_s = predict_ttft(len(request.prompt), queue, pace)
         waiting = queue.size - max(0, pace.rows - queue.running)  # those who find no free row

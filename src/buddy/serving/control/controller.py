@@ -18,7 +18,7 @@ from buddy.serving.control.cost import Correction, CostModel, StepShape
 from buddy.serving.control.protocol import Ending, Gauges, Orders, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
 from buddy.serving.metrics import ServingMetrics
-from buddy.serving.request import Deadline, Fixed, GenerationRequest, Unnamed, Usage
+from buddy.serving.request import Deadline, DefaultBudget, Fixed, GenerationRequest, Usage
 from buddy.settings import Range, check_ranges
 
 HOLD_TOKENS: Final = 8
@@ -132,8 +132,8 @@ class Controller:
             BudgetError: Its deadline is below what the machine reaches.
         """
         least_ms = 0.0
-        if isinstance(request.wish, Deadline):
-            depth = max(request.wish.least, self._config.min_blocks)
+        if isinstance(request.budget, Deadline):
+            depth = max(request.budget.least, self._config.min_blocks)
             depth = min(depth, self._config.num_blocks)
             shape = self._one_row(depth, len(request.prompt))
             least_ms = 1e3 * self._cost.predict(shape) / _SHARE
@@ -253,7 +253,7 @@ class Controller:
 
     def _tightest(self, rows: Sequence[RowView]) -> float | None:
         """The shortest time for a token that anybody was promised, in seconds."""
-        promised = [row.wish.ms_per_token for row in rows if isinstance(row.wish, Deadline)]
+        promised = [row.budget.ms_per_token for row in rows if isinstance(row.budget, Deadline)]
         if self._config.itl_ms is not None:
             promised.append(self._config.itl_ms)
         return min(promised) / 1e3 if promised else None
@@ -281,12 +281,12 @@ class Controller:
 
     def _bounds(self, row: RowView) -> tuple[int, int]:
         """Least and most blocks of a row that a load may give it."""
-        if isinstance(row.wish, Unnamed) and self._config.itl_ms is None:
+        if isinstance(row.budget, DefaultBudget) and self._config.itl_ms is None:
             return row.depth, row.depth  # nothing was asked of it, and nothing promised
-        if isinstance(row.wish, Fixed) or not row.is_elastic:
+        if isinstance(row.budget, Fixed) or not row.is_elastic:
             return row.depth, row.depth
-        most = min(row.wish.most, max(row.wanted, row.wish.least))
-        return min(max(row.wish.least, self._config.min_blocks), most), most
+        most = min(row.budget.most, max(row.wanted, row.budget.least))
+        return min(max(row.budget.least, self._config.min_blocks), most), most
 
     def _may_change(self, row: RowView) -> bool:
         """A row keeps its depth for some tokens; one that did not decode yet may change at once."""
@@ -346,11 +346,11 @@ class Controller:
         """Depths that rows with a deadline would have on a machine of their own."""
         found = {}
         for row in rows:
-            if not isinstance(row.wish, Deadline):
+            if not isinstance(row.budget, Deadline):
                 continue
             if row.number not in self._alone:
                 least, most = self._bounds(row)
-                limit_s = self._limit(row.wish.ms_per_token / 1e3) or 0.0
+                limit_s = self._limit(row.budget.ms_per_token / 1e3) or 0.0
                 context = row.context + row.prompt_left
                 while most > least and self._predict(self._one_row(most, context)) > limit_s:
                     most -= 1

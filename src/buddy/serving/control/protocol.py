@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from buddy.serving.request import GenerationRequest, Usage, Wish
+from buddy.serving.request import GenerationRequest, ResolvedBudget, Usage
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
 """How a request ended."""
@@ -20,7 +20,7 @@ class RowView:
 
     number: int
     """As `submit` returned it."""
-    wish: Wish
+    budget: ResolvedBudget
     wanted: int
     """Blocks of a token of its answer without load: what the Budget Predictor chose, or the
     most."""
@@ -59,7 +59,7 @@ class Orders:
     """For one pass."""
 
     depths: Mapping[int, int] = field(default_factory=dict)
-    """By number, blocks of an elastic row, within its wish's least and most; others stay as they
+    """By number, blocks of an elastic row, within its budget's least and most; others stay as they
     are."""
     prompt_tokens: int
     """Tokens of prompts that may be fed, in all; 0 = none now. A prompt that cannot be cut is fed

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from buddy import __version__
 from buddy.errors import BuddyError
 from buddy.serving.client import EngineClient
-from buddy.serving.http.asking import chat_requests, completion_requests, wish_of
+from buddy.serving.http.asking import budget_of, chat_requests, completion_requests
 from buddy.serving.http.auth import Authenticated, Keys
+from buddy.serving.http.budget_rules import BudgetRules
 from buddy.serving.http.guards import Bounded, CutOff, LocalOnly, Patience
 from buddy.serving.http.logs import Logged
 from buddy.serving.http.mailbox import Answers
@@ -48,8 +49,7 @@ from buddy.serving.http.schema import (
     ModelList,
     RequestFields,
 )
-from buddy.serving.http.wish import BudgetRules
-from buddy.serving.request import Delta, Failed, GenerationRequest, Wish
+from buddy.serving.request import Delta, Failed, GenerationRequest, ResolvedBudget
 
 Body = TypeVar("Body", ChatBody, CompletionBody)
 
@@ -208,7 +208,7 @@ def _add_openai(api: FastAPI, service: Service) -> None:
     )
     async def model(name: str) -> Response:
         """The served model, if this is its name; a budget may follow an `@`."""
-        wish_of(RequestFields(model=name), service.rules, service.engine.facts.model)
+        budget_of(RequestFields(model=name), service.rules, service.engine.facts.model)
         return JSONResponse({**service.model(), "id": name})
 
 
@@ -229,18 +229,18 @@ async def _answer(
     service: Service,
     request: Request,
     body: Body,
-    make: Callable[[Body, Wish, Any, PromptReader], list[GenerationRequest]],
+    make: Callable[[Body, ResolvedBudget, Any, PromptReader], list[GenerationRequest]],
     shape: Shape,
     extras: Extras,
 ) -> Response:
     """Ask the engine, and answer whole or as a stream; it refuses before any header is sent."""
     facts = service.engine.facts
     _check_ready(service)
-    wish = wish_of(body, service.rules, facts.model)
+    budget = budget_of(body, service.rules, facts.model)
     loop = asyncio.get_running_loop()
 
     def begin() -> Answers:
-        requests = make(body, wish, facts, service.reader)
+        requests = make(body, budget, facts, service.reader)
         return Answers(service.engine, requests, loop, is_streamed=bool(body.stream))
 
     # A long text, a model's template or a large schema would hold up everybody's streams.

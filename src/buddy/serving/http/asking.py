@@ -6,11 +6,11 @@ from typing import Final
 
 from buddy.errors import BudgetError, PromptError, shown
 from buddy.serving.client import EngineFacts
+from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.schema import ChatBody, CompletionBody, RequestFields
-from buddy.serving.http.wish import BudgetRules, split_model
-from buddy.serving.request import GenerationRequest, Grammar, Sampling, Wish
+from buddy.serving.request import GenerationRequest, Grammar, ResolvedBudget, Sampling
 
 _COMPLETION_TOKENS: Final = 16
 """Of a completion that does not say, as OpenAI has it; a chat may fill the context."""
@@ -18,7 +18,7 @@ _MOST_REQUESTS: Final = 128
 """Prompts times answers to each."""
 
 
-def wish_of(body: RequestFields, rules: BudgetRules, served: str) -> Wish:
+def budget_of(body: RequestFields, rules: BudgetRules, served: str) -> ResolvedBudget:
     """The budget of a request.
 
     Raises:
@@ -34,7 +34,7 @@ def wish_of(body: RequestFields, rules: BudgetRules, served: str) -> Wish:
             code="model_not_found",
         )
     try:
-        return rules.wish(body.budget, suffix, body.reasoning_effort)
+        return rules.read(body.budget, suffix, body.reasoning_effort)
     except BudgetError as error:
         param = "budget"
         if body.budget is None:
@@ -43,7 +43,7 @@ def wish_of(body: RequestFields, rules: BudgetRules, served: str) -> Wish:
 
 
 def chat_requests(
-    body: ChatBody, wish: Wish, facts: EngineFacts, reader: PromptReader
+    body: ChatBody, budget: ResolvedBudget, facts: EngineFacts, reader: PromptReader
 ) -> list[GenerationRequest]:
     """One for each answer to a conversation.
 
@@ -60,11 +60,11 @@ def chat_requests(
         raise refusal_of(error, "messages") from error
     most = body.max_completion_tokens or body.max_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return _requests(body, [prompt], most, facts.context, top, wish, facts, reader)
+    return _requests(body, [prompt], most, facts.context, top, budget, facts, reader)
 
 
 def completion_requests(
-    body: CompletionBody, wish: Wish, facts: EngineFacts, reader: PromptReader
+    body: CompletionBody, budget: ResolvedBudget, facts: EngineFacts, reader: PromptReader
 ) -> list[GenerationRequest]:
     """One for each answer to each prompt, those to one prompt together.
 
@@ -86,7 +86,7 @@ def completion_requests(
             param="n",
         )
     return _requests(
-        body, prompts, body.max_tokens, _COMPLETION_TOKENS, body.logprobs, wish, facts, reader
+        body, prompts, body.max_tokens, _COMPLETION_TOKENS, body.logprobs, budget, facts, reader
     )
 
 
@@ -101,7 +101,7 @@ def _requests(
     max_tokens: int | None,
     default_tokens: int,
     top_logprobs: int | None,
-    wish: Wish,
+    budget: ResolvedBudget,
     facts: EngineFacts,
     reader: PromptReader,
 ) -> list[GenerationRequest]:
@@ -120,7 +120,7 @@ def _requests(
         GenerationRequest(
             prompt=prompt,
             max_tokens=_room(prompt, max_tokens, default_tokens, facts.context),
-            wish=wish,
+            budget=budget,
             sampling=_sampling(body, answer, reader),
             stop=stop,
             top_logprobs=top_logprobs,

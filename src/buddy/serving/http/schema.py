@@ -24,7 +24,7 @@ _TokenId = Annotated[int, Field(ge=0, le=_MANY)]
 _TokenIds = Annotated[list[_TokenId], Field(min_length=1)]
 
 Budget = _Number | str | dict[str, _Number | str]
-"""As `buddy.serving.http.wish` reads it."""
+"""As `buddy.serving.http.budget_rules` reads it."""
 
 
 class _Body(BaseModel):

@@ -192,26 +192,26 @@ class Batcher:
             text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),
             wanted=self._wanted(one),
-            spends=self._spends(one),
+            budget_source=self._budget_source(one),
             prompt=np.array(request.prompt, np.int64),
         )
 
-    def _spends(self, one: Submitted) -> BudgetSource | None:
-        wish, ledger = one.request.wish, self._model.ledger
-        if not isinstance(wish, OnAverage) or ledger is None:
+    def _budget_source(self, one: Submitted) -> BudgetSource | None:
+        budget, ledger = one.request.budget, self._model.ledger
+        if not isinstance(budget, OnAverage) or ledger is None:
             return None
-        return ledger.budget(wish.mean)
+        return ledger.budget(budget.mean)
 
     def _wanted(self, one: Submitted) -> int:
-        wish = one.request.wish
-        if isinstance(wish, Fixed):
-            return wish.decode
-        if not isinstance(wish, Auto):
-            return wish.most
+        budget = one.request.budget
+        if isinstance(budget, Fixed):
+            return budget.decode
+        if not isinstance(budget, Auto):
+            return budget.most
         ids = torch.tensor([one.request.prompt], device=self._backbone.device)
         real = torch.ones_like(ids, dtype=torch.bool)
         (chosen,) = self._model.choose_budgets((None,), ids, real, real)
-        return min(max(chosen, wish.least), wish.most)
+        return min(max(chosen, budget.least), budget.most)
 
     def _set_depths(self, orders: Orders) -> None:
         if not (orders.depths or orders.unloaded):
@@ -313,9 +313,9 @@ class Batcher:
         held = session.find(numbers)
         for place, row in enumerate(decoding):
             state = held[place]
-            if row.spends is not None:
-                if state.source is not row.spends:
-                    held[place] = replace(state, source=row.spends)
+            if row.budget_source is not None:
+                if state.source is not row.budget_source:
+                    held[place] = replace(state, source=row.budget_source)
             elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
                 held[place] = replace(state, source=ConstantBudget(row.depth))
         ahead = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from buddy import __version__
-from buddy.budget.read import least_blocks
+from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
 from buddy.engine.run import Feed, run_step

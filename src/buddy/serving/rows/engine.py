@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 
 import torch
 
-from buddy.budget.read import check_mean, check_spendable, least_blocks, no_predictor
+from buddy.budget.blocks import check_spendable, least_blocks
+from buddy.budget.read import check_mean, no_predictor
 from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
@@ -25,7 +26,7 @@ from buddy.serving.request import (
     Fixed,
     GenerationRequest,
     OnAverage,
-    Wish,
+    ResolvedBudget,
 )
 from buddy.serving.rows.batcher import Batcher, BatcherOptions
 from buddy.serving.rows.grammar import GrammarMaker
@@ -222,22 +223,22 @@ class Engine:
                 f"token id {wrong[0]} is not one of the model's {self._vocab}: use the model's own "
                 "tokenizer"
             )
-        self._check_wish(request.wish)
+        self._check_budget(request.budget)
 
-    def _check_wish(self, wish: Wish) -> None:
+    def _check_budget(self, budget: ResolvedBudget) -> None:
         model = self._model
-        if isinstance(wish, Auto) and model.predictor is None:
+        if isinstance(budget, Auto) and model.predictor is None:
             raise no_predictor()
-        if isinstance(wish, OnAverage):
-            check_mean(wish.mean, self._facts.means)
-        if isinstance(wish, Fixed):
-            budgets = {wish.prefill, wish.decode}
+        if isinstance(budget, OnAverage):
+            check_mean(budget.mean, self._facts.means)
+        if isinstance(budget, Fixed):
+            budgets = {budget.prefill, budget.decode}
         else:
-            budgets = {wish.least, wish.most}
-            if wish.least > wish.most:
+            budgets = {budget.least, budget.most}
+            if budget.least > budget.most:
                 raise BudgetError(
-                    f"a budget from {wish.least} to {wish.most} blocks is none: the least must not "
-                    "be above the most"
+                    f"a budget from {budget.least} to {budget.most} blocks is none: the least must "
+                    "not be above the most"
                 )
         if not is_online(model.policy):
             check_spendable(budgets, model.num_blocks, cast(DepthPolicy, self._model.policy).pinned)

@@ -12,11 +12,11 @@ from buddy.serving.control.protocol import RowView
 from buddy.serving.request import (
     Auto,
     Deadline,
+    DefaultBudget,
     Deliver,
     Fixed,
     GenerationRequest,
     OnAverage,
-    Unnamed,
     Usage,
 )
 from buddy.serving.rows.grammar import GrammarState
@@ -29,7 +29,7 @@ _SOURCES = {
     OnAverage: "mean",
     Auto: "auto",
     Deadline: "deadline",
-    Unnamed: "default",
+    DefaultBudget: "default",
 }
 
 
@@ -56,7 +56,7 @@ class Row:
     wanted: int
     """Blocks of a token of the answer without load."""
     prompt: NDArray[np.int64]
-    spends: BudgetSource | None = None
+    budget_source: BudgetSource | None = None
     """Of the answer's tokens, where their mean is named and not their depth."""
     depth: int = field(init=False)
     """Blocks of the next token."""
@@ -85,8 +85,8 @@ class Row:
     is_gone: bool = False
 
     def __post_init__(self) -> None:
-        wish = self.request.wish
-        self.depth = wish.prefill if isinstance(wish, Fixed) else self.wanted
+        budget = self.request.budget
+        self.depth = budget.prefill if isinstance(budget, Fixed) else self.wanted
 
     @property
     def number(self) -> int:
@@ -106,16 +106,16 @@ class Row:
     @property
     def is_elastic(self) -> bool:
         """Whether its depth may be changed."""
-        wish = self.request.wish
-        if isinstance(wish, Auto | Unnamed):
+        budget = self.request.budget
+        if isinstance(budget, Auto | DefaultBudget):
             return self.request.sampling.seed is None
-        return isinstance(wish, Deadline)
+        return isinstance(budget, Deadline)
 
     def view(self) -> RowView:
         """As control sees it."""
         return RowView(
             number=self.number,
-            wish=self.request.wish,
+            budget=self.request.budget,
             wanted=self.wanted,
             depth=self.depth,
             steps=self.since,
@@ -125,22 +125,22 @@ class Row:
         )
 
     def set_depth(self, blocks: int) -> None:
-        """Go on at another depth, within what the wish allows."""
-        wish = self.request.wish
-        assert not isinstance(wish, Fixed)
-        blocks = min(max(blocks, wish.least), wish.most)
+        """Go on at another depth, within what the budget allows."""
+        budget = self.request.budget
+        assert not isinstance(budget, Fixed)
+        blocks = min(max(blocks, budget.least), budget.most)
         if blocks != self.depth:
             self.depth, self.since = blocks, 0
 
     def note_token(self, token: int, runs: NDArray[np.bool_], now_s: float) -> None:
         """A token has come, from logits that these blocks made."""
-        wish = self.request.wish
+        budget = self.request.budget
         depth = int(runs.sum())
         self.made_by += depth
         self.plans.add(runs.tobytes())
-        if isinstance(wish, Fixed):
-            self.depth = wish.decode
-        is_exact = isinstance(wish, Fixed) and self.spends is None
+        if isinstance(budget, Fixed):
+            self.depth = budget.decode
+        is_exact = isinstance(budget, Fixed) and self.budget_source is None
         self.deepest = self.depth if is_exact else max(self.deepest, depth)
         self.shallowest = depth if self.shallowest is None else min(self.shallowest, depth)
         self.answer.append(token)
@@ -161,9 +161,9 @@ class Row:
     def usage(self) -> Usage:
         """What it took."""
         tokens = len(self.answer)
-        wish = self.request.wish
+        budget = self.request.budget
         free = self.wanted if self.unloaded is None else self.unloaded
-        is_lowered = not isinstance(wish, Fixed) and (self.shallowest or free) < free
+        is_lowered = not isinstance(budget, Fixed) and (self.shallowest or free) < free
         return Usage(
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
@@ -172,7 +172,7 @@ class Row:
             budget_blocks=self.deepest,
             blocks_per_token=self.made_by / tokens if tokens else 0.0,
             distinct_plans=len(self.plans),
-            source=_SOURCES[type(wish)],
+            source=_SOURCES[type(budget)],
             lowered_from=free if is_lowered else None,
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.checkpoint.folder import load, load_outline
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buddy.budget.read import check_spendable
+from buddy.budget.blocks import check_spendable
 from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
 from buddy.errors import RecipeError

@@ -1,23 +1,14 @@
-"""What a request says of its budget, in any place and form that it may, becomes a `Wish`."""
+"""What a request says of its budget, in any place and form, becomes a `ResolvedBudget`."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from buddy.budget.read import (
-    AUTO,
-    Budget,
-    Mean,
-    check_mean,
-    check_spendable,
-    least_blocks,
-    no_predictor,
-    parse_budget,
-    read_mean,
-)
+from buddy.budget.blocks import Budget, check_spendable, least_blocks
+from buddy.budget.read import AUTO, Mean, check_mean, no_predictor, parse_budget, read_mean
 from buddy.errors import BudgetError, shown
-from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed, Wish
+from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, OnAverage, ResolvedBudget
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 """Names that OpenAI's clients give to efforts."""
@@ -60,7 +51,7 @@ class BudgetRules:
                 )
             self._check_own(self._plain(budget))
 
-    def _check_own(self, wish: Wish) -> None:
+    def _check_own(self, wish: ResolvedBudget) -> None:
         """Refuse a budget of the server's own that every request would be refused for."""
         budgets = {wish.prefill, wish.decode} if isinstance(wish, Fixed) else {wish.most}
         check_spendable(budgets, self.num_blocks, range(self.num_pinned))
@@ -72,7 +63,7 @@ class BudgetRules:
             return least
         return max(least, self._blocks(self.min_budget, "the smallest budget"))
 
-    def wish(self, budget: Any, suffix: str | None, effort: str | None) -> Wish:
+    def read(self, budget: Any, suffix: str | None, effort: str | None) -> ResolvedBudget:
         """The budget of a request.
 
         Args:
@@ -95,15 +86,15 @@ class BudgetRules:
             named.append(self._plain(self.efforts[effort]))
         return named[0] if named else self._unnamed()
 
-    def _unnamed(self) -> Wish:
+    def _unnamed(self) -> ResolvedBudget:
         if self.default is None:
-            return Unnamed(least=self.floor(), most=self.num_blocks)
+            return DefaultBudget(least=self.floor(), most=self.num_blocks)
         wish = self._plain(self.default)
         if isinstance(wish, Fixed) and not isinstance(wish, OnAverage):
-            return Unnamed(least=min(self.floor(), wish.decode), most=wish.decode)
+            return DefaultBudget(least=min(self.floor(), wish.decode), most=wish.decode)
         return wish
 
-    def _named(self, budget: Any) -> Wish:
+    def _named(self, budget: Any) -> ResolvedBudget:
         return self._object(budget) if isinstance(budget, Mapping) else self._plain(budget)
 
     def _read(self, budget: Any) -> Budget | Literal["auto"]:
@@ -111,7 +102,7 @@ class BudgetRules:
             raise BudgetError(f"budget {shown(budget)} cannot be read: expected {_FORMS}")
         return parse_budget(budget, self.num_blocks)
 
-    def _plain(self, budget: Any) -> Wish:
+    def _plain(self, budget: Any) -> ResolvedBudget:
         """Of a fraction, a count, `auto`, or a mean."""
         mean = read_mean(budget)
         if mean is not None:
@@ -129,7 +120,7 @@ class BudgetRules:
             raise BudgetError(f"{what} must be a fraction or a count of blocks, got 'auto'")
         return read.blocks
 
-    def _object(self, budget: Mapping[str, Any]) -> Wish:
+    def _object(self, budget: Mapping[str, Any]) -> ResolvedBudget:
         if set(budget) in ({"mean"}, {"mean", "prefill"}):
             return self._mean(Mean.read(budget["mean"]), budget.get("prefill"))
         kind = budget.keys() - {"min", "max"}

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from buddy.errors import BudgetError
-from buddy.serving.http.wish import BudgetRules, parse_efforts, split_model
-from buddy.serving.request import Auto, Deadline, Fixed, OnAverage, Unnamed
+from buddy.serving.http.budget_rules import BudgetRules, parse_efforts, split_model
+from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, OnAverage
 
 RULES = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30), min_budget="12 blocks")
 
@@ -38,7 +38,7 @@ RULES = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30), min_budge
     ],
 )
 def test_each_form_has_its_wish(budget, wish):
-    assert RULES.wish(budget, None, None) == wish
+    assert RULES.read(budget, None, None) == wish
 
 
 WRONG = [
@@ -81,7 +81,7 @@ WRONG = [
 @pytest.mark.parametrize(("budget", "said"), WRONG, ids=[str(one[0]) for one in WRONG])
 def test_what_is_no_budget_is_refused_in_one_line(budget, said):
     with pytest.raises(BudgetError) as refused:
-        RULES.wish(budget, None, None)
+        RULES.read(budget, None, None)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -90,11 +90,11 @@ def test_an_explicit_budget_goes_before_the_name_and_the_name_before_the_effort(
     rules = BudgetRules(
         num_blocks=30, has_predictor=False, default="0.8", efforts={"low": "0.5", "high": "1.0"}
     )
-    assert rules.wish(0.6, "0.7", "low") == Fixed(prefill=18, decode=18)
-    assert rules.wish(None, "0.7", "low") == Fixed(prefill=21, decode=21)
-    assert rules.wish(None, None, "low") == Fixed(prefill=15, decode=15)
-    assert rules.wish(None, None, None) == Unnamed(least=3, most=24)
-    assert BudgetRules(num_blocks=30, has_predictor=False).wish(None, None, "low") == Unnamed(
+    assert rules.read(0.6, "0.7", "low") == Fixed(prefill=18, decode=18)
+    assert rules.read(None, "0.7", "low") == Fixed(prefill=21, decode=21)
+    assert rules.read(None, None, "low") == Fixed(prefill=15, decode=15)
+    assert rules.read(None, None, None) == DefaultBudget(least=3, most=24)
+    assert BudgetRules(num_blocks=30, has_predictor=False).read(None, None, "low") == DefaultBudget(
         least=3, most=30
     )
 
@@ -102,16 +102,16 @@ def test_an_explicit_budget_goes_before_the_name_and_the_name_before_the_effort(
 def test_what_goes_before_does_not_excuse_what_is_wrong():
     rules = BudgetRules(num_blocks=30, has_predictor=False, efforts={"low": "0.5"})
     with pytest.raises(BudgetError, match="cannot be read"):
-        rules.wish(0.6, "much", None)
+        rules.read(0.6, "much", None)
     with pytest.raises(BudgetError, match="'high' has no budget here: expected low"):
-        rules.wish(0.6, None, "high")
+        rules.read(0.6, None, "high")
 
 
 def test_auto_needs_a_predictor_wherever_it_is_written():
     rules = BudgetRules(num_blocks=30, has_predictor=False)
     for named in [("auto", None), (None, "auto")]:
         with pytest.raises(BudgetError, match="needs a trained Budget Predictor"):
-            rules.wish(*named, None)
+            rules.read(*named, None)
     with pytest.raises(BudgetError, match="needs a trained Budget Predictor"):
         BudgetRules(num_blocks=30, has_predictor=False, default="auto")
     with pytest.raises(BudgetError, match="needs a trained Budget Predictor"):
@@ -123,9 +123,9 @@ def test_auto_needs_a_predictor_wherever_it_is_written():
 @pytest.mark.parametrize("min_budget", [None, "12 blocks"])
 def test_nothing_elastic_goes_below_what_the_policy_always_runs(min_budget):
     rules = BudgetRules(num_blocks=30, has_predictor=True, num_pinned=20, min_budget=min_budget)
-    assert rules.wish(None, None, None) == Unnamed(least=20, most=30)
-    assert rules.wish("auto", None, None) == Auto(least=20, most=30)
-    assert rules.wish({"ms_per_token": 9, "min": 0.5}, None, None).least == 20
+    assert rules.read(None, None, None) == DefaultBudget(least=20, most=30)
+    assert rules.read("auto", None, None) == Auto(least=20, most=30)
+    assert rules.read({"ms_per_token": 9, "min": 0.5}, None, None).least == 20
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_efforts_are_read_each_once():
 def test_a_mean_needs_a_ledger_and_may_be_the_default():
     plain = BudgetRules(num_blocks=30, has_predictor=False)
     with pytest.raises(BudgetError, match="needs a ledger"):
-        plain.wish({"mean": 0.7}, None, None)
+        plain.read({"mean": 0.7}, None, None)
     rules = BudgetRules(num_blocks=30, has_predictor=False, means=(15, 30), default="mean:0.8")
-    assert rules.wish(None, None, None) == OnAverage(prefill=24, decode=24, mean=Fraction(24))
-    assert rules.wish(None, "mean:0.7", None).mean == 21
+    assert rules.read(None, None, None) == OnAverage(prefill=24, decode=24, mean=Fraction(24))
+    assert rules.read(None, "mean:0.7", None).mean == 21
