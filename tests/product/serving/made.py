@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from buddy import BuddyForCausalLM
-from buddy.serving.control.protocol import Plainly
+from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Delta, Failed, Finished, Fixed, GenerationRequest, Sampling
 from buddy.serving.rows.batcher import Batcher, BatcherOptions
 from buddy.serving.rows.row import Submitted
@@ -137,7 +137,7 @@ class Bench:
         self.buddy = buddy or byte_buddy("static:2,3,4,1")
         self.tokenizer = byte_tokenizer()
         options = {"rows": 8, "least_shared": 2, "slots": 4} | options
-        control = control or Plainly(prompt_tokens=chunk)
+        control = control or NoControl(prompt_tokens=chunk)
         self.batcher = Batcher(self.buddy, self.tokenizer, control, BatcherOptions(**options), ends)
         self.number = 0
 

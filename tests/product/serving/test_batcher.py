@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from buddy.serving.control.protocol import Orders, Plainly
+from buddy.serving.control.protocol import NoControl, Orders
 from buddy.serving.request import Auto, DefaultBudget, Delta, Fixed
 from tests.product.serving.made import VOCAB, Bench, alone, byte_buddy, prompts, request
 
@@ -202,7 +202,7 @@ def test_one_seed_is_one_text_alone_and_in_company():
     assert Bench(buddy).run(reseeded)[0].tokens != separately[0]
 
 
-class Lower(Plainly):
+class Lower(NoControl):
     """Gives every row three blocks from its second token on."""
 
     def decide(self, rows, queue):

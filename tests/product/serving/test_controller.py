@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from buddy.errors import BudgetError
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Controller
+from buddy.serving.control.metrics import ServingMetrics
 from buddy.serving.control.protocol import Control, Gauges, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
-from buddy.serving.metrics import ServingMetrics
 from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, GenerationRequest
 from tests.product.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
 

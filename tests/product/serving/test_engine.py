@@ -7,7 +7,7 @@ import pytest
 
 from buddy.errors import BudgetError, PromptError
 from buddy.serving.client import EngineClient, Overloaded, Unavailable
-from buddy.serving.control.protocol import Plainly
+from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, Grammar
 from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import Engine
@@ -94,7 +94,7 @@ def test_requests_of_many_threads(made):
 
 @pytest.mark.parametrize("cut", [0, 3, 8])
 def test_nothing_follows_a_cancel(made, cut):
-    engine = made(control=Plainly(prompt_tokens=4), options={"rows": 2})
+    engine = made(control=NoControl(prompt_tokens=4), options={"rows": 2})
     heard = [Heard() for _ in range(6)]
     numbers = [
         engine.submit(request(p, max_tokens=90), one)
@@ -150,7 +150,7 @@ def test_closed_it_fails_who_is_still_there(made):
 
 
 def test_control_refuses_who_is_too_many(made):
-    class Two(Plainly):
+    class Two(NoControl):
         def admit(self, asked, queue):
             if queue.size + queue.running >= 2:
                 raise Overloaded("full", retry_after_s=3)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from buddy.serving.control.metrics import REJECTIONS, ServingMetrics, Tally
 from buddy.serving.control.protocol import Gauges, StepReport
-from buddy.serving.metrics import REJECTIONS, ServingMetrics, Tally
 from buddy.serving.request import Usage
 from buddy.serving.rows.row import _SOURCES
 

@@ -9,15 +9,16 @@ import openai
 import pytest
 import torch
 
-engines = pytest.importorskip("buddy.serving.rows.engine")
-
-from buddy import BuddyForCausalLM  # noqa: E402
-from buddy.cli.commands.serve import start_engine  # noqa: E402
-from buddy.serving.rows import calibrate  # noqa: E402
-from tests.product.engine.test_steering import ByNorm  # noqa: E402
-from tests.product.generation.test_ledger_budget import random_ledger  # noqa: E402
-from tests.product.serving.serving import chat_tokenizer, served, until  # noqa: E402
-from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model  # noqa: E402
+from buddy import BuddyForCausalLM
+from buddy.serving.control.admission import AdmissionConfig
+from buddy.serving.control.controller import ControlConfig
+from buddy.serving.rows import calibrate
+from buddy.serving.rows.engine import Engine
+from buddy.serving.start import start_engine
+from tests.product.engine.test_steering import ByNorm
+from tests.product.generation.test_ledger_budget import random_ledger
+from tests.product.serving.serving import chat_tokenizer, served, until
+from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def model():
 @pytest.fixture(scope="module")
 def running(model):
     tokenizer = chat_tokenizer()
-    with served(engines.Engine(model, tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(Engine(model, tokenizer, "tiny"), tokenizer=tokenizer) as running:
         yield running
 
 
@@ -70,7 +71,7 @@ def test_a_mean_is_spent_as_generate_spends_it(prefill):
         do_sample=False,
     )[0].tolist()  # fmt: skip
     expected = made.ledger.budget(Fraction(9, 2)).levels(out[3:-1])
-    with served(engines.Engine(made, tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(Engine(made, tokenizer, "tiny"), tokenizer=tokenizer) as running:
         budget = {"mean": 0.75} if prefill is None else {"mean": 0.75, "prefill": prefill}
         body = {"model": "tiny", "prompt": ids, "max_tokens": 12, "temperature": 0,
                 "ignore_eos": True, "stream": True, "budget": budget,
@@ -169,7 +170,7 @@ def test_json_obeys_its_schema_and_a_schema_that_is_none_is_400():
         }
 
     tokenizer = byte_tokenizer()
-    with served(engines.Engine(byte_buddy(), tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(Engine(byte_buddy(), tokenizer, "tiny"), tokenizer=tokenizer) as running:
         made = httpx.post(f"{running.url}/v1/completions", json=body("boolean"), timeout=20)
         assert type(json.loads(made.json()["choices"][0]["text"])["a"]) is bool
         refused = httpx.post(f"{running.url}/v1/completions", json=body("nonsense"), timeout=20)
@@ -186,13 +187,11 @@ def started(tmp_path, monkeypatch):
         return start_engine(
             model,
             chat_tokenizer(),
-            name="tiny",
-            max_rows=2,
-            max_queue=2,
-            slo_ttft_ms=None,
-            slo_itl_ms=1000.0,
-            min_blocks=min_blocks,
-            batch_route="shared",
+            "tiny",
+            ControlConfig(
+                num_blocks=model.num_blocks, min_blocks=min_blocks, max_rows=2, itl_ms=1000.0
+            ),
+            AdmissionConfig(max_queue=2),
         )
 
     return start

@@ -14,7 +14,6 @@ from buddy.settings import Range
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from buddy.engine.steer import BatchRoute
     from buddy.serving.client import EngineClient
 
 _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx")
@@ -124,6 +123,9 @@ def serve(
 
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
         from buddy.cli.loading import load_checked
+        from buddy.serving.control.admission import AdmissionConfig
+        from buddy.serving.control.controller import ControlConfig
+        from buddy.serving.start import start_engine
 
         loaded = load_checked(
             model,
@@ -139,12 +141,14 @@ def serve(
         client = start_engine(
             loaded,
             tokenizer,
-            name=model,
-            max_rows=max_rows,
-            max_queue=max_queue,
-            slo_ttft_ms=slo_ttft_ms,
-            slo_itl_ms=slo_itl_ms,
-            min_blocks=rules_of(loaded).floor(),
+            model,
+            ControlConfig(
+                num_blocks=loaded.num_blocks,
+                min_blocks=rules_of(loaded).floor(),
+                max_rows=max_rows,
+                itl_ms=slo_itl_ms,
+            ),
+            AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
             batch_route=batch_route,
         )
         reader = PromptReader(tokenizer, loaded.config.vocab_size)
@@ -159,41 +163,6 @@ def serve(
         }
         show_panel(console, listener, client, limits)
         answer(app, service, listener, drain_s=drain_s)
-
-
-def start_engine(
-    model: Any,
-    tokenizer: Any,
-    *,
-    name: str,
-    max_rows: int,
-    max_queue: int,
-    slo_ttft_ms: float | None,
-    slo_itl_ms: float | None,
-    min_blocks: int,
-    batch_route: "BatchRoute",
-) -> "EngineClient":
-    """The engine behind the server: the one place that knows how it is made."""
-    from buddy.serving.control.admission import AdmissionConfig
-    from buddy.serving.control.controller import ControlConfig, Controller
-    from buddy.serving.metrics import ServingMetrics
-    from buddy.serving.rows.batcher import BatcherOptions
-    from buddy.serving.rows.calibrate import cost_of
-    from buddy.serving.rows.engine import Engine
-
-    control = Controller(
-        ControlConfig(
-            num_blocks=model.num_blocks,
-            min_blocks=min_blocks,
-            max_rows=max_rows,
-            itl_ms=slo_itl_ms,
-        ),
-        cost_of(model, max_rows, batch_route=batch_route),
-        ServingMetrics(name, model.num_blocks, max_rows),
-        AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
-    )
-    options = BatcherOptions(rows=max_rows, batch_route=batch_route)
-    return Engine(model, tokenizer, name, control=control, options=options)
 
 
 def show_panel(

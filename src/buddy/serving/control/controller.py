@@ -15,9 +15,9 @@ from typing import Annotated, Final
 from buddy.errors import BudgetError, PolicyError
 from buddy.serving.control.admission import Admission, AdmissionConfig, Pace, Refused
 from buddy.serving.control.cost import Correction, CostModel, StepShape
+from buddy.serving.control.metrics import ServingMetrics
 from buddy.serving.control.protocol import Ending, Gauges, Orders, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
-from buddy.serving.metrics import ServingMetrics
 from buddy.serving.request import Deadline, DefaultBudget, Fixed, GenerationRequest, Usage
 from buddy.settings import Range, check_ranges
 

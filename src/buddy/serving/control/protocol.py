@@ -1,7 +1,7 @@
 """Control: who says how deep rows run, how much prompt a pass may feed, and who is let in.
 
 The engine's thread asks before each pass and reports after it. What it decides and counts is its
-own matter; `Plainly` lets every row run as deep as it may.
+own matter; `NoControl` lets every row run as deep as it may.
 """
 
 from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plainly:
+class NoControl:
     """Every row as deep as it wants, whatever the load; a queue of any length."""
 
     prompt_tokens: int = 256

@@ -355,7 +355,7 @@ def _add_watched(api: FastAPI, service: Service) -> None:
 
 
 def _add_pages(api: FastAPI) -> None:
-    folder = files("buddy.serving") / "playground"
+    folder = files("buddy.serving.http") / "playground"
     contents = {name: (folder / name).read_bytes() for name in _PAGES}
 
     def page(name: str) -> Response:

@@ -17,7 +17,7 @@ from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
-from buddy.serving.control.protocol import Control, Gauges, Plainly
+from buddy.serving.control.protocol import Control, Gauges, NoControl
 from buddy.serving.request import (
     Auto,
     Deliver,
@@ -61,7 +61,7 @@ class Engine:
         context: int | None = None,
     ) -> None:
         self._model = model
-        self._control: Control = control or Plainly()
+        self._control: Control = control or NoControl()
         self._pinned = num_pinned(model)
         if not is_online(model.policy):
             prepare(model.policy, (max(1, self._pinned),))
