@@ -1,4 +1,4 @@
-"""The table of commands, and what happens to their errors."""
+"""The entry point `main`: runs the command that is typed, and says on one line what went wrong."""
 
 import logging
 import os
@@ -11,50 +11,10 @@ from typing import Any, Final, cast
 import typer
 from typer.main import get_command
 
-from buddy.cli.commands.chat import chat
-from buddy.cli.commands.export import export
-from buddy.cli.commands.generate import generate
-from buddy.cli.commands.importance import importance
-from buddy.cli.commands.info import info
-from buddy.cli.commands.models import models
-from buddy.cli.commands.search import search
-from buddy.cli.commands.serve import serve
-from buddy.cli.commands.train import train
-from buddy.cli.commands.train_budget import train_budget
-from buddy.cli.commands.train_ledger import train_ledger
+from buddy.cli.registry import make_app
 from buddy.errors import BuddyError, ResultError
-from buddy.lab.cli.commands.bench import bench
-from buddy.lab.cli.commands.data import data
-from buddy.lab.cli.commands.evaluate import evaluate
-from buddy.lab.cli.commands.load import load
-from buddy.lab.cli.commands.observe import observe
-from buddy.lab.cli.commands.plot import plot
-from buddy.lab.cli.commands.reproduce import reproduce
 
-app = typer.Typer(
-    help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(export)
-app.add_typer(models, name="models")
-app.command()(info)
-app.command()(data)
-app.command()(importance)
-app.command()(search)
-app.command()(train)
-app.command()(train_budget)
-app.command()(train_ledger)
-app.add_typer(observe, name="observe")
-app.command()(bench)
-app.command()(load)
-app.add_typer(evaluate, name="eval")
-app.command()(plot)
-app.command()(reproduce)
+app = make_app()
 
 
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)

@@ -3,6 +3,7 @@
 import sys
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.cli.streams import read_line
 from buddy.hub.presets import ROUTED_MODEL
 
@@ -104,3 +105,6 @@ def _read_line() -> str | None:
         line = read_line()
         if line is None or line.strip():
             return line and line.strip()
+
+
+COMMAND = Command(name="chat", group="run", place=2, run=chat)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 
 
 def export(
@@ -52,3 +53,6 @@ def export(
     serve = shlex.join(["vllm", "serve", str(out), "--enforce-eager"])
     console.print(f"revision {made.revision[:16]} · {serve}", style="dim", markup=False)
     sys.stdout.write(f"{out}\n")
+
+
+COMMAND = Command(name="export", group="serve", place=2, run=export)

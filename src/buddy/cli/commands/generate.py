@@ -9,6 +9,7 @@ import typer
 
 from buddy.budget.read import read_mean
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.cli.streams import read_stdin
 from buddy.files import check_writable, write_text
 from buddy.hub.presets import ROUTED_MODEL
@@ -136,3 +137,6 @@ def _record(
             for text, step in zip(answer.token_texts, steps, strict=False)
         ],
     }
+
+
+COMMAND = Command(name="generate", group="run", place=1, run=generate)

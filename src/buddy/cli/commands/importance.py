@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -198,3 +199,6 @@ def _search(
         **how,
     )
     return {"removal_order": list(found.order), "nll": list(found.nll)}
+
+
+COMMAND = Command(name="importance", group="measure", place=1, run=importance)

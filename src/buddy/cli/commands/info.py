@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 
 if TYPE_CHECKING:
     from buddy.checkpoint.manifest import Manifest
@@ -177,3 +178,6 @@ def _order(model: str, manifest: "Manifest | None") -> str:
     if is_cached(model):
         return "order of a quick cosine pass (cached)"
     return "order of a quick cosine pass, measured when a budget first needs it"
+
+
+COMMAND = Command(name="info", group="run", place=4, run=info)

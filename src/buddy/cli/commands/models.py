@@ -7,6 +7,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from buddy.cli.command import Command
+
 models = typer.Typer(
     help="List the models on this machine; pull or remove one.", invoke_without_command=True
 )
@@ -155,3 +157,6 @@ def remove(name: Annotated[str, typer.Argument(help="As `buddy models` lists it.
     hub_id = preset.hub_id if preset is not None else name if "/" in name else None
     freed = remove_cached(name) if hub_id is None else remove_from_hub_cache(hub_id)
     sys.stdout.write(f"removed {name}, {freed / 1e6:,.0f} MB freed\n")
+
+
+COMMAND = Command(name="models", group="run", place=3, run=models)

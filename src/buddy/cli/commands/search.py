@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.cli.commands.importance import computed_by, measuring
 from buddy.errors import BudgetError
 
@@ -168,3 +169,6 @@ def _save(
         config=config,
         results=results,
     ).save(out)
+
+
+COMMAND = Command(name="search", group="measure", place=2, run=search)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.errors import ServingError
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.settings import Range
@@ -209,3 +210,6 @@ def _check_installed() -> None:
         raise ServingError(
             f"buddy serve needs {', '.join(missing)}: pip install 'buddy-llm[serve]'"
         )
+
+
+COMMAND = Command(name="serve", group="serve", place=1, run=serve)

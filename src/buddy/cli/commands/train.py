@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 
 
 @contextmanager
@@ -40,3 +41,6 @@ def train(
         checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")
+
+
+COMMAND = Command(name="train", group="train", place=2, run=train)

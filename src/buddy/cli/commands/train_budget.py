@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.cli.commands.train import resumable
 
 
@@ -23,3 +24,6 @@ def train_budget(
     with resumable(out), BudgetBar() as bar:
         checkpoint = run(settings, out, resume=resume, listener=bar.listener())
     sys.stdout.write(f"{checkpoint}\n")
+
+
+COMMAND = Command(name="train-budget", group="train", place=3, run=train_budget)

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 
 
 def train_ledger(
@@ -22,3 +23,6 @@ def train_ledger(
     with LedgerBar() as bar:
         checkpoint = run(settings, out, listener=bar.listener())
     typer.echo(f"{checkpoint}")
+
+
+COMMAND = Command(name="train-ledger", group="train", place=4, run=train_ledger)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.settings import Range
 
@@ -221,3 +222,6 @@ def _measure(
     except KeyboardInterrupt:
         console.print("interrupted: too few rounds to compare, so no record was written")
         raise typer.Exit(130) from None
+
+
+COMMAND = Command(name="bench", group="measure", place=3, run=bench)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.files import check_writable, write_text
 
 
@@ -56,3 +57,6 @@ def data(
     )
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
     sys.stdout.write(f"{out}\n")
+
+
+COMMAND = Command(name="data", group="train", place=1, run=data)

@@ -2,6 +2,7 @@
 
 import typer
 
+from buddy.cli.command import Command
 from buddy.lab.cli.commands.eval_answers import answers
 from buddy.lab.cli.commands.eval_ppl import ppl
 from buddy.lab.cli.commands.eval_rouge import rouge
@@ -14,3 +15,6 @@ evaluate.command()(answers)
 evaluate.command()(gsm8k)
 evaluate.command()(mmlu)
 evaluate.command()(rouge)
+
+
+COMMAND = Command(name="eval", group="measure", place=4, run=evaluate)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.cli.commands.importance import computed_by, measuring
 
 if TYPE_CHECKING:
@@ -189,3 +190,6 @@ def _check_indicators(names: list[str]) -> None:
     for name in names:
         if name not in INDICATORS:
             raise PolicyError(f"no indicator {name!r}: expected one of {', '.join(INDICATORS)}")
+
+
+COMMAND = Command(name="observe", group="research", place=1, run=observe)

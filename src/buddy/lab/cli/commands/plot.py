@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.lab.plots.figures import COLUMN_INCHES, FIGURES
 from buddy.lab.plots.output import check_out
 from buddy.settings import Range
@@ -44,3 +45,6 @@ def plot(
     read = [read_record(path) for path in records]
     save_figure(draw(figure, read, width=width, title=title, task=task, metric=metric), out)
     sys.stdout.write(f"{out}\n")
+
+
+COMMAND = Command(name="plot", group="research", place=2, run=plot)

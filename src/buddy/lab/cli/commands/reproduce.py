@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
@@ -138,3 +139,6 @@ def _show_list(console: "Console") -> None:
         shown.add_row(name, table.shows, table.needs, f"{about}{table.minutes:g}")
     show_table(console, shown)
     console.print("minutes: quick settings, the default model, two cores; ~ is an estimate")
+
+
+COMMAND = Command(name="reproduce", group="research", place=3, run=reproduce)

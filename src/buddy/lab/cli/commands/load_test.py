@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.command import Command
 from buddy.errors import ResultError
 from buddy.settings import Range
 
@@ -151,3 +152,6 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     from buddy.lab.cli.views.load_table import show_load
 
     show_load(console, results["points"])
+
+
+COMMAND = Command(name="load-test", group="measure", place=5, run=load, alias="load")

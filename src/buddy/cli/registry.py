@@ -1,0 +1,149 @@
+"""Registry of commands: every module of `buddy.cli.commands`, then what other packages add.
+
+Another package adds a command by an entry point of the group `buddy.commands`, whose value is a
+`Command`, or a package in which each module that defines `COMMAND` is one.
+"""
+
+import logging
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from buddy.cli import commands as own_commands
+from buddy.cli.command import Command
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS: Final = "buddy.commands"
+_OWN: Final = "buddy-llm"
+_SETTINGS: Final[dict[str, Any]] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+
+_log = logging.getLogger(__name__)
+
+
+class CommandTable(TyperGroup):
+    """The command `buddy`, which imports a subcommand when it is asked for.
+
+    A command of ours is found by the name of its file, without a look at other packages. All are
+    imported for `--help`, and for a name that is not ours.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The subcommand of a name; None if there is none."""
+        if cmd_name not in self.commands:
+            own = _own_command(cmd_name)
+            self._add_all() if own is None else self._add(own)
+        return self.commands.get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of help."""
+        self._add_all()
+        return list(self.commands)
+
+    def _add_all(self) -> None:
+        self.commands.clear()
+        for command in sorted(all_commands(), key=lambda command: command.order):
+            self._add(command)
+
+    def _add(self, command: Command) -> None:
+        self.commands.update(_built(command))
+
+
+def make_app() -> typer.Typer:
+    """The app whose subcommands are those of the table."""
+    app = typer.Typer(
+        cls=CommandTable,
+        help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
+        **_SETTINGS,
+    )
+    app.callback()(lambda: None)  # typer refuses an app that has no command yet
+    return app
+
+
+def all_commands() -> list[Command]:
+    """Every command, ours first. What cannot be added is a line in the log, and left out."""
+    commands = list(_commands_of(own_commands))
+    owners = {name: _OWN for command in commands for name in command.names}
+    for package, command in _outside_commands():
+        owner = next((owners[name] for name in command.names if name in owners), None)
+        if owner is not None:
+            _warn(f"{package} adds a command {command.name}, which {owner} has: left out")
+            continue
+        owners |= dict.fromkeys(command.names, package)
+        commands.append(command)
+    return commands
+
+
+def _own_command(name: str) -> Command | None:
+    module = f"{own_commands.__name__}.{name.replace('-', '_')}"
+    if not name.replace("-", "").isalpha() or find_spec(module) is None:
+        return None
+    return _command_of(import_module(module))
+
+
+def _outside_commands() -> Iterator[tuple[str, Command]]:
+    """Commands of other packages, with the package's name; what fails there is no one else's."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINTS):
+        package = _OWN if point.dist is None else point.dist.name
+        try:
+            for command in _loaded(point):
+                _built(command)
+                yield package, command
+        except Exception as error:
+            _warn(f"{package} cannot add its command {point.name}: {type(error).__name__}: {error}")
+
+
+def _warn(text: str) -> None:
+    _log.warning("buddy: %s", " ".join(text.split()))
+
+
+def _loaded(point: "EntryPoint") -> list[Command]:
+    value = point.load()
+    if isinstance(value, Command):
+        return [value]
+    if isinstance(value, ModuleType) and hasattr(value, "__path__"):
+        return list(_commands_of(value))
+    raise TypeError(f"{point.value} must be a Command or a package of commands, got {value!r:.80}")
+
+
+def _commands_of(package: ModuleType) -> Iterator[Command]:
+    """The command of each module of a package that defines one."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        command = _command_of(import_module(module.name))
+        if command is not None:
+            yield command
+
+
+def _command_of(module: ModuleType) -> Command | None:
+    return getattr(module, "COMMAND", None)
+
+
+@cache
+def _built(command: Command) -> dict[str, Any]:
+    """The command as click runs it, by its name and its alias."""
+    table = typer.Typer(**_SETTINGS)
+    table.callback()(lambda: None)
+    for name in command.names:
+        hidden = name != command.name
+        if isinstance(command.run, typer.Typer):
+            table.add_typer(command.run, name=name, hidden=hidden)
+        else:
+            table.command(name, hidden=hidden)(command.run)
+    group = get_command(table)
+    assert isinstance(group, TyperGroup)
+    return dict(group.commands)
