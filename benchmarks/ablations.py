@@ -19,7 +19,7 @@ from reuse import is_trained
 
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
+from buddy.training.router.recipe import Recipe
 
 PRIORS = {
     "none": "none",

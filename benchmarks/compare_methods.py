@@ -50,8 +50,8 @@ from buddy.lab.evaluation.tasks.tasks import SampleScores
 from buddy.methods.adainfer.threshold import find_threshold, mean_depth
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
 from buddy.training.methods import read_method
+from buddy.training.router.recipe import Recipe
 
 SHARED = {
     "buddy": ("Buddy", ["lora.keep_context=true"]),

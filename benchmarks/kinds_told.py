@@ -17,9 +17,9 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
 from buddy.records import RunRecord
 from buddy.settings import read_recipe
-from buddy.training.joint.model import read_prior
-from buddy.training.joint.recipe import Recipe
 from buddy.training.predictor.reward_model import RewardModel
+from buddy.training.router.model import read_prior
+from buddy.training.router.recipe import Recipe
 
 BATCH = 32
 

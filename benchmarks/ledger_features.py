@@ -28,9 +28,9 @@ from buddy.routing.ledger import HASTE
 from buddy.settings import read_recipe
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import straight_through_pass
 from buddy.training.ledger.recipe import LedgerRecipe
+from buddy.training.router.choosing import plain_choice
+from buddy.training.router.straight_through import straight_through_pass
 
 PRICES = np.array([0.0, *np.geomspace(1e-3, 1.0, 25)])
 RIDGE = 50.0

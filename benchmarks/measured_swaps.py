@@ -21,9 +21,9 @@ from buddy.depth.select import select_blocks
 from buddy.records import RunRecord
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.model import read_prior
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.shared_prefix import run_plans
+from buddy.training.router.model import read_prior
 
 NEAR = 0.6
 """Temperature of the draw of exchanges, in standard deviations of the prior."""

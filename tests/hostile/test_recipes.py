@@ -19,11 +19,12 @@ from buddy.lab.evaluation.rouge.rouge import RougeConfig
 from buddy.lab.evaluation.speed.speed import SpeedConfig
 from buddy.methods.pudding.recipe import PuddingRecipe
 from buddy.settings import Range, build, read_recipe
-from buddy.training.joint.recipe import DataSettings, OptimSettings, Recipe
-from buddy.training.joint.run import train
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import train_budget
+from buddy.training.recipe import DataSettings
+from buddy.training.router.recipe import OptimSettings, Recipe
+from buddy.training.router.run import train
 from tests.product.training.made import save_stage_1, write_rows
 from tests.tiny import tiny_model
 from tests.words import word_tokenizer

@@ -22,7 +22,7 @@ from buddy.lab.plots.read.orders import read_context_ranks, read_importance, rea
 from buddy.lab.plots.read.points import read_execution, read_points
 from buddy.lab.plots.read.speed_cells import read_cells
 from buddy.records import RunRecord, read_record
-from buddy.training.joint.model import read_prior
+from buddy.training.router.model import read_prior
 from tests.lab.plots import made
 
 BLOCKS = 6

@@ -20,10 +20,10 @@ from buddy.lab.evaluation.local_tasks import LOCAL_TASKS, read_split
 from buddy.lab.evaluation.rouge.samsum import read_dialogues
 from buddy.lab.evaluation.tasks.export import export_rows, read_questions
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
-from buddy.training.joint.run import Listener, train
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.run import BudgetListener, train_budget
+from buddy.training.router.recipe import Recipe
+from buddy.training.router.run import Listener, train
 from tests.lab.evaluation.task_rows import ROWS, write
 from tests.product.training.made import save_stage_1, write_recipe
 from tests.tiny import tiny_model

@@ -5,7 +5,7 @@ import pytest
 
 from buddy.errors import CheckpointError, RecipeError
 from buddy.settings import SEED, Range, build, check_ranges, read_recipe
-from buddy.training.joint.recipe import Recipe
+from buddy.training.router.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,1 +1,1 @@
-"""Training: stage 1 (LoRA and router together), stage 2 (Budget Predictor)."""
+"""Training: adapters and router, then the Budget Predictor, then the ledger; one run for all."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from buddy.checkpoint.card import Card
 from buddy.data.examples import Source
-from buddy.training.joint.evaluate import Evaluation
-from buddy.training.joint.recipe import Recipe
 from buddy.training.predictor.recipe import BudgetRecipe
+from buddy.training.router.evaluate import Evaluation
+from buddy.training.router.recipe import Recipe
 
 _TO_STATE = """\
 ## To be stated by who publishes it

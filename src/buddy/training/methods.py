@@ -36,7 +36,7 @@ _GATED: Final = Method(
 )
 METHODS: Final[dict[str, Method]] = {
     DEFAULT_METHOD: Method(
-        "buddy.training.joint.recipe:Recipe", "buddy.training.joint.run:train", is_joint=True
+        "buddy.training.router.recipe:Recipe", "buddy.training.router.run:train", is_joint=True
     ),
     "adainfer": Method(
         "buddy.methods.adainfer.recipe:AdaInferRecipe",

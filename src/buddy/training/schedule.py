@@ -2,7 +2,7 @@
 
 import math
 
-from buddy.training.joint.recipe import OptimSettings
+from buddy.training.router.recipe import OptimSettings
 
 
 def learning_rate_share(settings: OptimSettings, step: int, steps: int) -> float:

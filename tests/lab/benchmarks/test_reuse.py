@@ -14,7 +14,7 @@ from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.records import RunRecord
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
+from buddy.training.router.recipe import Recipe
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from buddy import BuddyForCausalLM
 from buddy.errors import ResultError
 from buddy.lab.paper.recipes import to_toml
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
+from buddy.training.router.recipe import Recipe
 from tests.lab.paper.made import make, save_model
 
 

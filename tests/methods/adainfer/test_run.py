@@ -16,8 +16,8 @@ from buddy.methods.adainfer.policy import AdaInferConfig, AdaInferPolicy, logit_
 from buddy.methods.adainfer.recipe import ClassifierSettings
 from buddy.methods.adainfer.run import ExitFeatures, collect_exit_features, fit_classifier
 from buddy.methods.adainfer.threshold import find_threshold, mean_depth
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import LoraSettings
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import LoraSettings
 from tests.product.training.examples import random_examples
 from tests.product.training.made import write_recipe
 from tests.tiny import NUM_BLOCKS, tiny_model

@@ -20,9 +20,10 @@ from buddy.methods.gated.run import GatedTrainer, evaluate_online, train_gated
 from buddy.training import packing
 from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import DataSettings, LogSettings, LoraSettings, OptimSettings
-from buddy.training.joint.straight_through import begin_pass
+from buddy.training.recipe import DataSettings
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import LogSettings, LoraSettings, OptimSettings
+from buddy.training.router.straight_through import begin_pass
 from tests.methods.gated.test_policy import METHODS, forced, gated
 from tests.product.training.examples import random_examples
 from tests.product.training.made import write_rows

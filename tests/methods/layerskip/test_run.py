@@ -16,15 +16,10 @@ from buddy.errors import RecipeError
 from buddy.methods.layerskip.layer_dropout import draw_runs, drop_rates, exit_weights
 from buddy.methods.layerskip.recipe import ExitSettings, LayerSkipRecipe
 from buddy.methods.layerskip.run import LayerSkipTrainer
-from buddy.training.joint.evaluate import evaluate
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import (
-    BudgetSettings,
-    DataSettings,
-    LoraSettings,
-    OptimSettings,
-    RouterSettings,
-)
+from buddy.training.recipe import DataSettings
+from buddy.training.router.evaluate import evaluate
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import BudgetSettings, LoraSettings, OptimSettings, RouterSettings
 from tests.product.training.examples import random_examples
 from tests.product.training.made import write_recipe
 from tests.tiny import NUM_BLOCKS, tiny_model

@@ -21,7 +21,7 @@ from buddy.cli.main import app
 from buddy.data.examples import Source, read_all
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from buddy.records import RunRecord
-from buddy.training.joint.evaluate import evaluate
+from buddy.training.router.evaluate import evaluate
 from tests.product.cli import forked
 from tests.product.training.examples import random_examples
 from tests.tiny import tiny_model

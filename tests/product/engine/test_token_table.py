@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from buddy.engine.state.sequence import gather_routes
 from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import LoraSettings
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import LoraSettings
 from tests.tiny import all_families, padded, random_ids, tiny_buddy
 
 

@@ -8,9 +8,9 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.training.adapters import fast_adapters, is_plain
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import LoraSettings
-from buddy.training.joint.trainer import trained_parameters
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import LoraSettings
+from buddy.training.router.trainer import trained_parameters
 from tests.tiny import random_ids, tiny_model
 
 

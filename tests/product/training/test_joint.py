@@ -9,19 +9,19 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
-from buddy.training.joint.averaging import WeightMean
-from buddy.training.joint.evaluate import evaluate
-from buddy.training.joint.lora import add_lora
-from buddy.training.joint.recipe import (
+from buddy.training.recipe import DataSettings
+from buddy.training.router.averaging import WeightMean
+from buddy.training.router.evaluate import evaluate
+from buddy.training.router.lora import add_lora
+from buddy.training.router.recipe import (
     BudgetSettings,
-    DataSettings,
     LoraSettings,
     OptimSettings,
     Recipe,
     RouterSettings,
     TeacherSettings,
 )
-from buddy.training.joint.trainer import (
+from buddy.training.router.trainer import (
     JointTrainer,
     budget_range,
     budgets_at,

@@ -6,19 +6,18 @@ import torch
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import CheckpointError, ModelError, RecipeError
-from buddy.training.joint.lora import add_lora, context_layers
-from buddy.training.joint.model import build_model
-from buddy.training.joint.recipe import (
+from buddy.training.predictor.reward_model import RewardModel
+from buddy.training.recipe import DataSettings, ModelSettings
+from buddy.training.router.lora import add_lora, context_layers
+from buddy.training.router.model import build_model
+from buddy.training.router.recipe import (
     BudgetSettings,
-    DataSettings,
     LogSettings,
     LoraSettings,
-    ModelSettings,
     Recipe,
     RouterSettings,
 )
-from buddy.training.joint.trainer import trained_parameters
-from buddy.training.predictor.reward_model import RewardModel
+from buddy.training.router.trainer import trained_parameters
 from tests.product.training.examples import random_examples
 from tests.tiny import FAMILY_NAMES, random_router, tiny_model
 

@@ -7,11 +7,11 @@ import pytest
 
 from buddy.errors import RecipeError
 from buddy.settings import read_recipe
-from buddy.training.joint.recipe import Recipe
-from buddy.training.joint.run import train
 from buddy.training.ledger.recipe import LedgerRecipe
 from buddy.training.methods import METHODS, read_method, run_of
 from buddy.training.predictor.recipe import BudgetRecipe
+from buddy.training.router.recipe import Recipe
+from buddy.training.router.run import train
 
 ROOT = Path(__file__).parents[3]
 SMALL = '[data]\ntrain = [{ path = "rows.jsonl" }]\n'

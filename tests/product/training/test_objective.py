@@ -14,10 +14,11 @@ from buddy.methods.gated.recipe import GatedRecipe, GateSettings
 from buddy.methods.layerskip.recipe import LayerSkipRecipe
 from buddy.training import losses as losses_module
 from buddy.training.batches import collate
-from buddy.training.joint.objective import Spots, find_spots
-from buddy.training.joint.recipe import DataSettings, OptimSettings, TeacherSettings
-from buddy.training.joint.teacher import teacher_pass
 from buddy.training.losses import Teaching, answer_losses, weighted_losses
+from buddy.training.recipe import DataSettings
+from buddy.training.router.objective import Spots, find_spots
+from buddy.training.router.recipe import OptimSettings, TeacherSettings
+from buddy.training.router.teacher import teacher_pass
 from tests.product.training.examples import random_examples
 from tests.tiny import all_families, random_ids, tiny_buddy, tiny_model
 

@@ -6,10 +6,10 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
-from buddy.training.joint.recipe import OrderSettings, RouterSettings
 from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.router_init.kinds import fit_orders
-from buddy.training.router_init.whiten import start_router
+from buddy.training.router.orders import fit_orders
+from buddy.training.router.recipe import OrderSettings, RouterSettings
+from buddy.training.router.start import start_router
 from tests.tiny import NUM_BLOCKS, tiny_buddy
 
 PRIOR = torch.tensor([3.0, 2.0, 1.0, 0.0])

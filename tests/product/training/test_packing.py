@@ -8,8 +8,8 @@ from buddy.engine.naive import naive_hidden
 from buddy.training import packing
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import straight_through_pass
+from buddy.training.router.choosing import plain_choice
+from buddy.training.router.straight_through import straight_through_pass
 from tests.product.training.examples import random_examples
 from tests.product.training.test_straight_through import by_token, mixed_depths, tokens_computed
 from tests.tiny import NUM_BLOCKS, all_families, every_family, tiny_buddy

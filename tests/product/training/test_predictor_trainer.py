@@ -10,13 +10,13 @@ from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
-from buddy.training.joint.recipe import DataSettings
 from buddy.training.predictor.evaluation import evaluate_predictor
 from buddy.training.predictor.grpo import GRPOSettings, group_advantages, grpo_loss, sample_budgets
 from buddy.training.predictor.loss_table import LossTable
-from buddy.training.predictor.recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
+from buddy.training.predictor.recipe import BudgetRecipe, PredictorOptimSettings
 from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.trainer import PredictorTrainer
+from buddy.training.recipe import CheckpointSettings, DataSettings
 from tests.product.training.made import examples
 from tests.tiny import random_predictor, tiny_buddy
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from buddy.training.joint.relaxation import SigmoidGates, gumbel_noise, make_gates, plan_log_prob
+from buddy.training.router.relaxation import SigmoidGates, gumbel_noise, make_gates, plan_log_prob
 
 MASK = torch.tensor([[True, True, False, False], [False, True, False, True]])
 

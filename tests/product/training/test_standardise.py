@@ -7,10 +7,9 @@ from torch.testing import assert_close
 from buddy.data.examples import Source
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
-from buddy.training.joint.recipe import DataSettings
 from buddy.training.predictor.grpo import GRPOSettings
 from buddy.training.predictor.loss_table import LossTable
-from buddy.training.predictor.recipe import BudgetRecipe, CheckpointSettings, PredictorOptimSettings
+from buddy.training.predictor.recipe import BudgetRecipe, PredictorOptimSettings
 from buddy.training.predictor.standardise import (
     PROMPTS,
     Standard,
@@ -19,6 +18,7 @@ from buddy.training.predictor.standardise import (
     folded,
 )
 from buddy.training.predictor.trainer import PredictorTrainer
+from buddy.training.recipe import CheckpointSettings, DataSettings
 from tests.product.training.made import examples
 
 ROUTER = RouterConfig(num_blocks=6, token_width=2)

@@ -4,7 +4,7 @@ from torch.testing import assert_close
 
 from buddy.errors import RecipeError
 from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.router_init.whiten import start_router
+from buddy.training.router.start import start_router
 from tests.product.training.examples import random_examples
 from tests.tiny import tiny_buddy
 

@@ -8,15 +8,15 @@ from buddy.depth.plan import DepthPlan
 from buddy.engine.naive import naive_hidden
 from buddy.engine.run import Feed, run_once
 from buddy.training.batches import collate
-from buddy.training.joint import straight_through
-from buddy.training.joint.choosing import plain_choice, training_choice
-from buddy.training.joint.recipe import BudgetSettings, RouterSettings
-from buddy.training.joint.straight_through import (
+from buddy.training.router import straight_through
+from buddy.training.router.choosing import plain_choice, training_choice
+from buddy.training.router.recipe import BudgetSettings, RouterSettings
+from buddy.training.router.straight_through import (
     Choice,
     StraightThroughRun,
     straight_through_pass,
 )
-from buddy.training.joint.token_depths import token_depths
+from buddy.training.router.token_depths import token_depths
 from tests.product.training.examples import random_examples
 from tests.tiny import NUM_BLOCKS, every_family, random_router, tiny_buddy
 

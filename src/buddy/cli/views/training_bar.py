@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from buddy.cli.views.run_bar import RunBar
 
 if TYPE_CHECKING:
-    from buddy.training.joint.evaluate import Evaluation
-    from buddy.training.joint.run import Listener
-    from buddy.training.joint.trainer import StepReport
+    from buddy.training.router.evaluate import Evaluation
+    from buddy.training.router.run import Listener
+    from buddy.training.router.trainer import StepReport
 
 _SMOOTHING = 0.05
 """Weight of the newest step in the loss and the speed that are shown."""
@@ -28,7 +28,7 @@ class TrainingBar(RunBar):
 
     def listener(self) -> "Listener":
         """What the run is to call."""
-        from buddy.training.joint.run import Listener
+        from buddy.training.router.run import Listener
 
         return Listener(
             started=self._started,

@@ -6,7 +6,7 @@ from typing import Annotated
 from buddy.budget.read import AUTO, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import ROWS, RUN_SEED, DataSettings, ModelSettings
+from buddy.training.recipe import ROWS, RUN_SEED, DataSettings, ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,9 +28,9 @@ from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.batches import check_context, collate, draw_rows
 from buddy.training.fast import fast_passes
-from buddy.training.joint.straight_through import begin_pass
 from buddy.training.methods import RunListener
 from buddy.training.packing import PackedRun
+from buddy.training.router.straight_through import begin_pass
 from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
 
 _BATCH: Final = 8

@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import (
-    SHARE,
+from buddy.training.recipe import SHARE
+from buddy.training.router.recipe import (
     BudgetSettings,
     LogSettings,
     Recipe,

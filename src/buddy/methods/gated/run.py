@@ -19,13 +19,13 @@ from buddy.methods.mixture_of_depths.policy import MixtureOfDepthsRouters, Mixtu
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
-from buddy.training.joint.evaluate import Evaluation
-from buddy.training.joint.model import build_model
-from buddy.training.joint.run import Kind, Listener, train_as
-from buddy.training.joint.straight_through import begin_pass
-from buddy.training.joint.trainer import JointTrainer, RowReport
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.router.evaluate import Evaluation
+from buddy.training.router.model import build_model
+from buddy.training.router.run import Kind, Listener, train_as
+from buddy.training.router.straight_through import begin_pass
+from buddy.training.router.trainer import JointTrainer, RowReport
 from buddy.training.schedule import learning_rate_share
 
 _BATCH: Final = 16
@@ -182,7 +182,7 @@ def evaluate_online(
 def train_gated(
     recipe: GatedRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
 ) -> Path:
-    """Train a gated method by a recipe; see `training.joint.run.train_as`.
+    """Train a gated method by a recipe; see `training.router.run.train_as`.
 
     Raises:
         BuddyError: As there.

@@ -5,13 +5,8 @@ from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import (
-    SHARE,
-    BudgetSettings,
-    Recipe,
-    RouterSettings,
-    check_answers_alone,
-)
+from buddy.training.recipe import SHARE
+from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings, check_answers_alone
 
 Curriculum = Literal["rotational", "gradual"]
 

@@ -10,11 +10,11 @@ from buddy.methods.layerskip.layer_dropout import draw_runs, drop_rates, exit_we
 from buddy.methods.layerskip.recipe import LayerSkipRecipe
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.run import Kind, Listener, train_as
-from buddy.training.joint.straight_through import begin_pass
-from buddy.training.joint.trainer import JointTrainer, RowReport
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import PackedRun
+from buddy.training.router.run import Kind, Listener, train_as
+from buddy.training.router.straight_through import begin_pass
+from buddy.training.router.trainer import JointTrainer, RowReport
 
 
 class LayerSkipTrainer(JointTrainer):
@@ -68,7 +68,7 @@ class LayerSkipTrainer(JointTrainer):
 def train_layerskip(
     recipe: LayerSkipRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
 ) -> Path:
-    """Train LoRA for early exits by a recipe; see `training.joint.run.train_as`.
+    """Train LoRA for early exits by a recipe; see `training.router.run.train_as`.
 
     Raises:
         BuddyError: As there.

@@ -5,17 +5,17 @@ from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import (
+from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
     ROWS,
     RUN_SEED,
     STEPS,
     WEIGHT_DECAY,
-    BudgetSettings,
     DataSettings,
     ModelSettings,
 )
+from buddy.training.router.recipe import BudgetSettings
 
 TaskLoss = Literal["likelihood", "margin"]
 """What a search lowers: minus the mean log-likelihood of the right answer; or the sum of the wrong

@@ -24,10 +24,10 @@ from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.batches import check_context
 from buddy.training.card import with_pudding
-from buddy.training.joint.recipe import BudgetSettings
-from buddy.training.joint.trainer import budget_range
 from buddy.training.log import TrainingLog, need_tensorboard
 from buddy.training.methods import RunListener
+from buddy.training.router.recipe import BudgetSettings
+from buddy.training.router.trainer import budget_range
 from buddy.training.state import (
     CHECKPOINT,
     RECORD,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, collate
-from buddy.training.joint.evaluate import answer_pass
+from buddy.training.router.evaluate import answer_pass
 
 
 @dataclass(frozen=True, slots=True)

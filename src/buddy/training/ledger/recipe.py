@@ -5,8 +5,7 @@ from typing import Annotated
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import BATCH_SIZE, DataSettings
-from buddy.training.predictor.recipe import CheckpointSettings
+from buddy.training.recipe import BATCH_SIZE, CheckpointSettings, DataSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

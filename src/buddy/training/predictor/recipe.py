@@ -1,31 +1,22 @@
 """The recipe of stage 2: everything that fixes a training of the Budget Predictor."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from buddy.errors import RecipeError
 from buddy.routing.budget_predictor import BudgetPredictorConfig
 from buddy.settings import Range, check_ranges
-from buddy.training.joint.recipe import (
+from buddy.training.predictor.grpo import GRPOSettings
+from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
     ROWS,
     RUN_SEED,
     STEPS,
     WEIGHT_DECAY,
+    CheckpointSettings,
     DataSettings,
 )
-from buddy.training.predictor.grpo import GRPOSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointSettings:
-    """What stage 1 made; none of it is trained."""
-
-    name: str
-    """A Buddy checkpoint with a router."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the backbone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

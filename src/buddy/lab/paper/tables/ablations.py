@@ -64,7 +64,7 @@ _SETTINGS: Final[dict[str, Callable[[Run], Settings]]] = {
 def collect(run: Run) -> Collected:
     """Train what is not trained yet; compare losses, and with `--full` accuracy."""
     from buddy.records import read_record
-    from buddy.training.joint.recipe import Recipe
+    from buddy.training.router.recipe import Recipe
 
     name = run.request.table
     points: list[dict[str, Any]] = []

@@ -18,8 +18,8 @@ _FULL_STEPS: Final = 100
 def collect(run: Run) -> Collected:
     """Time stage 1, then stage 2 on the checkpoint that it leaves."""
     from buddy.records import read_record
-    from buddy.training.joint.recipe import Recipe
     from buddy.training.predictor.recipe import BudgetRecipe
+    from buddy.training.router.recipe import Recipe
 
     steps = _FULL_STEPS if run.request.full else STEPS
     first = run.train("stage-1", "train", _recipe(run, steps), Recipe, model=run.base())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.training.batches import Batch
-from buddy.training.joint.recipe import TeacherSettings
+from buddy.training.router.recipe import TeacherSettings
 
 _SALT = 15_485_863
 

@@ -21,13 +21,13 @@ from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
 from buddy.training.card import stage_1_card
-from buddy.training.joint.evaluate import Evaluation, evaluate
-from buddy.training.joint.model import build_model, check_recipe
-from buddy.training.joint.recipe import OWN_PRIORS, BudgetSettings, Recipe
-from buddy.training.joint.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.log import RouteCounts, TrainingLog, need_tensorboard
-from buddy.training.router_init.kinds import fit_orders
-from buddy.training.router_init.whiten import start_router
+from buddy.training.router.evaluate import Evaluation, evaluate
+from buddy.training.router.model import build_model, check_recipe
+from buddy.training.router.orders import fit_orders
+from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
+from buddy.training.router.start import start_router
+from buddy.training.router.trainer import JointTrainer, StepReport, budget_range
 from buddy.training.schedule import open_steps
 from buddy.training.state import (
     CHECKPOINT,

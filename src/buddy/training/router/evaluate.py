@@ -11,10 +11,10 @@ from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.straight_through import StraightThroughPass, straight_through_pass
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses
+from buddy.training.router.choosing import plain_choice
+from buddy.training.router.straight_through import StraightThroughPass, straight_through_pass
 
 _BATCH = 16
 

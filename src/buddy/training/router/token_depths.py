@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from buddy.training.batches import Batch
-from buddy.training.joint.recipe import BudgetSettings
+from buddy.training.router.recipe import BudgetSettings
 
 _SALT = 7_919
 

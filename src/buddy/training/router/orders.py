@@ -22,10 +22,10 @@ from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.routing.decision import DecisionModule
-from buddy.training.joint.model import read_prior
-from buddy.training.joint.recipe import OrderSettings
 from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.predictor.standardise import Standard, draw_summaries
+from buddy.training.router.model import read_prior
+from buddy.training.router.recipe import OrderSettings
 
 _PENALTY: Final = 1e-3
 """On squared weights of the regression; without it prompts are learned by heart."""

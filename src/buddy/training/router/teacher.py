@@ -10,9 +10,9 @@ from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, check_context
 from buddy.training.fast import fast_passes
-from buddy.training.joint.choosing import plain_choice
-from buddy.training.joint.recipe import Recipe
-from buddy.training.joint.straight_through import straight_through_pass
+from buddy.training.router.choosing import plain_choice
+from buddy.training.router.recipe import Recipe
+from buddy.training.router.straight_through import straight_through_pass
 
 
 def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:

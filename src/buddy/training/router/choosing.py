@@ -8,9 +8,9 @@ from torch.nn.functional import pad
 
 from buddy.depth.policy import DepthPolicy
 from buddy.depth.select import select_blocks
-from buddy.training.joint.recipe import RouterSettings
-from buddy.training.joint.relaxation import gumbel_noise, make_gates, plan_log_prob
-from buddy.training.joint.straight_through import Choice, Choose
+from buddy.training.router.recipe import RouterSettings
+from buddy.training.router.relaxation import gumbel_noise, make_gates, plan_log_prob
+from buddy.training.router.straight_through import Choice, Choose
 
 
 def plain_choice(policy: DepthPolicy) -> Choose:

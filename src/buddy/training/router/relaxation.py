@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from buddy.training.joint.recipe import Relaxation
+from buddy.training.router.recipe import Relaxation
 
 
 @runtime_checkable

@@ -21,15 +21,15 @@ from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.fast import fast_passes
-from buddy.training.joint.averaging import WeightMean
-from buddy.training.joint.choosing import training_choice
-from buddy.training.joint.objective import find_spots
-from buddy.training.joint.recipe import BudgetSettings, Recipe
-from buddy.training.joint.straight_through import straight_through_pass
-from buddy.training.joint.teacher import load_teacher, teacher_pass
-from buddy.training.joint.token_depths import token_depths
 from buddy.training.losses import Teaching, mean_by_row, weighted_losses
 from buddy.training.predictor.grpo import group_advantages
+from buddy.training.router.averaging import WeightMean
+from buddy.training.router.choosing import training_choice
+from buddy.training.router.objective import find_spots
+from buddy.training.router.recipe import BudgetSettings, Recipe
+from buddy.training.router.straight_through import straight_through_pass
+from buddy.training.router.teacher import load_teacher, teacher_pass
+from buddy.training.router.token_depths import token_depths
 from buddy.training.schedule import learning_rate_share
 
 

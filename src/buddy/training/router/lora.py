@@ -13,7 +13,7 @@ from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
 from buddy.checkpoint.manifest import check_base, read_manifest
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
-from buddy.training.joint.recipe import LoraSettings
+from buddy.training.router.recipe import LoraSettings
 
 
 def add_lora(

@@ -1,1 +1,0 @@
-"""Stage 1: LoRA and router together."""
