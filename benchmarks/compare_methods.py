@@ -38,7 +38,6 @@ from statistics import fmean
 from reuse import is_measured, is_trained
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.checkpoint.folder import load_outline
 from buddy.cli.loading import DTYPES
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
@@ -214,7 +213,7 @@ def methods(args):
     """All of them, in the order in which they are trained."""
     depths = tuple(int(depth) for depth in args.depths.split(","))
     recipe = read_recipe(Recipe, args.recipe, args.set)
-    rounds = load_outline(recipe.model.name).num_blocks - min(depths)
+    rounds = BuddyForCausalLM.outline(recipe.model.name).num_blocks - min(depths)
     orders = {one: f"static:{args.orders}/{one}.json" for one in STATIC}
     policies = tuple(f"{STATIC[one]}={spec}" for one, spec in orders.items())
     yield ComparedMethod("untuned", "Untuned", None, (), depths, policies)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,17 @@ from buddy.backbone.quantised import is_quantised
 from buddy.budget.read import BudgetLike
 from buddy.budget.source import BudgetSource
 from buddy.checkpoint.card import Card
+from buddy.checkpoint.load import LoadOptions, OutlineOptions, load_parts, outline_parts
+from buddy.checkpoint.parts import (
+    ModelParts,
+    Origin,
+    RoutingParts,
+    base_of_adapted,
+    check_names,
+    describe_module,
+    trained_modules,
+)
+from buddy.checkpoint.save import save, written_policy
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
 from buddy.depth.prior import Prior
@@ -30,7 +41,7 @@ from buddy.engine.run import (
     run_once,
     run_step,
 )
-from buddy.engine.state.cache import KVPolicy, check_kv_policy
+from buddy.engine.state.cache import DEFAULT_KV_POLICY, KVPolicy, check_kv_policy
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
@@ -48,13 +59,8 @@ from buddy.generation.options import check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
 from buddy.hub.safe_paths import user_path
-from buddy.policies.learned import LearnedPart
 from buddy.pretrained import Pretrained
-from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.routing.ledger import Ledger
-from buddy.routing.router import Router
 
-DEFAULT_KV_POLICY: KVPolicy = "lazy"
 INITIAL_SLOTS = 256
 
 
@@ -63,17 +69,15 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     Args:
         model: A Hugging Face causal LM of a supported family, bare or wrapped by PEFT.
-        prior: Normalised importance of the middle blocks, [blocks - 2], or a `Prior`, which may
-            measure it when a budget below full depth first needs it.
-        router: A trained router.
-        predictor: A trained Budget Predictor for that router; budget "auto" needs one.
-        ledger: What depth is worth to each token; a budget such as "mean:0.7" needs one.
-        learned: The trained part of another method.
         policy: `"NAME"`, `"NAME:ARGUMENT"` or a policy object. By default that of the trained
             part, else the trained router, else the prior's static order, else full depth.
         kv_policy: What a skipped block leaves in its KV cache.
         engine: Who runs decode steps: "native" (compiled code on a CPU, CUDA graphs on a GPU),
             "general" (the Hugging Face modules) or "auto", native where it can be.
+        origin: Where the weights come from; needed to save a checkpoint without them.
+        card: The model card that goes with a checkpoint.
+        **routing: `prior`, `router`, `predictor`, `ledger` and `learned`; see
+            `checkpoint.parts.RoutingParts`.
 
     Raises:
         FamilyError: The architecture is not supported.
@@ -84,40 +88,31 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         self,
         model: nn.Module,
         *,
-        prior: Float[Tensor, " middle"] | Prior | None = None,
-        router: Router | None = None,
-        predictor: BudgetPredictor | None = None,
-        ledger: Ledger | None = None,
-        learned: LearnedPart | None = None,
         policy: str | Policy | None = None,
         kv_policy: KVPolicy = DEFAULT_KV_POLICY,
         engine: EngineName = "auto",
+        origin: Origin | None = None,
+        card: Card | None = None,
+        **routing: Unpack[RoutingParts],
     ) -> None:
         check_threads()
+        check_names(routing)
         super().__init__()
         self._policy: Policy
         self.policy_spec: str | None
         self.model = model
-        check_predictor(predictor, router)
-        self.router, self.predictor, self.learned = router, predictor, learned
-        self.ledger = ledger
+        self.router, self.predictor = routing.get("router"), routing.get("predictor")
+        check_predictor(self.predictor, self.router)
+        self.ledger, self.learned = routing.get("ledger"), routing.get("learned")
+        prior = routing.get("prior")
         self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
-        self.source: str | None = None
-        """Where the base model can be loaded from again; None where it cannot."""
-        self.quant: str | None = None
-        """How the weights were quantised when the model was loaded."""
-        self.source_fingerprint: str | None = None
-        """Of the base model as it was loaded from there."""
-        self.card: Card | None = None
-        """The model card that goes with a checkpoint."""
-        self.merged_adapter: str | None = None
-        """Fingerprint of the adapter that was folded into the weights; None where none was."""
-        # A PEFT model wraps the causal LM and changes its linear layers in place.
-        self.backbone = Backbone(getattr(model, "get_base_model", lambda: model)())
+        self.origin = origin or Origin()
+        self.card = card
+        self.backbone = Backbone(base_of_adapted(model))
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
-        made_for = self.num_blocks if router is None else router.config.num_blocks
+        made_for = self.num_blocks if self.router is None else self.router.config.num_blocks
         if made_for != self.num_blocks:  # whether it is the policy or not
             raise PolicyError(
                 f"the router is made for {made_for} blocks and the model has {self.num_blocks}: "
@@ -158,28 +153,34 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
     def base_fingerprint(self) -> str | None:
         """Of the base model's weights, whatever adapter is on them or was folded into them."""
         if self.device.type == "meta":  # an outline has no weights; a checkpoint's says whose it is
-            return self.source_fingerprint
-        if self.source_fingerprint is not None and (
-            self.merged_adapter or is_quantised(self.model)
+            return self.origin.fingerprint
+        if self.origin.fingerprint is not None and (
+            self.origin.merged_adapter or is_quantised(self.model)
         ):
-            return self.source_fingerprint
+            return self.origin.fingerprint
         return base_fingerprint(self.model)
 
     def facts(self) -> dict[str, Any]:
         """What tells this model from others, for records: blocks, and fingerprints of its parts."""
         found = {"num_blocks": self.num_blocks, "base": self.base_fingerprint}
-        adapter = self.merged_adapter or adapter_fingerprint(self.model)
+        adapter = self.origin.merged_adapter or adapter_fingerprint(self.model)
         if adapter is not None:
             found["adapter"] = adapter
-        parts = {"router": self.router, "predictor": self.predictor, "ledger": self.ledger}
-        for name, part in parts.items():
-            if part is not None:
-                found[name] = part_fingerprint(part.state_dict(), part.config.to_json())
-        if self.learned is not None:
-            found["learned"] = part_fingerprint(self.learned.state_dict(), self.learned.to_json())
+        for name, part in trained_modules(self._routing()).items():
+            found[name] = part_fingerprint(part.state_dict(), describe_module(part))
         if self._prior is not None and self._prior.fingerprint is not None:
             found["prior"] = self._prior.fingerprint
         return found
+
+    def _routing(self) -> RoutingParts:
+        """What routing knows of the blocks now; training puts new parts in."""
+        return {
+            "prior": self._prior,
+            "router": self.router,
+            "predictor": self.predictor,
+            "ledger": self.ledger,
+            "learned": self.learned,
+        }
 
     @property
     def prior(self) -> Float[Tensor, " middle"] | None:
@@ -240,21 +241,54 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         return "full" if self._prior is None else "static"
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Any) -> "BuddyForCausalLM":
+    def from_pretrained(
+        cls, name: str | Path, *, engine: EngineName = "auto", **options: Unpack[LoadOptions]
+    ) -> "BuddyForCausalLM":
         """Load a model by preset name, hub id, folder, GGUF file or Buddy checkpoint.
 
         Args:
             name: As `buddy generate --model` takes it.
-            **options: `dtype`, `device`, `policy`, `kv_policy`, `merge_adapter`, `on_progress`:
-                see `checkpoint.folder.load`.
+            engine: As for the constructor.
+            **options: `dtype`, `device`, `attention`, `policy`, `kv_policy`, `merge_adapter`,
+                `quant`, `on_progress`: see `checkpoint.load.LoadOptions`.
 
         Raises:
             ModelError: It cannot be found, fetched or understood.
+            FamilyError: Its family is not supported, or it is not computed as transformers does.
             CheckpointError: It is truncated, foreign or unsafe.
         """
-        from buddy.checkpoint.folder import load
+        check_threads()
+        return cls._assembled(load_parts(name, **options), engine)
 
-        return load(name, **options)
+    @classmethod
+    def outline(
+        cls, name: str | Path, *, engine: EngineName = "auto", **options: Unpack[OutlineOptions]
+    ) -> "BuddyForCausalLM":
+        """What can be told of a model before its weights are fetched; it runs nothing.
+
+        It refuses what the model itself would refuse.
+
+        Args:
+            name: As for `from_pretrained`.
+            engine: As for `from_pretrained`.
+            **options: `policy`, `kv_policy` and `on_progress`, as for `from_pretrained`.
+
+        Raises:
+            BuddyError: As `from_pretrained`, and as the constructor.
+        """
+        return cls._assembled(outline_parts(name, **options), engine)
+
+    @classmethod
+    def _assembled(cls, parts: ModelParts, engine: EngineName) -> "BuddyForCausalLM":
+        return cls(
+            parts.hf_model,
+            policy=parts.policy,
+            kv_policy=parts.kv_policy,
+            engine=engine,
+            origin=parts.origin,
+            card=parts.card,
+            **parts.routing,
+        )
 
     def save_pretrained(
         self, folder: str | Path, *, include_backbone: bool | None = None, tokenizer: Any = None
@@ -271,9 +305,15 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             CheckpointError: The folder holds something else or cannot be written, or the model
                 could not be loaded again.
         """
-        from buddy.checkpoint.folder import save
-
-        save(self, user_path(folder), include_backbone=include_backbone, tokenizer=tokenizer)
+        parts = ModelParts(
+            hf_model=self.model,
+            routing=self._routing(),
+            policy=written_policy(self.policy, self.policy_spec),
+            kv_policy=self.kv_policy,
+            origin=self.origin,
+            card=self.card,
+        )
+        save(parts, user_path(folder), include_backbone=include_backbone, tokenizer=tokenizer)
 
     # Lanes and plans are another shape at every step: a compiler would start anew each time.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own

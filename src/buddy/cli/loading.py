@@ -41,7 +41,6 @@ def load_checked(
     Raises:
         BuddyError: What `check` raises, or what keeps the model from being loaded.
     """
-    from buddy.checkpoint.folder import load_outline
     from buddy.hub.loading import named_dtype
     from buddy.model import BuddyForCausalLM
 
@@ -52,7 +51,7 @@ def load_checked(
             "engine": engine,
             "on_progress": on_progress,
         }
-        check(load_outline(name, **routing))
+        check(BuddyForCausalLM.outline(name, **routing))
         return BuddyForCausalLM.from_pretrained(
             name, dtype=named_dtype(dtype), **routing, **options
         )

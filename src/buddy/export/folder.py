@@ -166,7 +166,7 @@ def _write(
         "model": {
             "source": source,
             **identity(model.backbone, model.base_fingerprint),
-            "adapter": model.merged_adapter,
+            "adapter": model.origin.merged_adapter,
         },
         **routing.description,
         "files": describe_files(folder),

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import quantise_backbone
+from buddy.checkpoint.parts import Origin
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord
@@ -139,7 +140,7 @@ def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, monkeypatch, dtype, is
     found = made.model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
-    assert made.merged_adapter == model.facts()["adapter"]
+    assert made.origin.merged_adapter == model.facts()["adapter"]
     plain = tiny_model().to(dtype).state_dict()
     assert any(not torch.equal(found[name], plain[name]) for name in found)
 
@@ -169,8 +170,9 @@ def test_an_adapter_on_a_tied_head_leaves_the_embedding_alone(tmp_path, config):
 
 def test_a_model_says_the_same_of_itself_live_loaded_and_merged(adapted, tmp_path):
     tiny_model().save_pretrained(tmp_path / "base")
-    adapted.source = str(tmp_path / "base")
-    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.origin = Origin(
+        source=str(tmp_path / "base"), fingerprint=base_fingerprint(adapted.model)
+    )
     adapted.save_pretrained(tmp_path / "small")
     facts = adapted.facts()
     assert facts.keys() == {"num_blocks", "base", "adapter", "router"}
@@ -188,8 +190,9 @@ def test_a_model_says_the_same_of_itself_live_loaded_and_merged(adapted, tmp_pat
 def test_an_order_of_the_base_serves_the_tuned_model_and_no_other(adapted, tmp_path, merge):
     base = tiny_model()
     base.save_pretrained(tmp_path / "base")
-    adapted.source = str(tmp_path / "base")
-    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.origin = Origin(
+        source=str(tmp_path / "base"), fingerprint=base_fingerprint(adapted.model)
+    )
     adapted.save_pretrained(tmp_path / "tuned")
     path = tmp_path / "order.json"
     results = {"removal_order": [4, 2]}
@@ -212,8 +215,7 @@ def test_a_router_of_another_depth_is_refused_whatever_the_policy():
 
 
 def test_an_adapter_names_its_base_and_no_folder_of_this_machine(adapted, tmp_path):
-    adapted.source = "smollm2-135m"
-    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.origin = Origin(source="smollm2-135m", fingerprint=base_fingerprint(adapted.model))
     adapted.save_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "smollm2-135m"
@@ -231,8 +233,9 @@ def test_an_adapter_is_written_alike_by_every_process(adapted, tmp_path):
 
 def test_a_merged_adapter_is_not_lost_when_saved_again(adapted, tmp_path):
     tiny_model().save_pretrained(tmp_path / "base")
-    adapted.source = str(tmp_path / "base")
-    adapted.source_fingerprint = base_fingerprint(adapted.model)
+    adapted.origin = Origin(
+        source=str(tmp_path / "base"), fingerprint=base_fingerprint(adapted.model)
+    )
     adapted.save_pretrained(tmp_path / "small")
     assert not (tmp_path / "small/backbone").exists()
     merged = BuddyForCausalLM.from_pretrained(tmp_path / "small", merge_adapter=True)

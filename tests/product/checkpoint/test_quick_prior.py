@@ -321,8 +321,7 @@ def test_an_adapted_model_has_an_order_of_its_own(folder, home, tmp_path):
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.5)
-    made = BuddyForCausalLM(adapted.eval(), policy="random")
-    made.source, made.source_fingerprint = base.source, base.source_fingerprint
+    made = BuddyForCausalLM(adapted.eval(), policy="random", origin=base.origin)
     made.save_pretrained(tmp_path / "adapted", include_backbone=False)
     plain = BuddyForCausalLM.from_pretrained(folder)
     options = ({"merge_adapter": True}, {"merge_adapter": False})

@@ -77,8 +77,7 @@ def trained(tmp_path):
     """A checkpoint with adapters as large as if they had been trained, and its base model."""
     tiny_model().save_pretrained(tmp_path / "base")
     model = BuddyForCausalLM.from_pretrained(tmp_path / "base")
-    made = BuddyForCausalLM(add_lora(model.model, LoraSettings(rank=4), 0))
-    made.source, made.source_fingerprint = model.source, model.source_fingerprint
+    made = BuddyForCausalLM(add_lora(model.model, LoraSettings(rank=4), 0), origin=model.origin)
     with torch.no_grad():
         for parameter in made.model.parameters():
             if parameter.requires_grad:

@@ -126,7 +126,7 @@ def _record(
         "engine_reason": executor.why_general,
         "instructions": executor.instructions,
         "compile_s": None if library is None else library.compile_s,
-        "quant": chat_session.model.quant,
+        "quant": chat_session.model.origin.quant,
         "prior": chat_session.model.prior_facts,
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,

@@ -109,7 +109,7 @@ def computed_by(model: "BuddyForCausalLM") -> dict[str, Any]:
         "dtype": str(model.dtype),
         "device": model.device.type,
         "attention": model.backbone.attention,
-        "quant": model.quant,
+        "quant": model.origin.quant,
     }
 
 

@@ -29,6 +29,7 @@ from buddy.errors import ModelError, PolicyError
 
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
+DEFAULT_KV_POLICY: KVPolicy = "lazy"
 
 Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(block, residuals [N, D], positions [N]) -> keys and values [N, heads, head]."""

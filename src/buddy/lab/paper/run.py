@@ -258,9 +258,9 @@ def _parts(facts: Any, *trained: str) -> dict[str, Any]:
 
 
 def _outline(name: str) -> "BuddyForCausalLM":
-    from buddy.checkpoint.folder import load_outline
+    from buddy.model import BuddyForCausalLM
 
-    return load_outline(name)
+    return BuddyForCausalLM.outline(name)
 
 
 def check_model(model: "BuddyForCausalLM", name: str, needs: str) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.card import Card
-from buddy.checkpoint.folder import load, load_outline
 from buddy.data.examples import Example, check_source, read_all
 from buddy.errors import DataError, RecipeError
 from buddy.hub.loading import load_tokenizer
@@ -188,8 +187,10 @@ def train_adainfer(
     check_folder(out, resume)
     for source in (*recipe.data.train, *recipe.data.validation):
         check_source(source)
-    config = _check(recipe, load_outline(recipe.model.name))
-    model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype), policy="full")
+    config = _check(recipe, BuddyForCausalLM.outline(recipe.model.name))
+    model = BuddyForCausalLM.from_pretrained(
+        recipe.model.name, dtype=getattr(torch, recipe.model.dtype), policy="full"
+    )
     tokenizer, left_out = load_tokenizer(recipe.model.name), list[str]()
     examples, validation = (
         read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 
-from buddy.checkpoint.folder import load, load_outline
 from buddy.data.examples import Example, check_source
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError
@@ -76,7 +75,7 @@ def train_pudding(
         check_source(source)
     if recipe.log.tensorboard:
         need_tensorboard()
-    depths = _check(recipe, load_outline(recipe.model.name, policy="full"))
+    depths = _check(recipe, BuddyForCausalLM.outline(recipe.model.name, policy="full"))
     tokenizer = load_tokenizer(recipe.model.name)
     left_out: list[str] = []
     questions, held_out = (
@@ -86,7 +85,7 @@ def train_pudding(
     for note in left_out:
         listener.warned(note)
     searches = plan_searches(recipe.sets, questions)
-    model = load(
+    model = BuddyForCausalLM.from_pretrained(
         recipe.model.name,
         dtype=getattr(torch, recipe.model.dtype),
         policy="full",
@@ -117,12 +116,12 @@ def train_pudding(
     run.left_out = left_out
     run.go(resume)
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
-    whole = load(recipe.model.name, device="cpu", policy="full")
+    whole = BuddyForCausalLM.from_pretrained(recipe.model.name, device="cpu", policy="full")
     whole.learned = fit.classifier()
     whole.set_policy(whole.default_policy())
     names = [search.name for search in searches]
     whole.card = with_pudding(whole.card, recipe.model.name, recipe.data.train, names, depths)
-    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
+    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.origin.source else tokenizer)
     run.record(whole, names).save(out / RECORD)
     return out / CHECKPOINT
 

@@ -286,7 +286,7 @@ def cost_of(
         "version": __version__,
         "model": model.facts(),
         "dtype": str(model.dtype),
-        "quant": model.quant,
+        "quant": model.origin.quant,
         "kv_policy": model.kv_policy,
         "policy": getattr(model.policy, "name", ""),
         "engine": model.executor.name,

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from buddy.budget.blocks import check_spendable
-from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
@@ -57,7 +56,9 @@ def train_ledger(
     check_folder(out, resume=True)
     for source in (*recipe.data.train, *recipe.data.validation):
         check_source(source)
-    model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
+    model = BuddyForCausalLM.from_pretrained(
+        recipe.model.name, dtype=getattr(torch, recipe.model.dtype)
+    )
     model.eval().requires_grad_(False)
     check_context(recipe.data.max_tokens, model)
     prompt = _check_levels(recipe, model)
@@ -80,10 +81,10 @@ def train_ledger(
     model.ledger = fit_ledger(answers, settings)
     found = _evaluate(model, held_out, prompt, recipe, listener) if held_out else []
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
-    whole = load(recipe.model.name, device="cpu")
+    whole = BuddyForCausalLM.from_pretrained(recipe.model.name, device="cpu")
     whole.ledger = model.ledger
     make_folder(out)
-    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
+    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.origin.source else tokenizer)
     record = RunRecord(
         kind="training-ledger",
         model=whole.facts(),

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import torch
 
-from buddy.checkpoint.folder import load
 from buddy.data.examples import Example, check_source, read_all
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.hub.loading import load_tokenizer
@@ -97,7 +96,9 @@ def train_budget(
         check_source(source)
     if recipe.log.tensorboard:
         need_tensorboard()
-    model = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype))
+    model = BuddyForCausalLM.from_pretrained(
+        recipe.model.name, dtype=getattr(torch, recipe.model.dtype)
+    )
     model.eval().requires_grad_(False)
     check_context(recipe.data.max_tokens, model)
     live, tokenizer = RewardModel(model), load_tokenizer(recipe.model.name)
@@ -127,10 +128,10 @@ def train_budget(
     run.left_out = left_out
     run.go(resume)
     # Loaded again: a backbone that is written must be in the dtype that it was saved in.
-    whole = load(recipe.model.name, device="cpu")
+    whole = BuddyForCausalLM.from_pretrained(recipe.model.name, device="cpu")
     whole.predictor = folded(predictor, standard).eval().cpu()
     whole.card = with_stage_2(whole.card, recipe)
-    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.source else tokenizer)
+    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.origin.source else tokenizer)
     run.record(whole).save(out / RECORD)
     return out / CHECKPOINT
 

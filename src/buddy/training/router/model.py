@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from buddy.budget.blocks import check_spendable
-from buddy.checkpoint.folder import load, load_outline
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.errors import PolicyError, RecipeError
@@ -29,7 +28,7 @@ def check_recipe(recipe: Recipe) -> None:
     Raises:
         BuddyError: A budget, a policy, a prior, a teacher or a size that does not fit.
     """
-    outline = load_outline(recipe.model.name)
+    outline = BuddyForCausalLM.outline(recipe.model.name)
     _check_sizes(recipe, outline)
     check_teacher(recipe, outline)
     _prior(recipe.router, outline)
@@ -46,7 +45,9 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
         RecipeError: A setting does not fit the model's sizes, or the prior cannot be had.
         PolicyError: The policy cannot serve the model.
     """
-    base = load(recipe.model.name, dtype=getattr(torch, recipe.model.dtype), device=device)
+    base = BuddyForCausalLM.from_pretrained(
+        recipe.model.name, dtype=getattr(torch, recipe.model.dtype), device=device
+    )
     if base.router is not None or hasattr(base.model, "peft_config"):
         raise RecipeError(
             f"model.name: {recipe.model.name} is trained already: name the base model, or go on "
@@ -72,11 +73,12 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
     if recipe.lora.start is not None:
         start_adapters(
-            adapted, Path(recipe.lora.start), base.backbone, base.source_fingerprint, recipe.lora
+            adapted, Path(recipe.lora.start), base.backbone, base.origin.fingerprint, recipe.lora
         )
-    made = BuddyForCausalLM(adapted, prior=order, router=router, policy=settings.policy)
+    made = BuddyForCausalLM(
+        adapted, prior=order, router=router, policy=settings.policy, origin=base.origin
+    )
     check_spendable(budgets, made.num_blocks, made.scoring_policy.pinned)
-    made.source, made.source_fingerprint = base.source, base.source_fingerprint
     return made.train()
 
 

@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.checkpoint.folder import load, load_outline
 from buddy.errors import RecipeError
 from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
@@ -29,7 +28,7 @@ def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
     name, own = recipe.teacher.name, recipe.model.name
     if name is None:
         return
-    outline = load_outline(name)
+    outline = BuddyForCausalLM.outline(name)
     words, wanted = (load_tokenizer(one).get_vocab() for one in (name, own))
     if words != wanted:
         raise RecipeError(
@@ -54,7 +53,9 @@ def load_teacher(recipe: Recipe, student: BuddyForCausalLM) -> BuddyForCausalLM 
     if name is None:
         return None
     dtype, device = student.dtype, student.device
-    return load(name, dtype=dtype, device=device, policy="full", merge_adapter=True).eval()
+    return BuddyForCausalLM.from_pretrained(
+        name, dtype=dtype, device=device, policy="full", merge_adapter=True
+    ).eval()
 
 
 @torch.no_grad()

@@ -182,7 +182,7 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
         "instructions": model.executor.instructions,
         "attention": model.backbone.attention,
         "kv_policy": model.kv_policy,
-        "quant": model.quant,
+        "quant": model.origin.quant,
         "prior": model.prior_facts,
     }
 

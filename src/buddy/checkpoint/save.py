@@ -1,0 +1,119 @@
+"""Writes a checkpoint under a temporary name, then renames it into place."""
+
+from pathlib import Path
+from typing import Any
+
+from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.quantised import is_quantised
+from buddy.checkpoint.adapter import FOLDER, save_adapter
+from buddy.checkpoint.card import CARD, write_card
+from buddy.checkpoint.manifest import identity
+from buddy.checkpoint.parts import (
+    BACKBONE_FOLDER,
+    MODULES,
+    ROUTING_FILE,
+    ModelParts,
+    describe_module,
+    trained_modules,
+)
+from buddy.depth.policy import Policy
+from buddy.depth.prior import Prior
+from buddy.errors import CheckpointError
+from buddy.files import new_folder
+from buddy.hub.manifest import MANIFEST, write_files
+from buddy.hub.writing import write_model
+from buddy.policies.searched import SearchedPolicy
+from buddy.policies.static import StaticPolicy
+
+
+def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, tokenizer: Any) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        CheckpointError: The folder holds something else or cannot be written, or the model could
+            not be loaded again.
+    """
+    if is_quantised(parts.hf_model):
+        raise CheckpointError(
+            "only plain weights can be saved, and these have fewer bits: load the model without "
+            "quant, and quantise it when the checkpoint is loaded"
+        )
+    if parts.policy is None:
+        raise CheckpointError(
+            "a policy that was given as an object cannot be written: name one with set_policy, "
+            "such as routed or static, before saving"
+        )
+    fingerprint, origin = base_fingerprint(parts.hf_model), parts.origin
+    reloadable = origin.source is not None and fingerprint == origin.fingerprint
+    include = not reloadable if include_backbone is None else include_backbone
+    if not include and not reloadable:
+        raise CheckpointError(
+            "the base model's weights were not loaded from a place that still has them (they are "
+            "new, rounded to float16, merged or trained): leave include_backbone out, or set it to "
+            "True"
+        )
+    base = {
+        "source": None if include else origin.source,
+        **identity(parts.backbone, fingerprint),
+    }
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+            raise CheckpointError(
+                f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
+            )
+        with new_folder(folder) as staging:
+            if include:
+                _save_backbone(parts.hf_model, staging / BACKBONE_FOLDER)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(staging)
+            _write(parts, staging, base)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be written: {error}; what was there before is intact"
+        ) from error
+
+
+def _write(parts: ModelParts, folder: Path, base: dict[str, Any]) -> None:
+    """Write all but the backbone and the tokenizer; buddy.json last, as it lists what is there."""
+    from safetensors.torch import save_file
+
+    modules = trained_modules(parts.routing)
+    tensors = {
+        f"{part}.{name}": tensor.contiguous().cpu()
+        for part, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+    prior = parts.routing.get("prior")
+    if isinstance(prior, Prior) and prior.is_known:
+        tensors["prior"] = prior.values().contiguous().cpu()
+    save_file(tensors, folder / ROUTING_FILE)
+    if hasattr(parts.hf_model, "peft_config"):
+        save_adapter(parts.hf_model, folder / FOLDER, parts.backbone.dtype, parts.origin.source)
+    if parts.card is not None:
+        (folder / CARD).write_text(write_card(parts.card), encoding="utf-8")
+    configs = {name: describe_module(module) for name, module in modules.items()}
+    contents = {"base": base, **dict.fromkeys(MODULES), **configs}
+    write_files(folder, {**contents, "policy": parts.policy, "kv_policy": parts.kv_policy})
+
+
+def written_policy(policy: Policy, spec: str | None) -> str | None:
+    """The policy's name; an order, or sets, that were read from a file are written in full."""
+    if isinstance(policy, SearchedPolicy):
+        return policy.written()
+    if isinstance(policy, StaticPolicy) and ":" in str(spec) and policy.removal_order:
+        return f"static:{','.join(map(str, policy.removal_order))}"
+    return spec
+
+
+def _save_backbone(hf_model: Any, folder: Path) -> None:
+    if not hasattr(hf_model, "peft_config"):
+        write_model(hf_model, folder)
+        return
+    base = hf_model.get_base_model()
+    # Inside a PEFT model every adapted linear layer is wrapped; write the plain weights.
+    plain = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in base.state_dict().items()
+        if ".lora_" not in name
+    }
+    write_model(base, folder, state_dict=plain)
