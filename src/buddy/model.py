@@ -32,19 +32,12 @@ from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.executors.protocol import GENERAL
 from buddy.engine.fork_guard import check_threads
-from buddy.engine.run import (
-    Feed,
-    StepOutput,
-    ask_budgets,
-    check_reroute,
-    logits_of,
-    run_once,
-    run_step,
-)
+from buddy.engine.run import check_reroute, run_once, run_step
 from buddy.engine.state.cache import DEFAULT_KV_POLICY, KVPolicy, check_kv_policy
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
+from buddy.engine.step import Feed, Step, StepOutput, ask_budgets, logits_of
 from buddy.engine.tabulate import Tabulator
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import Budgets, check_predictor
@@ -425,17 +418,15 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
             try:
                 held = self._held(session, wanted, rows, reroute, input_ids, valid, sees)
                 numbers = list(session.sequences)
-                out = run_step(
-                    self.backbone,
-                    policy,
-                    session,
-                    [numbers[row] for row in rows],
-                    feed,
-                    held=held,
+                step = Step(
+                    sequence_ids=[numbers[row] for row in rows],
+                    feed=feed,
+                    sequences=held,
                     batch_route=ways,
-                    executor=None if torch.is_grad_enabled() else self.executor.fast_path(),
                     columns=tokens,
                 )
+                executor = None if torch.is_grad_enabled() else self.executor.fast_path()
+                out = run_step(self.backbone, policy, session, step, executor=executor)
             except BaseException:
                 session.rewind(begun)
                 raise

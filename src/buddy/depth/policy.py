@@ -162,9 +162,9 @@ class OnlinePolicy(Protocol):
     """Decides while a pass runs, before each block that it governs; it promises no budget.
 
     A policy that also changes what a governed block leaves in the residual has a method
-    `settle(state, block, before, run)`, which returns the residual of all lanes once the block has
-    run. Its passes take the general path. One with a true `hides_skipped` is evaluated as under
-    the KV policy `mask`, and others as under `project`, where a pass keeps no session.
+    `adjust_output(state, block, before, run)`, which returns the residual of all lanes once the
+    block has run. Its passes take the general path. One with a true `hides_skipped` is evaluated
+    as under the KV policy `mask`, and others as under `project`, where a pass keeps no session.
 
     Attributes:
         name: As in the registry.
@@ -200,9 +200,9 @@ def is_online(policy: Policy) -> bool:
     return hasattr(policy, "keep")
 
 
-def settles(policy: Policy) -> bool:
+def adjusts_output(policy: Policy) -> bool:
     """Whether it changes what blocks leave in the residual, so that the general path runs it."""
-    return hasattr(policy, "settle")
+    return hasattr(policy, "adjust_output")
 
 
 def exits(policy: Policy) -> bool:

@@ -66,7 +66,7 @@ def summary_cosine(
     whole = _summary(run, len(ids))
     summed = torch.zeros(num_blocks, dtype=torch.float64)
     for block, before in enumerate(entering):
-        run.settle(before)
+        run.set_residual(before)
         run.blocks(range(block + 1, num_blocks), None)
         without = _summary(run, len(ids))
         summed[block] = (1 - torch.cosine_similarity(whole, without, dim=-1)).sum().cpu()

@@ -1,7 +1,8 @@
 """Steering: who runs each block, and when it is asked.
 
-One loop serves methods that plan once, after a context layer (`Budgeted`), methods that are asked
-before each block that they govern (`Online`), and plans that are given (`Given`).
+One loop serves methods that plan once, after a context layer (`BudgetedSteering`), methods that
+are asked before each block that they govern (`OnlineSteering`), plans that are fixed beforehand
+(`FixedPlanSteering`), and prompts that were planned whole (`PlannedPromptSteering`).
 """
 
 from collections.abc import Collection, Sequence
@@ -19,9 +20,9 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, NewTokens, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
 from buddy.depth.share import share_ranking
-from buddy.engine.ahead import PlannedPrompt
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Run
+from buddy.engine.planned_prompt import PlannedPrompt
 from buddy.engine.probe import ROUTER, piece
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import RouteRow, SequenceState, gather_routes
@@ -61,15 +62,15 @@ class Steering(Protocol):
 
 
 def steer(
-    run: Run, steering: Steering, num_blocks: int, words: int | None = None
-) -> tuple[DepthPlan, Float[Tensor, "lanes words"] | None]:
+    run: Run, steering: Steering, num_blocks: int, num_logits: int | None = None
+) -> tuple[DepthPlan, Float[Tensor, "lanes num_logits"] | None]:
     """Run a pass to its end.
 
     Args:
         run: The pass.
         steering: Says who runs what.
         num_blocks: Of the model.
-        words: How many token ids need logits, from the first on; None = all.
+        num_logits: How many token ids need logits, from the first on; None = all.
 
     Returns:
         The plan that ran, and logits where the run made them.
@@ -81,7 +82,7 @@ def steer(
         with piece(ROUTER):
             parts.append(steering.plan(blocks, run))
         if blocks.stop == num_blocks:
-            logits = run.finish(blocks, parts[-1], words)
+            logits = run.finish(blocks, parts[-1], num_logits)
         else:
             run.blocks(blocks, parts[-1])
         steering.ran(blocks, run)
@@ -101,7 +102,7 @@ def _ran(
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FixedPlanSteering:
     """A plan that is known beforehand.
 
     Attributes:
@@ -122,25 +123,25 @@ class Given:
         """Nothing is left to do."""
 
 
-class Online:
+class OnlineSteering:
     """Asks an online policy before each block that it governs.
 
     Args:
         policy: Who is asked.
-        held: What is known of the sequences of the pass, in the order of its lanes; None for a new
-            one.
+        sequences: What is known of the sequences of the pass, in the order of its lanes; None for
+            a new one.
         router_sees: By lane; None = all are seen.
     """
 
     def __init__(
         self,
         policy: OnlinePolicy,
-        held: Sequence[SequenceState | None],
+        sequences: Sequence[SequenceState | None],
         router_sees: Bool[Tensor, " lanes"] | None = None,
     ) -> None:
-        self._policy, self._held, self._router_sees = policy, held, router_sees
+        self._policy, self._sequences, self._router_sees = policy, sequences, router_sees
         self._governed = {block % policy.num_blocks for block in policy.governed}
-        self._settle = getattr(policy, "settle", None)
+        self._adjust_output = getattr(policy, "adjust_output", None)
         self._state: Any = None
         self._before: Tensor | None = None
 
@@ -164,7 +165,7 @@ class Online:
                 cast(BlockRun, run).keeps_mlp = True
         if blocks.start not in self._governed:
             return None
-        if self._settle is not None:
+        if self._adjust_output is not None:
             self._before = run.hidden
         keep = policy.keep(self._state, blocks.start, run.hidden)
         host = np.ones((lanes.num, policy.num_blocks), np.bool_)
@@ -174,8 +175,8 @@ class Online:
     def ran(self, blocks: range, run: Run) -> None:
         """Let the policy change what a governed block has left."""
         before, self._before = self._before, None
-        if before is not None and self._settle is not None:
-            run.settle(self._settle(self._state, blocks.start, before, run))
+        if before is not None and self._adjust_output is not None:
+            run.set_residual(self._adjust_output(self._state, blocks.start, before, run))
 
     def _new(self, lanes: Lanes) -> NewTokens:
         sees = self._router_sees
@@ -185,21 +186,23 @@ class Online:
             sequence=torch.from_numpy(lanes.sequence).to(lanes.device),
             position=torch.from_numpy(lanes.slot.astype(np.int64)).to(lanes.device),
             router_sees=sees,
-            last_runs=[None if one is None or not one.steps else one.runs for one in self._held],
+            last_runs=[
+                None if one is None or not one.steps else one.block_mask for one in self._sequences
+            ],
         )
 
 
-class Budgeted:
+class BudgetedSteering:
     """Plans once: the context layer runs, the policy observes, and budgets are spent.
 
     Args:
         policy: Scores the blocks.
-        held: What is known of the sequences of the pass, in the order of its lanes; None for a new
-            one.
+        sequences: What is known of the sequences of the pass, in the order of its lanes; None for
+            a new one.
         budgets: Of each sequence: one for all its new tokens, or one for each.
         batch_route: Whose scores rank the blocks.
-        apart: Places of sequences that rank by their own scores even so, and have no say in the
-            ranking of the others.
+        routed_alone: Places of sequences that rank by their own scores even so, and have no say in
+            the ranking of the others.
 
     Attributes:
         routes: After the plan, what the policy remembers of each sequence.
@@ -208,15 +211,17 @@ class Budgeted:
     def __init__(
         self,
         policy: DepthPolicy,
-        held: Sequence[SequenceState | None],
+        sequences: Sequence[SequenceState | None],
         budgets: Sequence[tuple[int, ...]],
         batch_route: BatchRoute = "independent",
-        apart: Collection[int] = (),
+        routed_alone: Collection[int] = (),
     ) -> None:
-        self._policy, self._held, self._budgets = policy, held, budgets
+        self._policy, self._sequences, self._budgets = policy, sequences, budgets
         self.routes: list[RouteRow] = []
         is_shared = batch_route == "shared"
-        together = [at for at in range(len(held)) if at not in apart] if is_shared else []
+        together = (
+            [at for at in range(len(sequences)) if at not in routed_alone] if is_shared else []
+        )
         self._together = together if len(together) > 1 else []
 
     def segments(self, num_blocks: int) -> Sequence[range]:
@@ -232,7 +237,7 @@ class Budgeted:
     def choose(self, lanes: Lanes, seen: Observation) -> DepthPlan:
         """The plan of lanes of which the policy may see this much."""
         self.routes = self._observe(seen)
-        old = [self._old_plan(place) for place in range(len(self._held))]
+        old = [self._old_plan(place) for place in range(len(self._sequences))]
         kept = [runs for runs in old if runs is not None]
         if len(kept) == len(old):
             return DepthPlan.of_lanes(np.stack(kept), lanes.device).repeat(lanes.counts)
@@ -250,7 +255,7 @@ class Budgeted:
 
     def _observe(self, seen: Observation) -> list[RouteRow]:
         """Show the policy what is new; new sequences begin a state, others go on with theirs."""
-        routes = [None if one is None else one.route for one in self._held]
+        routes = [None if one is None else one.route for one in self._sequences]
         made: list[RouteRow | None] = [None] * len(routes)
         for is_new in (True, False):
             places = [place for place, route in enumerate(routes) if (route is None) == is_new]
@@ -265,11 +270,11 @@ class Budgeted:
 
     def _old_plan(self, place: int) -> NDArray[np.bool_] | None:
         """The plan that a sequence goes on with; None where it is to have a new one."""
-        one = self._held[place]
+        one = self._sequences[place]
         if one is None or one.reroute == "step":
             return None
         is_due = one.reroute != "prefill" and one.steps % one.reroute == 0
-        return one.runs if not is_due and set(self._budgets[place]) == {one.blocks} else None
+        return one.block_mask if not is_due and set(self._budgets[place]) == {one.blocks} else None
 
     def _make(self, lanes: Lanes, seen: Observation) -> DepthPlan:
         """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
@@ -305,7 +310,7 @@ class Budgeted:
         return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
 
 
-class Ahead:
+class PlannedPromptSteering:
     """Prompts whose plan is known go by it; the policy is asked for the other sequences alone.
 
     Args:
@@ -317,7 +322,7 @@ class Ahead:
         routes: After the plan, what the policy remembers of each sequence.
     """
 
-    def __init__(self, others: Budgeted, prompts: Sequence[PlannedPrompt | None]) -> None:
+    def __init__(self, others: BudgetedSteering, prompts: Sequence[PlannedPrompt | None]) -> None:
         self._others, self._prompts = others, prompts
         self.routes: list[RouteRow] = []
 
@@ -345,7 +350,7 @@ class Ahead:
         self.routes = [next(routed) if one is None else one.route for one in self._prompts]
         for place, one in enumerate(self._prompts):
             if one is not None:
-                host[lanes.first[place] : lanes.last[place] + 1] = one.runs
+                host[lanes.first[place] : lanes.last[place] + 1] = one.block_mask
         return DepthPlan.of_lanes(host, lanes.device)
 
     def ran(self, blocks: range, run: Run) -> None:

@@ -27,9 +27,9 @@ from buddy.budget.source import (
     Progress,
 )
 from buddy.engine.executors.blocks import BlockRun
-from buddy.engine.run import Feed
 from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
+from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.ledger import Ledger, LedgerBudget

@@ -18,9 +18,10 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
-from buddy.engine.run import Feed, logits_of, run_step
+from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
+from buddy.engine.step import Feed, Step, logits_of
 from buddy.generation.next_token import next_token, process
 
 
@@ -79,7 +80,7 @@ def decode_loop(
     pad = generation_config._pad_token_tensor
     open_rows, ended_rows = list(range(batch)), set[int]()
     logits = prefill_step(model, input_ids, inputs)
-    numbers = list(session.sequences)
+    ids_of_rows = list(session.sequences)
     executor, policy = model.executor.fast_path(), model.inference_policy()
     while True:
         scores = process(logits_processor, ids[:, :columns], logits)
@@ -104,24 +105,25 @@ def decode_loop(
             fed_rows = fed_rows if session._is_user_defined else open_rows
         started_s = 0.0 if trace is None else trace.clock()
         is_whole = len(fed_rows) == batch
-        made = run_step(
-            model.backbone,
-            policy,
-            session,
-            numbers if is_whole else [numbers[row] for row in fed_rows],
-            Feed(token_ids=token if is_whole else token[fed_rows], counts=(1,) * len(fed_rows)),
+        step = Step(
+            sequence_ids=ids_of_rows if is_whole else [ids_of_rows[row] for row in fed_rows],
+            feed=Feed(
+                token_ids=token if is_whole else token[fed_rows], counts=(1,) * len(fed_rows)
+            ),
             batch_route=inputs["batch_route"],
-            executor=executor,
             columns=1,
-            apart=[numbers[row] for row in fed_rows if row in ended_rows] if stop.pads else (),
+            routed_alone=[ids_of_rows[row] for row in fed_rows if row in ended_rows]
+            if stop.pads
+            else (),
         )
-        last = logits_of(model.backbone, made, executor)
+        out = run_step(model.backbone, policy, session, step, executor=executor)
+        last = logits_of(model.backbone, out, executor)
         if is_whole:
             logits = last.float()
         else:  # a row that has ended is fed no more, and keeps its last logits
             logits = logits.index_copy(0, torch.tensor(fed_rows, device=ids.device), last.float())
         if trace is not None:
-            trace.record(made, started_s, tokens=1, rows=fed_rows, batch=batch)
+            trace.record(out, started_s, tokens=1, rows=fed_rows, batch=batch)
     if streamer is not None:
         streamer.end()
     return ids[:, :columns]

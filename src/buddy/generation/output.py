@@ -6,8 +6,8 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
 from buddy.depth.plan import DepthPlan
-from buddy.engine.run import StepOutput
 from buddy.engine.state.session import Session
+from buddy.engine.step import StepOutput
 
 
 @dataclass

@@ -25,10 +25,11 @@ from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import exits
 from buddy.engine.executors.blocks import observation
-from buddy.engine.run import Feed, StepOutput, logits_of, run_step
+from buddy.engine.run import run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
-from buddy.engine.steer import Given
+from buddy.engine.steer import FixedPlanSteering
+from buddy.engine.step import Feed, Step, StepOutput, logits_of
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
 from buddy.generation.loop import Stop, prefill_step
@@ -160,8 +161,8 @@ class _Writer:
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
         vocab = model.backbone.vocab
-        saves = self._executor is not None and self._executor.makes_some_words
-        self._words = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
+        saves = self._executor is not None and self._executor.makes_some_logits
+        self._num_logits = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
         self._is_plain = not do_sample and all(isinstance(one, FiniteLogits) for one in processor)
 
     def draft(
@@ -182,7 +183,7 @@ class _Writer:
                 if self._is_plain:
                     token, sure = best_and_chance(logits)
                 else:
-                    others = self._model.backbone.vocab - self._words
+                    others = self._model.backbone.vocab - self._num_logits
                     logits = torch.nn.functional.pad(logits, (0, others), value=_UNLIKELY)
                     scores = process(processor, here, logits)
                     proposed.append(scores)
@@ -261,7 +262,7 @@ class _Writer:
             old,
             length=old.length + tokens,
             steps=old.steps + 1,
-            runs=out.plan.host[tokens - 1],
+            block_mask=out.plan.host[tokens - 1],
             blocks=self._model.num_blocks,
             executed=old.executed + int(out.executed[:tokens].sum()),
             route=RouteRow(route, 0, 1),
@@ -270,7 +271,7 @@ class _Writer:
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         """The draft's logits after the text so far, of which some tokens are drafted."""
-        return self._forward(here[:, -1:], self._draft_budget, self._words)[0]
+        return self._forward(here[:, -1:], self._draft_budget, self._num_logits)[0]
 
     def _full(
         self, fed: Int[Tensor, "one tokens"]
@@ -280,30 +281,27 @@ class _Writer:
         The policy is not asked: `_keep` shows it what is written.
         """
         plan = DepthPlan.full(fed.shape[1], self._model.num_blocks, fed.device)
-        return self._forward(fed, self._full_budget, steering=Given(plan))
+        return self._forward(fed, self._full_budget, steering=FixedPlanSteering(plan))
 
     def _forward(
         self,
         token_ids: Int[Tensor, "one tokens"],
         budget: ConstantBudget,
-        words: int | None = None,
-        steering: Given | None = None,
+        num_logits: int | None = None,
+        steering: FixedPlanSteering | None = None,
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        session, tokens = self._session, token_ids.shape[1]
-        (one,) = session.find([self._number])
-        out = run_step(
-            self._model.backbone,
-            self._policy,
-            session,
-            [self._number],
-            Feed(token_ids=token_ids[0], counts=(tokens,)),
-            held=[replace(one, source=budget)],
-            executor=self._executor,
-            columns=tokens,
+        (sequence,) = self._session.find([self._number])
+        step = Step(
+            sequence_ids=[self._number],
+            feed=Feed(token_ids=token_ids[0], counts=(token_ids.shape[1],)),
+            sequences=[replace(sequence, source=budget)],
             steering=steering,
-            words=words,
+            columns=token_ids.shape[1],
+            num_logits=num_logits,
         )
-        return logits_of(self._model.backbone, out, words=words), out
+        backbone = self._model.backbone
+        out = run_step(backbone, self._policy, self._session, step, executor=self._executor)
+        return logits_of(backbone, out, num_logits=num_logits), out
 
 
 class _ExitWriter(_Writer):
@@ -312,7 +310,7 @@ class _ExitWriter(_Writer):
     Source: LayerSkip (Elhoushi et al., 2024), section on self-speculative decoding.
     """
 
-    _drafts: list[Stretch]
+    _drafts: list[StepOutput]
 
     def draft(
         self, ids: Int[Tensor, "one columns"], most: int
@@ -322,10 +320,10 @@ class _ExitWriter(_Writer):
         return super().draft(ids, most)
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
-        made = self._stretch(here[0, -1:], drafted, range(self._draft_blocks), words=self._words)
-        self._drafts.append(made)
-        assert made.logits is not None
-        return made.logits
+        exit_ = range(self._draft_blocks)
+        out = self._stretch(here[0, -1:], drafted, exit_, num_logits=self._num_logits)
+        self._drafts.append(out)
+        return logits_of(self._model.backbone, out, num_logits=self._num_logits)
 
     def _full(
         self, fed: Int[Tensor, "one tokens"]
@@ -340,15 +338,14 @@ class _ExitWriter(_Writer):
         num_blocks, exit_ = self._model.num_blocks, self._draft_blocks
         tokens = fed.shape[1]
         # The last drafted token predicts no draft, so it has not run yet.
-        last = self._stretch(fed[0, -1:], tokens - 1, range(exit_), with_logits=False)
+        last = self._stretch(fed[0, -1:], tokens - 1, range(exit_), num_logits=0)
         first = [*self._drafts, last]
-        hidden = torch.cat([one.hidden for one in first])
+        hidden = torch.cat([out.hidden for out in first])
         rest = self._stretch(fed[0], 0, range(exit_, num_blocks), hidden=hidden)
-        assert rest.logits is not None
+        executed = torch.cat([out.executed for out in first]) + rest.executed
         plan = DepthPlan.full(tokens, num_blocks, fed.device)
-        executed = torch.cat([one.executed for one in first]) + rest.executed
-        out = StepOutput(rest.lanes, rest.hidden, plan, executed, rest.logits, rest.engine)
-        return rest.logits, out
+        out = replace(rest, plan=plan, executed=executed)
+        return logits_of(self._model.backbone, out), out
 
     def _stretch(
         self,
@@ -356,20 +353,16 @@ class _ExitWriter(_Writer):
         place: int,
         blocks: range,
         *,
-        with_logits: bool = True,
-        words: int | None = None,
+        num_logits: int | None = None,
         hidden: Float[Tensor, "tokens hidden"] | None = None,
-    ) -> Stretch:
+    ) -> StepOutput:
         """A stretch of blocks for tokens that stand `place` slots after what is committed."""
-        (one,) = self._session.find([self._number])
-        return run_stretch(
-            self._model.backbone,
-            self._session,
-            replace(one, length=one.length + place),
-            token_ids,
-            blocks,
+        (sequence,) = self._session.find([self._number])
+        stretch = Stretch(
+            sequence=replace(sequence, length=sequence.length + place),
+            token_ids=token_ids,
+            blocks=blocks,
             hidden=hidden,
-            with_logits=with_logits,
-            words=words,
-            executor=self._executor,
+            num_logits=num_logits,
         )
+        return run_stretch(self._model.backbone, self._session, stretch, self._executor)

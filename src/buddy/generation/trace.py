@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
-from buddy.engine.run import StepOutput
+from buddy.engine.step import StepOutput
 from buddy.errors import PolicyError
 
 FinishReason = Literal["stop", "length", "context"]

@@ -6,8 +6,9 @@ import torch
 
 from buddy.depth.plan import DepthPlan
 from buddy.engine.naive import naive_hidden
-from buddy.engine.run import Feed, run_step
-from buddy.engine.steer import Given
+from buddy.engine.run import run_step
+from buddy.engine.steer import FixedPlanSteering
+from buddy.engine.step import Feed, Step
 from tests.tiny import NUM_BLOCKS, VOCAB
 
 
@@ -63,10 +64,12 @@ class Schedule:
             self.buddy.backbone,
             self.buddy.policy,
             self.session,
-            numbers,
-            Feed(token_ids=ids, counts=tuple(counts)),
+            Step(
+                sequence_ids=numbers,
+                feed=Feed(token_ids=ids, counts=tuple(counts)),
+                steering=FixedPlanSteering(plan),
+            ),
             executor=executor,
-            steering=Given(plan),
         )
 
     def note(self, numbers, counts, ids, plan):

@@ -16,7 +16,8 @@ from buddy.backbone.quantised import quantise_backbone
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
 from buddy.engine.naive import naive_decode
-from buddy.engine.run import Feed, logits_of, run_step
+from buddy.engine.run import run_step
+from buddy.engine.step import Feed, Step, logits_of
 from buddy.errors import ModelError, PromptError
 from tests.product.engine.decoding import decode
 from tests.tiny import (
@@ -327,26 +328,30 @@ def test_logits_of_some_residuals_are_those_of_the_general_path(quantisation):
     assert executor.logits(torch.zeros(33, 32)) is None
 
 
-@pytest.mark.parametrize("words", [1, 20, 37])
+@pytest.mark.parametrize("num_logits", [1, 20, 37])
 @pytest.mark.parametrize("engine", ["native", "general"])
 @torch.no_grad()
-def test_logits_of_the_first_words_alone_are_a_part_of_all(engine, words):
+def test_logits_of_the_first_words_alone_are_a_part_of_all(engine, num_logits):
     buddy, whole = BuddyForCausalLM(tiny_model(), engine=engine), []
     session = buddy.new_session(2, 8)
     numbers = [session.join(ConstantBudget(6)) for _ in range(2)]
     executor = buddy.executor.fast_path()
     feed = Feed(token_ids=random_ids(1, 4)[0], counts=(2, 2))
-    run_step(buddy.backbone, buddy.policy, session, numbers, feed)
+    run_step(buddy.backbone, buddy.policy, session, Step(sequence_ids=numbers, feed=feed))
     before = session.state
-    for asked in (None, words):
+    for asked in (None, num_logits):
         out = run_step(
-            buddy.backbone, buddy.policy, session, numbers, feed, executor=executor, words=asked
+            buddy.backbone,
+            buddy.policy,
+            session,
+            Step(sequence_ids=numbers, feed=feed, num_logits=asked),
+            executor=executor,
         )
         assert (out.logits is None) == (engine == "general")
-        whole.append(logits_of(buddy.backbone, out, executor, words=asked))
+        whole.append(logits_of(buddy.backbone, out, executor, num_logits=asked))
         session.rewind(before)
-    assert whole[1].shape == (4, words)
-    assert torch.equal(whole[0][:, :words], whole[1])
+    assert whole[1].shape == (4, num_logits)
+    assert torch.equal(whole[0][:, :num_logits], whole[1])
 
 
 @torch.no_grad()
@@ -524,8 +529,10 @@ def test_token_ids_of_any_kind_are_read_and_foreign_ones_refused():
                     buddy.backbone,
                     buddy.policy,
                     session,
-                    list(session.sequences),
-                    Feed(token_ids=torch.tensor([wrong]), counts=(1,)),
+                    Step(
+                        sequence_ids=list(session.sequences),
+                        feed=Feed(token_ids=torch.tensor([wrong]), counts=(1,)),
+                    ),
                     executor=buddy.executor.fast_path(),
                 )
         made.append(buddy(torch.tensor([[5]], dtype=torch.int32), cache=session).logits)

@@ -127,7 +127,7 @@ def test_a_budget_below_full_depth_is_refused_where_none_is_kept():
 class Dimmed(ByNorm):
     """Halves what a governed block adds, and what a token keeps that skips it."""
 
-    def settle(self, state, block, before, run):
+    def adjust_output(self, state, block, before, run):
         return (run.hidden + before) / 2 * 0.75
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
-from buddy.engine.run import Feed, run_once
+from buddy.engine.run import run_once
+from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_summary
 from tests.tiny import (

@@ -94,7 +94,7 @@ def test_the_session_goes_on_as_the_reference_does(kv_policy, engine):
     (one,) = session.sequences.values()
     assert one.length == session.get_seq_length() == 18  # all but the last token were fed
     assert one.executed == 18 * NUM_BLOCKS
-    assert one.runs.all()
+    assert one.block_mask.all()
     logits = buddy(text[:, -1:], cache=session, budget="4 blocks").logits[0, -1]
     runs = torch.ones(19, NUM_BLOCKS, dtype=torch.bool)
     runs[-1, 4:] = False

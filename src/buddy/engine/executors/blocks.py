@@ -165,7 +165,7 @@ class BlockRun(LaneRun):
         """The residual as it is now."""
         return self.hidden
 
-    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+    def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual, also of lanes that skipped what ran last."""
         self.hidden = hidden
         self._places[:] = NOBODY
@@ -177,7 +177,7 @@ class BlockRun(LaneRun):
         with nullcontext() if frame.is_all else piece(GATHER_SCATTER):
             self.hidden = frame.merge(self.hidden, out)
 
-    def finish(self, blocks: range, plan: DepthPlan | None, words: int | None = None) -> None:
+    def finish(self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None) -> None:
         """Run the last blocks; logits are the caller's to make, where it wants them."""
         self.blocks(blocks, plan)
 

@@ -63,7 +63,7 @@ class GraphDecoder:
     """
 
     name: Final = "graphs"
-    makes_some_words: Final = False
+    makes_some_logits: Final = False
 
     def __init__(self, backbone: Backbone, capture: Capture = capture_cuda) -> None:
         rope = rope_of_length(backbone.config)
@@ -274,7 +274,7 @@ class GraphRun(LaneRun):
         )
         super().blocks(blocks, plan)
 
-    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+    def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual than the blocks so far have left."""
         self._arena.hidden.index_copy_(0, self._rows, hidden[:, None])
         self._places[:] = NOBODY
@@ -285,13 +285,13 @@ class GraphRun(LaneRun):
             self._arena.blocks[block]()
 
     def finish(
-        self, blocks: range, plan: DepthPlan | None, words: int | None = None
-    ) -> Float[Tensor, "lanes words"]:
+        self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
+    ) -> Float[Tensor, "lanes num_logits"]:
         """Run the last blocks, and the output projection, which is captured whole."""
         self.blocks(blocks, plan)
         with piece(HEAD):
             self._arena.head()
-        return self._arena.logits[self._rows, 0, :words]
+        return self._arena.logits[self._rows, 0, :num_logits]
 
     @property
     def hidden(self) -> Float[Tensor, "lanes hidden"]:

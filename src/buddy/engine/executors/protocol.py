@@ -27,21 +27,21 @@ class Run(Protocol):
     def observe(self, context_layer: int) -> Observation:
         """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
 
-    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+    def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual than the blocks so far have left."""
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
 
     def finish(
-        self, blocks: range, plan: DepthPlan | None, words: int | None = None
-    ) -> Float[Tensor, "lanes words"] | None:
+        self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
+    ) -> Float[Tensor, "lanes num_logits"] | None:
         """Run the last blocks; logits where they come with them.
 
         Args:
             blocks: The last.
             plan: Of each lane; None = every lane runs them.
-            words: How many token ids need logits, from the first on; None = all.
+            num_logits: How many token ids need logits, from the first on; None = all.
         """
 
     def executed(self) -> Int[Tensor, " lanes"]:
@@ -57,7 +57,7 @@ class Executor(Protocol):
         """As traces and records call it."""
 
     @property
-    def makes_some_words(self) -> bool:
+    def makes_some_logits(self) -> bool:
         """Whether logits of some token ids cost less than those of all."""
 
     def takes(self, lanes: Lanes) -> bool:

@@ -47,7 +47,7 @@ class SequenceState:
     """Blocks that these ran, all together."""
     route: RouteRow | None = None
     """What the policy remembers of it."""
-    runs: NDArray[np.bool_] | None = None
+    block_mask: NDArray[np.bool_] | None = None
     """[blocks], the plan of its last token."""
     blocks: int = 0
     """The budget of that token."""

@@ -26,7 +26,7 @@ class SessionState:
     """What a session has committed.
 
     Attributes:
-        sequences: By the number that `join` gave.
+        sequences: By the id that `join` gave.
         columns: Columns of a padded batch that were fed, pads included.
     """
 
@@ -67,7 +67,7 @@ class Session:
         self._full = ConstantBudget(backbone.num_blocks)
         self._state = SessionState()
         self._next = 0
-        self._unsettled: tuple[int, ...] = ()
+        self._uncommitted: tuple[int, ...] = ()
 
     def is_of(self, backbone: Backbone) -> bool:
         """Whether it was made for this model, by whichever of its wrappers."""
@@ -80,7 +80,7 @@ class Session:
 
     @property
     def sequences(self) -> Mapping[int, SequenceState]:
-        """Those that are here, by number."""
+        """Those that are here, by id."""
         return self._state.sequences
 
     @property
@@ -96,20 +96,20 @@ class Session:
             reroute: When its blocks are chosen again.
 
         Returns:
-            Its number, never given twice.
+            Its id, never given twice.
         """
-        self.settle()
+        self.discard_uncommitted()
         taken = {one.row for one in self.sequences.values()}
         row = next(at for at in range(len(taken) + 1) if at not in taken)
         self.kv.reserve(row + 1, 0)
         self.kv.cut(row, 0)
-        number, self._next = self._next, self._next + 1
+        sequence_id, self._next = self._next, self._next + 1
         made = SequenceState(row=row, source=source or self._full, reroute=reroute)
-        self._state = replace(self._state, sequences={**self.sequences, number: made})
-        return number
+        self._state = replace(self._state, sequences={**self.sequences, sequence_id: made})
+        return sequence_id
 
     def branch(
-        self, number: int, length: int, source: BudgetSource, *, reroute: Reroute = "step"
+        self, sequence_id: int, length: int, source: BudgetSource, *, reroute: Reroute = "step"
     ) -> int:
         """Take in a sequence that begins with the first tokens of another one.
 
@@ -117,18 +117,18 @@ class Session:
         its prompt; its blocks, as counted, begin at none.
 
         Args:
-            number: Of the other one, which goes on as it is.
+            sequence_id: Of the other one, which goes on as it is.
             length: Tokens that the two share, at most those that were fed.
             source: Says how many blocks its other tokens may run.
             reroute: When its blocks are chosen again.
 
         Returns:
-            Its number.
+            Its id.
 
         Raises:
             PromptError: There is no such sequence, or it is shorter.
         """
-        (other,) = self.find((number,))
+        (other,) = self.find((sequence_id,))
         if not 0 <= length <= other.length:
             raise PromptError(
                 f"a sequence of {other.length} tokens cannot give its first {length}: expected 0 "
@@ -136,7 +136,7 @@ class Session:
             )
         made = self.join(source, reroute=reroute)
         new = self.sequences[made]
-        self._unsettled = (new.row,)
+        self._uncommitted = (new.row,)
         self.kv.copy(other.row, new.row, length)
         self.commit(
             replace(
@@ -149,14 +149,14 @@ class Session:
         )
         return made
 
-    def leave(self, *numbers: int) -> None:
+    def leave(self, *sequence_ids: int) -> None:
         """Let sequences go; their rows are free at once.
 
         Raises:
             PromptError: There is no such sequence.
         """
-        self.find(numbers)
-        kept = {n: one for n, one in self.sequences.items() if n not in numbers}
+        self.find(sequence_ids)
+        kept = {n: one for n, one in self.sequences.items() if n not in sequence_ids}
         self._state = replace(self._state, sequences=kept)
         if self.kv.skipped is not None:
             taken = {one.row for one in kept.values()}
@@ -164,48 +164,48 @@ class Session:
                 self.kv.cut(row, 0)
             self.kv.skipped.trim()
 
-    def find(self, numbers: Sequence[int]) -> list[SequenceState]:
-        """The sequences of these numbers.
+    def find(self, sequence_ids: Sequence[int]) -> list[SequenceState]:
+        """The sequences of these ids.
 
         Raises:
             PromptError: There is no such sequence, or one is named twice.
         """
-        missing = [number for number in numbers if number not in self.sequences]
-        if missing or len(set(numbers)) < len(numbers):
+        missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in self.sequences]
+        if missing or len(set(sequence_ids)) < len(sequence_ids):
             raise PromptError(
                 f"the session holds the sequences {sorted(self.sequences)}, each of which may be "
-                f"fed once a step, got {list(numbers)}"
+                f"fed once a step, got {list(sequence_ids)}"
             )
-        return [self.sequences[number] for number in numbers]
+        return [self.sequences[sequence_id] for sequence_id in sequence_ids]
 
     def begin(self, found: Sequence[SequenceState], counts: Sequence[int]) -> Lanes:
         """Lanes for a pass over new tokens of these sequences, with room for them in the cache."""
-        self.settle()
+        self.discard_uncommitted()
         rows, starts = tuple(one.row for one in found), tuple(one.length for one in found)
         lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
-        self._unsettled = rows
+        self._uncommitted = rows
         self.kv.reserve(0, max(lanes.stops))
         return lanes
 
     def commit(self, state: SessionState) -> None:
         """Make this what the session holds."""
         self._state = state
-        self._unsettled = ()
+        self._uncommitted = ()
 
     def rewind(self, state: SessionState) -> None:
         """Go back to what was committed earlier, in this session."""
-        self._unsettled = tuple(one.row for one in state.sequences.values())
+        self._uncommitted = tuple(one.row for one in state.sequences.values())
         self._state = state
-        self.settle()
+        self.discard_uncommitted()
 
-    def settle(self) -> None:
+    def discard_uncommitted(self) -> None:
         """Clear what a pass that was cut short has left behind; it may be cut short itself."""
-        if not self._unsettled:
+        if not self._uncommitted:
             return
         length = {one.row: one.length for one in self.sequences.values()}
-        for row in self._unsettled:
+        for row in self._uncommitted:
             self.kv.cut(row, length.get(row, 0))
-        self._unsettled = ()
+        self._uncommitted = ()
 
     def get_seq_length(self, *args: Any) -> int:
         """Columns that were fed, pads included."""
@@ -213,7 +213,7 @@ class Session:
 
     def reorder_cache(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keep the sequences at these places of the batch, in that order (beam search)."""
-        self.settle()
+        self.discard_uncommitted()
         chosen = rows.tolist()
         held = list(self.sequences.values())
         self.kv.select_rows(np.array([held[at].row for at in chosen], np.int64))

@@ -133,7 +133,7 @@ class DashPolicy(GatedPolicy):
         state.earlier = hidden
         return self.part.probability(block, earlier)
 
-    def settle(
+    def adjust_output(
         self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
     ) -> Float[Tensor, "lanes hidden"]:
         """Compensate who skipped."""

@@ -122,7 +122,7 @@ class FlexiDepthPolicy(GatedPolicy):
     part: FlexiDepthPart
     reads_mlp = True
 
-    def settle(
+    def adjust_output(
         self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
     ) -> Float[Tensor, "lanes hidden"]:
         """Weigh the MLP of who ran, and pass the others through the adapter."""

@@ -43,7 +43,7 @@ class GatedRun(PackedRun):
         self.compute(block, frame)
         self._hides = None
         flat = Gate(gate.keep.flatten(), gate.weight.flatten())
-        self.settle(self.part.mix(block, before, self.hidden, flat, self.mlp))
+        self.set_residual(self.part.mix(block, before, self.hidden, flat, self.mlp))
         self.gates.append(gate)
 
     def _mask(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:

@@ -101,7 +101,7 @@ class MixtureOfDepthsPolicy(GatedPolicy):
     kind = MixtureOfDepthsRouters
     part: MixtureOfDepthsRouters
 
-    def settle(
+    def adjust_output(
         self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
     ) -> Float[Tensor, "lanes hidden"]:
         """`x + r f(x)`; of tokens that skip the block, f is zero."""

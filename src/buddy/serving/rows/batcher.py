@@ -20,11 +20,12 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.policy import Policy
-from buddy.engine.ahead import plan_prompt, plans_ahead
 from buddy.engine.executors.protocol import Executor
-from buddy.engine.run import Feed, StepOutput, logits_of, run_step
+from buddy.engine.planned_prompt import plan_prompt, plans_ahead
+from buddy.engine.run import run_step
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.steer import BatchRoute, check_batch_route
+from buddy.engine.step import Feed, Step, StepOutput, logits_of
 from buddy.errors import BuddyError
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView, StepReport
@@ -240,7 +241,7 @@ class Batcher:
         """Give a row its sequence; False where it is better to wait for another row's prompt."""
         begin = (-1, 0)
         if self._plans_ahead:
-            if row.planned is None or int(row.planned.runs.sum()) != row.depth:
+            if row.planned is None or int(row.planned.block_mask.sum()) != row.depth:
                 ids = torch.from_numpy(row.prompt).to(self._backbone.device)
                 row.planned = plan_prompt(self._policy, ids, row.depth)
             least = self.options.least_shared
@@ -251,7 +252,7 @@ class Batcher:
                 begin, waits = best_beginning(row, before, least)
                 if waits:
                     return False
-                number, length = self.pool.find(row.prompt, row.planned.runs)
+                number, length = self.pool.find(row.prompt, row.planned.block_mask)
                 length = min(length, len(row.prompt) - 1)
                 begin = max(begin, (number, length), key=lambda one: one[1])
                 begin = begin if begin[1] >= least else (-1, 0)
@@ -308,41 +309,38 @@ class Batcher:
         for row, count in parts:
             tokens += row.prompt[row.fed : row.fed + count].tolist()
         rows = decoding + [row for row, _ in parts]
-        numbers = [row.sequence for row in rows if row.sequence is not None]
+        sequence_ids = [row.sequence for row in rows if row.sequence is not None]
         session = self.pool.session
-        held = session.find(numbers)
+        sequences = session.find(sequence_ids)
         for place, row in enumerate(decoding):
-            state = held[place]
+            state = sequences[place]
             if row.budget_source is not None:
                 if state.source is not row.budget_source:
-                    held[place] = replace(state, source=row.budget_source)
+                    sequences[place] = replace(state, source=row.budget_source)
             elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
-                held[place] = replace(state, source=ConstantBudget(row.depth))
-        ahead = {
+                sequences[place] = replace(state, source=ConstantBudget(row.depth))
+        planned = {
             row.sequence: row.planned
             for row, _ in parts
             if row.sequence is not None and row.planned is not None
         }
-        return run_step(
-            self._backbone,
-            self._policy,
-            session,
-            numbers,
-            Feed(
+        step = Step(
+            sequence_ids=sequence_ids,
+            feed=Feed(
                 token_ids=torch.tensor(tokens, device=self._backbone.device),
                 counts=(1,) * len(decoding) + tuple(count for _, count in parts),
                 prompts=(False,) * len(decoding) + (True,) * len(parts) if parts else None,
             ),
+            sequences=sequences,
             batch_route=self.options.batch_route,
-            executor=self._executor,
-            held=held,
-            ahead=ahead or None,
-            apart=[
-                number
-                for number, row in zip(numbers, rows, strict=True)
+            planned_prompts=planned,
+            routed_alone=[
+                sequence_id
+                for sequence_id, row in zip(sequence_ids, rows, strict=True)
                 if row.request.sampling.seed is not None
             ],
         )
+        return run_step(self._backbone, self._policy, session, step, executor=self._executor)
 
     def _count(self, rows: list[Row], out: StepOutput) -> None:
         """Note what rows were fed, and what ran for it."""

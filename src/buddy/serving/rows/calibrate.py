@@ -21,10 +21,11 @@ from buddy import __version__
 from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
-from buddy.engine.run import Feed, run_step
+from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
+from buddy.engine.step import Feed, Step
 from buddy.errors import BuddyError, ResultError
 from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
@@ -123,16 +124,13 @@ class Bench:
         ]
         started_s = clock()
         for part, feed in zip(parts, feeds, strict=True):
-            run_step(
-                backbone,
-                self._policy,
-                self._session,
-                numbers[part],
-                feed,
+            step = Step(
+                sequence_ids=numbers[part],
+                feed=feed,
+                sequences=held[part],
                 batch_route=self._route,
-                executor=self._executor,
-                held=held[part],
             )
+            run_step(backbone, self._policy, self._session, step, executor=self._executor)
         if backbone.device.type == "cuda":
             torch.cuda.synchronize(backbone.device)
         taken = clock() - started_s

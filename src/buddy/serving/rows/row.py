@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from buddy.budget.source import BudgetSource
-from buddy.engine.ahead import PlannedPrompt
+from buddy.engine.planned_prompt import PlannedPrompt
 from buddy.serving.control.protocol import RowView
 from buddy.serving.request import (
     Auto,
@@ -153,7 +153,7 @@ class Row:
             return None
         known = min(self.fed, len(self.prompt))
         tokens = np.concatenate([self.prompt[:known], np.array(self.answer, np.int64)])[: self.fed]
-        runs = np.broadcast_to(self.planned.runs, (known, len(self.planned.runs)))
+        runs = np.broadcast_to(self.planned.block_mask, (known, len(self.planned.block_mask)))
         if self.ran:
             runs = np.concatenate([runs, np.stack(self.ran)])
         return Fed(tokens, runs)
@@ -193,7 +193,7 @@ def best_beginning(row: Row, ahead: Sequence[Row], least: int) -> tuple[tuple[in
     for other in ahead:
         if other.planned is None or other.sequence is None:
             continue
-        if not np.array_equal(other.planned.runs, row.planned.runs):
+        if not np.array_equal(other.planned.block_mask, row.planned.block_mask):
             continue
         count = min(most, common(other.prompt, row.prompt))
         if min(count, other.fed) > best[1]:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.run import Feed, run_once
+from buddy.engine.run import run_once
+from buddy.engine.step import Feed
 from buddy.training.batches import Batch
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.predictor.shared_prefix import SharedPass, run_shared

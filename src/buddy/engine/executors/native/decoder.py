@@ -55,7 +55,7 @@ class NativeDecoder:
     """
 
     name: Final = "native"
-    makes_some_words: Final = True
+    makes_some_logits: Final = True
 
     def __init__(self, backbone: Backbone, threads: int | None = None) -> None:
         reason = why_not(backbone)
@@ -254,7 +254,7 @@ class NativeRun:
             self.lanes, self._tokens, self._router_sees, self._bound.kv, context_layer
         )
 
-    def settle(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
+    def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual than the blocks so far have left."""
         self.hidden.copy_(hidden)
 
@@ -263,14 +263,16 @@ class NativeRun:
         self._run(blocks, self._host(plan), None)
 
     def finish(
-        self, blocks: range, plan: DepthPlan | None, words: int | None = None
-    ) -> Float[Tensor, "lanes words"] | None:
+        self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
+    ) -> Float[Tensor, "lanes num_logits"] | None:
         """Run the last blocks, and the output projection where all lanes may want it."""
         if self.lanes.num > MOST_LANES:
             self._run(blocks, self._host(plan), None)
             self.hidden = self.hidden.to(self._backbone.dtype)
             return None
-        logits = _float32(self.lanes.num, self._backbone.vocab if words is None else words)
+        logits = _float32(
+            self.lanes.num, self._backbone.vocab if num_logits is None else num_logits
+        )
         self._run(blocks, self._host(plan), logits)
         return logits
 

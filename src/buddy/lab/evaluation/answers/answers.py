@@ -17,7 +17,8 @@ from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.depth.policy import BatchSize, Observation, Policy, is_online
-from buddy.engine.run import Feed, run_once
+from buddy.engine.run import run_once
+from buddy.engine.step import Feed
 from buddy.errors import DataError
 from buddy.lab.evaluation.against import Against
 from buddy.lab.evaluation.answers.answer_points import (

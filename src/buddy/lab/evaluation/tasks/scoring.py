@@ -9,9 +9,10 @@ from torch import Tensor
 
 from buddy.budget.source import BudgetSource
 from buddy.depth.policy import Policy
-from buddy.engine.run import Feed, StepOutput, run_step
+from buddy.engine.run import run_step
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.session import Session
+from buddy.engine.step import Feed, Step, StepOutput
 from buddy.errors import DataError
 from buddy.model import BuddyForCausalLM
 
@@ -194,7 +195,7 @@ def _feed(
 ) -> StepOutput:
     ids = torch.tensor([token for tokens in sequences for token in tokens], device=model.device)
     feed = Feed(token_ids=ids, counts=tuple(map(len, sequences)))
-    return run_step(model.backbone, policy, session, numbers, feed)
+    return run_step(model.backbone, policy, session, Step(sequence_ids=numbers, feed=feed))
 
 
 def _read(

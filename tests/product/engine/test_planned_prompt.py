@@ -6,9 +6,10 @@ import torch
 from torch.testing import assert_close
 
 from buddy.budget.source import ConstantBudget
-from buddy.engine.ahead import plan_prompt, plans_ahead
 from buddy.engine.naive import naive_hidden
-from buddy.engine.run import Feed, run_step
+from buddy.engine.planned_prompt import plan_prompt, plans_ahead
+from buddy.engine.run import run_step
+from buddy.engine.step import Feed, Step
 from buddy.errors import PolicyError, PromptError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy
 
@@ -35,22 +36,24 @@ class Run:
         self.fed = {}
 
     @torch.no_grad()
-    def feed(self, parts, ahead=None, **options):
+    def feed(self, parts, planned=None, **options):
         """Feeds {number: ids}; the output."""
-        prompts = tuple(n in ahead for n in parts) if ahead else None
+        prompts = tuple(n in planned for n in parts) if planned else None
         out = run_step(
             self.buddy.backbone,
             self.policy,
             self.session,
-            list(parts),
-            Feed(
-                token_ids=torch.cat(list(parts.values())),
-                counts=tuple(map(len, parts.values())),
-                prompts=prompts,
+            Step(
+                sequence_ids=list(parts),
+                feed=Feed(
+                    token_ids=torch.cat(list(parts.values())),
+                    counts=tuple(map(len, parts.values())),
+                    prompts=prompts,
+                ),
+                planned_prompts=planned,
+                **options,
             ),
-            ahead=ahead,
             executor=self.executor,
-            **options,
         )
         rows = np.split(out.plan.host, np.cumsum(out.lanes.counts)[:-1])
         for (number, ids), runs in zip(parts.items(), rows, strict=True):
@@ -78,7 +81,7 @@ def test_a_prompt_in_parts_is_the_prompt_in_one(policy, executor):
         run.feed({beside: others[1, :4]})
         number = run.session.join(budget_of(run.policy, 4))
         planned = plan_prompt(run.policy, ids, budget_of(run.policy, 4).each)
-        assert np.array_equal(planned.runs, first.plan.host[0])
+        assert np.array_equal(planned.block_mask, first.plan.host[0])
         for at, part in enumerate(ids.split(size)):
             parts = {beside: others[2, at % 13][None], number: part}
             out = run.feed(parts, {number: planned})
@@ -144,7 +147,7 @@ def test_who_is_routed_apart_has_neither_say_nor_ear():
             run.feed({number: ids[row]})
         out = run.feed(
             {n: token[row] for n, row in zip(numbers, rows, strict=True)},
-            apart=[n for n, row in zip(numbers, rows, strict=True) if row in apart],
+            routed_alone=[n for n, row in zip(numbers, rows, strict=True) if row in apart],
             batch_route=batch_route,
         )
         return dict(zip(rows, out.plan.executed_sets, strict=True))
@@ -170,7 +173,9 @@ def test_tokens_with_budgets_of_their_own_are_routed_apart_too():
     ids = random_ids(3, 6)
     run = Run("routed")
     numbers = [run.session.join(Rising()) for _ in range(3)]
-    out = run.feed(dict(zip(numbers, ids, strict=True)), batch_route="shared", apart=numbers[1:2])
+    out = run.feed(
+        dict(zip(numbers, ids, strict=True)), batch_route="shared", routed_alone=numbers[1:2]
+    )
     lone = Run("routed")
     number = lone.session.join(Rising())
     assert lone.feed({number: ids[1]}).plan.executed_sets == out.plan.executed_sets[6:12]

@@ -25,11 +25,11 @@ class PlannedPrompt:
     """What a policy makes of a prompt that is still to be fed.
 
     Attributes:
-        runs: [blocks], which blocks each of its tokens runs.
+        block_mask: [blocks], which blocks each of its tokens runs.
         route: What the policy remembers once all of it has been fed.
     """
 
-    runs: NDArray[np.bool_]
+    block_mask: NDArray[np.bool_]
     route: RouteRow
 
 

@@ -1,0 +1,203 @@
+"""What a pass is given and what it returns: new tokens, whose they are, and what ran."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.budget.source import ConstantBudget, Progress, blocks_of_lanes, reads_tokens
+from buddy.depth.plan import DepthPlan
+from buddy.engine.executors.protocol import GENERAL, Executor
+from buddy.engine.planned_prompt import PlannedPrompt
+from buddy.engine.probe import HEAD, piece
+from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.sequence import SequenceState
+from buddy.engine.steer import BatchRoute, Steering
+from buddy.errors import PromptError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """New tokens, those of a sequence side by side.
+
+    Attributes:
+        token_ids: By lane.
+        counts: New tokens of each sequence, at least one.
+        router_sees: Lanes that the route may see; None = all.
+        prompts: Of each sequence, whether its tokens are of its prompt; None = where it has had
+            no step yet.
+    """
+
+    token_ids: Int[Tensor, " lanes"]
+    counts: tuple[int, ...]
+    router_sees: Bool[Tensor, " lanes"] | None = None
+    prompts: tuple[bool, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.counts, default=0) < 1 or sum(self.counts) != self.token_ids.shape[0]:
+            raise PromptError(
+                f"a feed has {len(self.token_ids)} tokens for sequences of {list(self.counts)}: "
+                "expected at least one of each, and as many as the counts say in all"
+            )
+
+    @classmethod
+    def of_batch(
+        cls,
+        token_ids: Int[Tensor, "batch tokens"],
+        valid: Bool[Tensor, "batch tokens"] | None = None,
+        router_sees: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> "Feed":
+        """The tokens of a padded batch; a row of pads alone is left out.
+
+        Args:
+            token_ids: Pads on either side, or none.
+            valid: False for pads; None = there are none.
+            router_sees: Tokens that the route may see; None = all.
+        """
+        batch, tokens = token_ids.shape
+        if valid is None or bool(valid.all()):
+            sees = None if router_sees is None else router_sees.flatten()
+            return cls(token_ids=token_ids.flatten(), counts=(tokens,) * batch, router_sees=sees)
+        return cls(
+            token_ids=token_ids[valid],
+            counts=tuple(count for count in valid.sum(1).tolist() if count),
+            router_sees=None if router_sees is None else router_sees[valid],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """New tokens of some sequences of a session, and how they are routed.
+
+    Attributes:
+        sequence_ids: As the session numbers them, in the order of the feed.
+        feed: What is new.
+        sequences: The same sequences as they are to go on, where a source or a rule of theirs is
+            another now; None = as the session has them.
+        batch_route: Whose scores rank the blocks.
+        routed_alone: Sequences that are routed independently, whatever `batch_route` says.
+        planned_prompts: Of sequences that are fed a part of their prompt, the plan of the whole of
+            it. Their budgets are those of these plans.
+        steering: Says who runs what, in the place of the policy.
+        columns: Columns of a padded batch that the feed was made of.
+        num_logits: How many token ids need logits, from the first on, where the pass makes them;
+            None = all.
+    """
+
+    sequence_ids: Sequence[int]
+    feed: Feed
+    sequences: Sequence[SequenceState] | None = None
+    batch_route: BatchRoute = "independent"
+    routed_alone: Collection[int] = ()
+    planned_prompts: Mapping[int, PlannedPrompt] | None = None
+    steering: Steering | None = None
+    columns: int = 0
+    num_logits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one pass returns, by lane.
+
+    Attributes:
+        lanes: New tokens, and where they stand.
+        hidden: The residual after the last block.
+        plan: What ran.
+        executed: Blocks that ran, counted where they ran; on the host.
+        logits: Where the pass made them.
+        engine: Who ran it.
+    """
+
+    lanes: Lanes
+    hidden: Float[Tensor, "lanes hidden"]
+    plan: DepthPlan
+    executed: Int[Tensor, " lanes"]
+    logits: Float[Tensor, "lanes num_logits"] | None = None
+    engine: str = GENERAL
+
+    @property
+    def last_plan(self) -> DepthPlan:
+        """What the last new token of each sequence ran, in the order of the sequences."""
+        return self.plan.select(self.lanes.last)
+
+
+def logits_of(
+    backbone: Backbone,
+    out: StepOutput,
+    executor: Executor | None = None,
+    *,
+    hidden: Float[Tensor, "*shape hidden"] | None = None,
+    num_logits: int | None = None,
+) -> Float[Tensor, "*shape num_logits"]:
+    """Logits of every lane, or of some residuals of a pass; made now where the pass made none.
+
+    Args:
+        backbone: Has the output projection.
+        out: The pass.
+        executor: Who may have run it.
+        hidden: Of these alone; None = of every lane.
+        num_logits: As the pass was told; None = of every token id.
+    """
+    if hidden is None:
+        if out.logits is not None:
+            return out.logits[..., :num_logits]
+        hidden = out.hidden
+    with piece(HEAD):
+        made = None
+        if executor is not None and out.engine == executor.name:
+            made = executor.logits(hidden)
+        return (backbone.logits(hidden) if made is None else made)[..., :num_logits]
+
+
+def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:
+    """Refuse new tokens that the model's context does not hold.
+
+    Raises:
+        PromptError: A sequence would be longer than the context, or the feed is of others.
+    """
+    if len(held) != len(feed.counts):
+        raise PromptError(f"{len(feed.counts)} sequences are fed, and {len(held)} are named")
+    longest = max(one.length + count for one, count in zip(held, feed.counts, strict=True))
+    context = backbone.context
+    if longest > context:
+        raise PromptError(
+            f"a sequence would have {longest} tokens, but the model's context holds {context}"
+        )
+
+
+def ask_budgets(
+    held: Sequence[SequenceState], feed: Feed, num_blocks: int
+) -> list[tuple[int, ...]]:
+    """What each sequence's source allows its new tokens: one budget for all, or one for each.
+
+    Raises:
+        BudgetError: A source names no budget that the model can spend.
+    """
+    if all(type(one.source) is ConstantBudget for one in held):
+        return [(cast(ConstantBudget, one.source).each,) for one in held]
+    fed: list[int] = []
+    if any(reads_tokens(one.source) for one in held):
+        fed = feed.token_ids.tolist()
+    asked, first = [], 0
+    for one, count, is_prompt in zip(held, feed.counts, are_prompts(held, feed), strict=True):
+        progress = Progress(
+            is_prompt=is_prompt,
+            new_tokens=count,
+            tokens=one.length,
+            executed=one.executed,
+            num_blocks=num_blocks,
+            answer_tokens=one.length - one.prompt_length,
+            answer_executed=one.executed - one.prompt_executed,
+            token_ids=tuple(fed[first : first + count]) if reads_tokens(one.source) else (),
+        )
+        asked.append(blocks_of_lanes(one.source, progress))
+        first += count
+    return asked
+
+
+def are_prompts(held: Sequence[SequenceState], feed: Feed) -> tuple[bool, ...]:
+    """Of each sequence, whether its new tokens are of its prompt."""
+    return feed.prompts or tuple(one.steps == 0 for one in held)
