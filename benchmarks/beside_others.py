@@ -64,10 +64,11 @@ def transformers(args):
     import torch
     from transformers import AutoModelForCausalLM, __version__
 
-    from buddy.hub.loading import locate
+    from buddy.checkpoint.resolve import resolve
 
     torch.set_num_threads(args.threads)
-    model = AutoModelForCausalLM.from_pretrained(locate(args.model), dtype=torch.bfloat16).eval()
+    folder = resolve(args.model).base.folder()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def run(ids, tokens):
         ids = torch.tensor(ids)
@@ -216,10 +217,10 @@ def main():
     if args.work:
         work(args)
         return
-    from buddy.hub.loading import local_folder
+    from buddy.checkpoint.resolve import resolve
     from buddy.records import RunRecord
 
-    folder = local_folder(args.model)
+    folder = str(resolve(args.model).base.folder())
     own = environments(args)
     if (args.llama is None) != (args.gguf is None):
         sys.exit("llama.cpp needs both: expected --llama PYTHON and --gguf FILE")

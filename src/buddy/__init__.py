@@ -12,7 +12,7 @@ _WHERE = {
     "BuddyForCausalLM": "buddy.model",
     "RoutedOutput": "buddy.model",
     "DepthTrace": "buddy.generation.trace",
-    "load_tokenizer": "buddy.hub.loading",
+    "load_tokenizer": "buddy.checkpoint.resolve",
     "Budget": "buddy.budget.blocks",
     "DepthPlan": "buddy.depth.plan",
     "select_blocks": "buddy.depth.select",

@@ -25,6 +25,7 @@ from buddy.checkpoint.parts import (
     describe_module,
     trained_modules,
 )
+from buddy.checkpoint.resolve import ModelName
 from buddy.checkpoint.save import save, written_policy
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
@@ -235,7 +236,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, *, engine: EngineName = "auto", **options: Unpack[LoadOptions]
+        cls, name: ModelName, *, engine: EngineName = "auto", **options: Unpack[LoadOptions]
     ) -> "BuddyForCausalLM":
         """Load a model by preset name, hub id, folder, GGUF file or Buddy checkpoint.
 
@@ -255,7 +256,7 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
 
     @classmethod
     def outline(
-        cls, name: str | Path, *, engine: EngineName = "auto", **options: Unpack[OutlineOptions]
+        cls, name: ModelName, *, engine: EngineName = "auto", **options: Unpack[OutlineOptions]
     ) -> "BuddyForCausalLM":
         """What can be told of a model before its weights are fetched; it runs nothing.
 

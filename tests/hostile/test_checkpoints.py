@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.card import read_card
+from buddy.checkpoint.resolve import resolve
 from buddy.errors import BuddyError, CheckpointError
-from buddy.hub.loading import load_config
 from tests.hostile.folders import EXAMPLES, edit, opened_files, set_at, write_canary
 from tests.hostile.test_folders import refuses
 from tests.tiny import random_ids, tiny_buddy, tiny_model
@@ -113,7 +113,7 @@ def test_a_manifest_is_typed_and_ranged(checkpoint, key, value, says):
 )
 def test_a_manifest_that_is_none_is_refused_by_all_who_read_it(checkpoint, contents, says):
     (checkpoint / "buddy.json").write_bytes(contents)
-    for reader in (load, load_tokenizer, load_config):
+    for reader in (load, load_tokenizer, resolve):
         refuses(reader, checkpoint, says)
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_no_base_model_of_another_nor_of_itself(checkpoint, whol
         change = {"base": {"source": str(source)}}
         edit(checkpoint / "buddy.json", lambda m, c=change: m["base"].update(c["base"]))
         refuses(load, checkpoint, "names another Buddy checkpoint as its base model")
-        refuses(load_config, checkpoint, "names another Buddy checkpoint as its base model")
+        refuses(resolve, checkpoint, "names another Buddy checkpoint as its base model")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_is_read_of_the_backbone_alone_is_listed_too(checkpoint, name):
     assert load_tokenizer(checkpoint)("w5").input_ids == [5]
     edit(checkpoint / "buddy.json", lambda m: m["files"].pop(f"backbone/{name}"))
     refuses(load_tokenizer, checkpoint, f"{name} is not listed")
-    refuses(load_config, checkpoint, f"{name} is not listed")
+    refuses(resolve, checkpoint, f"{name} is not listed")
 
 
 def test_files_that_nobody_reads_may_lie_in_a_checkpoint(checkpoint):

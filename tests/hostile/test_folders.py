@@ -15,11 +15,16 @@ from transformers import AutoConfig
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.errors import BuddyError, ModelError, PromptError
 from buddy.hub.config import read_config
-from buddy.hub.inspecting import inspect_model
+from buddy.hub.loading import inspect_model
+from buddy.hub.place import find_model
 from tests.hostile.folders import EXAMPLES, edit, opened_files, write_canary
 from tests.tiny import CONFIGS, random_ids, tiny_model
 
 INDEX = "model.safetensors.index.json"
+
+
+def inspect(folder):
+    return inspect_model(find_model(folder))
 
 
 def refuses(load, folder, says):
@@ -204,7 +209,7 @@ def test_an_impossible_config_is_refused(model_folder, change, says):
 def test_a_config_that_is_no_config_is_refused(model_folder, contents, says):
     (model_folder / "config.json").write_bytes(contents)
     refuses(BuddyForCausalLM.from_pretrained, model_folder, says)
-    refuses(inspect_model, model_folder, says)
+    refuses(inspect, model_folder, says)
     refuses(load_tokenizer, model_folder, says)
 
 
@@ -261,7 +266,7 @@ def test_what_only_backbone_finds_missing_is_one_line(tmp_path):
     for parameters in (rope, rope | {"short_factor": 5}):
         edit(tmp_path / "config.json", lambda c, p=parameters: c.update(rope_parameters=p))
         refuses(BuddyForCausalLM.from_pretrained, tmp_path, "describes no model|cannot be run")
-        refuses(inspect_model, tmp_path, "describes no model|cannot be taken apart")
+        refuses(inspect, tmp_path, "describes no model|cannot be taken apart")
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -20,7 +20,8 @@ from buddy.checkpoint.adapter import (
     merge_adapter as add_adapter,
 )
 from buddy.checkpoint.card import CARD, read_card
-from buddy.checkpoint.manifest import Manifest, check_base, check_policy, read_manifest
+from buddy.checkpoint.listed_files import MANIFEST, check_files
+from buddy.checkpoint.manifest import Manifest, check_base, check_policy
 from buddy.checkpoint.parts import (
     ROUTING_FILE,
     ModelParts,
@@ -28,21 +29,13 @@ from buddy.checkpoint.parts import (
     RoutingParts,
     base_of_adapted,
 )
-from buddy.checkpoint.quick_prior import QuickPrior
+from buddy.checkpoint.quick_prior import QuickPrior, shipped_prior
+from buddy.checkpoint.resolve import Checkpoint, ModelName, Resolved, resolve
 from buddy.checkpoint.tensors import read_tensors
 from buddy.depth.prior import Prior
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
-from buddy.hub.inspecting import model_without_weights
-from buddy.hub.loading import (
-    base_model,
-    checkpoint_folder,
-    is_stored_in,
-    load_model,
-    load_prior,
-    model_folder,
-)
-from buddy.hub.manifest import MANIFEST
+from buddy.hub.loading import is_stored_in, load_model, outline_model
 from buddy.hub.progress import Progress
 from buddy.hub.wrap_errors import reason
 from buddy.policies.learned import outline_part
@@ -85,7 +78,7 @@ class LoadOptions(OutlineOptions, WeightOptions, total=False):
 
 
 def load_parts(
-    name: str | Path,
+    name: ModelName,
     *,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
@@ -108,18 +101,18 @@ def load_parts(
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated, foreign or unsafe.
     """
-    checkpoint = checkpoint_folder(name)
-    if checkpoint is None:
-        parts = _load_base(name, load_model(name, **weights))
+    found = resolve(name)
+    if found.checkpoint is None:
+        parts = _load_base(found, load_model(found.base, **weights))
     else:
-        parts = _load_checkpoint(name, checkpoint, policy, merge_adapter, weights)
+        parts = _load_checkpoint(found, found.checkpoint, policy, merge_adapter, weights)
     if quant is not None:
         quantise_backbone(parts.backbone, quant)
         parts = replace(parts, origin=replace(parts.origin, quant=quant))
     return _under(parts, policy, kv_policy)
 
 
-def outline_parts(name: str | Path, **options: Unpack[OutlineOptions]) -> ModelParts:
+def outline_parts(name: ModelName, **options: Unpack[OutlineOptions]) -> ModelParts:
     """What can be told of a model before its weights are fetched: blocks, context, policy, budgets.
 
     A model of these parts refuses what the model itself would refuse, and runs nothing.
@@ -128,18 +121,19 @@ def outline_parts(name: str | Path, **options: Unpack[OutlineOptions]) -> ModelP
         BuddyError: As `load_parts`.
     """
     policy, kv_policy = options.get("policy"), options.get("kv_policy")
-    model = model_without_weights(name, on_progress=options.get("on_progress"))
-    checkpoint = checkpoint_folder(name)
-    unmeasured = QuickPrior(Backbone(model), "", name)  # and it stays so: an outline runs nothing
-    if checkpoint is None:
-        prior = load_prior(name) or unmeasured
+    found = resolve(name)
+    model = outline_model(found.base, on_progress=options.get("on_progress"))
+    unmeasured = QuickPrior(Backbone(model), "", found)  # and it stays so: an outline runs nothing
+    if found.checkpoint is None:
+        prior = shipped_prior(found.name) or unmeasured
         parts = ModelParts(hf_model=model, routing={"prior": prior}, policy=None)
     else:
-        manifest = read_manifest(checkpoint)
+        folder, manifest = found.checkpoint.folder, found.checkpoint.manifest
+        check_files(folder, manifest.files)
         parts = ModelParts(
             hf_model=model,
-            routing={"prior": unmeasured, **_read_routing(checkpoint, manifest, Backbone(model))},
-            policy=policy or check_policy(checkpoint, manifest),
+            routing={"prior": unmeasured, **_read_routing(folder, manifest, Backbone(model))},
+            policy=policy or check_policy(folder, manifest),
             kv_policy=manifest.kv_policy,
             origin=Origin(fingerprint=manifest.base.fingerprint),
         )
@@ -152,32 +146,30 @@ def _under(parts: ModelParts, policy: str | None, kv_policy: KVPolicy | None) ->
     return replace(parts, policy=chosen[0], kv_policy=chosen[1])
 
 
-def _load_base(name: str | Path, model: Any) -> ModelParts:
+def _load_base(found: Resolved, model: Any) -> ModelParts:
     backbone, fingerprint = Backbone(model), base_fingerprint(model)
-    source = None
-    # A path is kept whole: the checkpoint may be loaded from another folder.
     # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
-    if backbone.dtype is not torch.float16 or is_stored_in(name, torch.float16):
-        path = model_folder(name)
-        source = str(name) if path is None or not path.exists() else str(path.resolve())
+    is_stored = backbone.dtype is not torch.float16 or is_stored_in(found.base, torch.float16)
+    prior = shipped_prior(found.name) or QuickPrior(backbone, fingerprint, found)
     return ModelParts(
         hf_model=model,
-        routing={"prior": load_prior(name) or QuickPrior(backbone, fingerprint, name)},
+        routing={"prior": prior},
         policy=None,
-        origin=Origin(source=source, fingerprint=fingerprint),
+        origin=Origin(source=found.base.source if is_stored else None, fingerprint=fingerprint),
     )
 
 
 def _load_checkpoint(
-    name: str | Path,
-    folder: Path,
+    found: Resolved,
+    checkpoint: Checkpoint,
     policy: str | None,
     is_merged: bool,
     weights: WeightOptions,
 ) -> ModelParts:
-    manifest = read_manifest(folder)
+    folder, manifest = checkpoint.folder, checkpoint.manifest
+    check_files(folder, manifest.files)
     policy = policy or check_policy(folder, manifest)
-    model = load_model(base_model(folder), **weights)
+    model = load_model(found.base, **weights)
     backbone, fingerprint = Backbone(model), base_fingerprint(model)
     check_base(folder, manifest.base, backbone, fingerprint)
     routing, merged, measured = _read_routing(folder, manifest, backbone), None, fingerprint
@@ -189,7 +181,7 @@ def _load_checkpoint(
         else:
             model = load_adapter(model, folder / FOLDER)
     if "prior" not in routing:
-        routing["prior"] = QuickPrior(Backbone(base_of_adapted(model)), measured, name)
+        routing["prior"] = QuickPrior(Backbone(base_of_adapted(model)), measured, found)
     return ModelParts(
         hf_model=model,
         routing=routing,

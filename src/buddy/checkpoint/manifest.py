@@ -1,19 +1,23 @@
 """buddy.json: what a checkpoint consists of, and which base model it was made for."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from buddy.backbone.backbone import Backbone
+from buddy.checkpoint.listed_files import MANIFEST, ListedFile, describe_files
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
-from buddy.hub.manifest import MANIFEST, ListedFile, read_files
+from buddy.hub.safe_paths import read_table
 from buddy.routing.budget_predictor import BudgetPredictorConfig
 from buddy.routing.ledger import LedgerConfig
 from buddy.routing.router import RouterConfig
 from buddy.settings import build
+
+FORMAT: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +58,9 @@ class Manifest:
     files: dict[str, ListedFile]
 
     def __post_init__(self) -> None:
+        source = self.base.source
+        if source is not None and not (source.isprintable() and source.strip()):
+            raise CheckpointError(f"base.source must name a model or be null, got {source!r}")
         if self.predictor is not None and self.router is None:
             raise CheckpointError("predictor: it reads what a router reads, and there is none")
         if self.ledger is not None and self.ledger.levels[-1] > self.base.num_blocks:
@@ -68,18 +75,39 @@ class Manifest:
             )
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the folder is a Buddy checkpoint, whole or not."""
+    try:
+        return (folder / MANIFEST).exists()
+    except OSError:  # a name that is too long for a folder's
+        return False
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """Read buddy.json and check every file it names, by size and SHA-256.
+    """Read buddy.json. The files that it lists are not looked at: see `check_files`.
 
     Raises:
-        CheckpointError: It is damaged, or of another format; a file is missing or changed; or one
-            that could be read is not listed.
+        CheckpointError: It is damaged, or of another format.
     """
-    values = read_files(folder)
+    path = folder / MANIFEST
+    values = read_table(folder, MANIFEST)
+    if values.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {str(values.get('format'))[:80]}, this version reads {FORMAT}: "
+            "install the version of Buddy that wrote it"
+        )
+    if not isinstance(values.get("files"), dict):
+        raise CheckpointError(f"{path} is damaged: it has no files: copy the checkpoint again")
     try:
-        return build(Manifest, values, str(folder / MANIFEST), CheckpointError)
+        return build(Manifest, values, str(path), CheckpointError)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: copy the checkpoint again") from error
+
+
+def write_manifest(folder: Path, contents: dict[str, Any]) -> None:
+    """Write buddy.json over all files that the folder holds."""
+    manifest = {"format": FORMAT, **contents, "files": describe_files(folder)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def check_policy(folder: Path, manifest: Manifest) -> str:

@@ -17,7 +17,6 @@ from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 ROUTING_FILE: Final = "routing.safetensors"
-BACKBONE_FOLDER: Final = "backbone"
 MODULES: Final = ("router", "predictor", "ledger", "learned")
 """Parts of routing that have weights."""
 

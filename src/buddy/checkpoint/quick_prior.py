@@ -6,6 +6,7 @@ processes that measure at a time both write the whole file, and nothing is lost.
 """
 
 import hashlib
+import json
 import logging
 import os
 import shlex
@@ -19,14 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.checkpoint.resolve import Resolved
 from buddy.depth.prior import OnProgress, Prior
 from buddy.engine.influence import summary_cosine
 from buddy.errors import PolicyError, ResultError
 from buddy.hub.folder import cache_home
-from buddy.hub.loading import load_tokenizer
 from buddy.hub.presets import PRESETS
 from buddy.hub.progress import silent
-from buddy.hub.safe_paths import user_path
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord, read_record
 from buddy.routing.prior import normalise_prior
@@ -44,11 +44,11 @@ class QuickPrior(Prior):
     Args:
         backbone: The model that is measured.
         fingerprint: Of the model's weights.
-        name: What the model was loaded by; its tokenizer is loaded by that too.
+        found: What the model was loaded from; its tokenizer comes from there too.
     """
 
-    def __init__(self, backbone: Backbone, fingerprint: str, name: str | Path) -> None:
-        self._backbone, self._fingerprint, self._name = backbone, fingerprint, _one_name(name)
+    def __init__(self, backbone: Backbone, fingerprint: str, found: Resolved) -> None:
+        self._backbone, self._fingerprint, self._found = backbone, fingerprint, found
         self._values = None
         self._source = "order measured when a budget first needs it"
 
@@ -107,7 +107,7 @@ class QuickPrior(Prior):
 
     def _measure(self, on_progress: OnProgress) -> list[float]:
         width = min(WINDOW, self._backbone.config.max_position_embeddings)
-        windows = quick_windows(load_tokenizer(self._name), width)
+        windows = quick_windows(self._found.load_tokenizer(), width)
         num_blocks = self._backbone.num_blocks
         _LOG.info(
             "measuring a quick order of the %d blocks, once for this model; buddy importance "
@@ -125,7 +125,7 @@ class QuickPrior(Prior):
             summed += summary_cosine(self._backbone, window[None], count)
         if not bool(summed.isfinite().all()):
             raise PolicyError(
-                f"the blocks of {self._name} cannot be ordered: in {self._backbone.dtype} it "
+                f"the blocks of {self._found.key} cannot be ordered: in {self._backbone.dtype} it "
                 "computes what is no finite number; load it in another number format, or name "
                 "--policy random"
             )
@@ -137,13 +137,15 @@ class QuickPrior(Prior):
         order = StaticPolicy(Prior(_normalised(importance)), len(importance)).removal_order
         record = RunRecord(
             kind="importance-cosine",
-            command=shlex.join(["buddy", "generate", "hello", "--model", self._name, "-b", "0.5"]),
+            command=shlex.join(
+                ["buddy", "generate", "hello", "--model", self._found.key, "-b", "0.5"]
+            ),
             model={
                 "num_blocks": self._backbone.num_blocks,
                 "base": self._fingerprint.partition("-")[0],  # what follows is of an adapter
             },
             config={
-                "model": self._name,
+                "model": self._found.key,
                 "dtype": str(self._backbone.dtype),
                 "device": self._backbone.device.type,
                 **self._identity(),
@@ -159,26 +161,27 @@ class QuickPrior(Prior):
         return True
 
 
-def is_cached(name: str | Path) -> bool:
-    """Whether a quick prior is kept that was measured on the model of this name.
+def shipped_prior(name: str) -> Prior | None:
+    """The prior that ships with a preset; None where there is none."""
+    preset = PRESETS.get(name)
+    if preset is None or preset.prior is None:
+        return None
+    record = json.loads((files("buddy.hub") / "priors" / preset.prior).read_text())
+    importance = torch.tensor(record["results"]["importance"])
+    return Prior(normalise_prior(importance[1:-1]), f"prior that ships, {preset.prior}")
+
+
+def is_cached(found: Resolved) -> bool:
+    """Whether a quick prior is kept that was measured on this model.
 
     Weights are not read, so the model may have changed since.
     """
     for path in (cache_home() / "priors").glob("*.json"):
         with suppress(ResultError):
             config = read_record(path)["config"]
-            if isinstance(config, dict) and config.get("model") == _one_name(name):
+            if isinstance(config, dict) and config.get("model") == found.key:
                 return True
     return False
-
-
-def _one_name(name: str | Path) -> str:
-    """A model's hub id where it is a preset, its whole path where it is a file or a folder."""
-    preset = PRESETS.get(str(name))
-    path = user_path(name)
-    if preset is not None and preset.hub_id is not None:
-        return preset.hub_id
-    return str(path.resolve()) if path.exists() else str(name)
 
 
 def prior_path(fingerprint: str) -> Path:

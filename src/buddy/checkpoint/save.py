@@ -7,20 +7,20 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import is_quantised
 from buddy.checkpoint.adapter import FOLDER, save_adapter
 from buddy.checkpoint.card import CARD, write_card
-from buddy.checkpoint.manifest import identity
+from buddy.checkpoint.listed_files import MANIFEST
+from buddy.checkpoint.manifest import identity, write_manifest
 from buddy.checkpoint.parts import (
-    BACKBONE_FOLDER,
     MODULES,
     ROUTING_FILE,
     ModelParts,
     describe_module,
     trained_modules,
 )
+from buddy.checkpoint.resolve import BACKBONE_FOLDER
 from buddy.depth.policy import Policy
 from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError
 from buddy.files import new_folder
-from buddy.hub.manifest import MANIFEST, write_files
 from buddy.hub.writing import write_model
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
@@ -93,7 +93,7 @@ def _write(parts: ModelParts, folder: Path, base: dict[str, Any]) -> None:
         (folder / CARD).write_text(write_card(parts.card), encoding="utf-8")
     configs = {name: describe_module(module) for name, module in modules.items()}
     contents = {"base": base, **dict.fromkeys(MODULES), **configs}
-    write_files(folder, {**contents, "policy": parts.policy, "kv_policy": parts.kv_policy})
+    write_manifest(folder, {**contents, "policy": parts.policy, "kv_policy": parts.kv_policy})
 
 
 def written_policy(policy: Policy, spec: str | None) -> str | None:

@@ -140,8 +140,8 @@ class ChatSession:
         prefill_budget: str | None,
         console: Console,
     ) -> None:
+        from buddy.checkpoint.resolve import load_tokenizer
         from buddy.engine.run import check_reroute
-        from buddy.hub.loading import load_tokenizer
 
         self._console, self._is_prepared = console, False
         self.reroute = check_reroute(parse_reroute(reroute))

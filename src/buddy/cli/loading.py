@@ -41,6 +41,7 @@ def load_checked(
     Raises:
         BuddyError: What `check` raises, or what keeps the model from being loaded.
     """
+    from buddy.checkpoint.resolve import resolve
     from buddy.hub.loading import named_dtype
     from buddy.model import BuddyForCausalLM
 
@@ -51,9 +52,10 @@ def load_checked(
             "engine": engine,
             "on_progress": on_progress,
         }
-        check(BuddyForCausalLM.outline(name, **routing))
+        found = resolve(name)
+        check(BuddyForCausalLM.outline(found, **routing))
         return BuddyForCausalLM.from_pretrained(
-            name, dtype=named_dtype(dtype), **routing, **options
+            found, dtype=named_dtype(dtype), **routing, **options
         )
 
 

@@ -18,12 +18,12 @@ from typing import Any, Final, cast
 
 from buddy.backbone.quantised import is_quantised
 from buddy.checkpoint.card import CARD, write_card
+from buddy.checkpoint.listed_files import describe_files
 from buddy.checkpoint.manifest import identity
 from buddy.errors import CheckpointError, FamilyError
 from buddy.export.routing import check_exported, export_routing
 from buddy.files import new_folder
 from buddy.hub.config import CONFIG
-from buddy.hub.manifest import describe_files
 from buddy.hub.progress import Progress, silent
 from buddy.hub.writing import write_model
 from buddy.model import BuddyForCausalLM

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from buddy.checkpoint.listed_files import MANIFEST
 from buddy.errors import TrainingError
-from buddy.hub.manifest import MANIFEST
 from buddy.identity import differing
 
 CHECKPOINT: Final = "checkpoint"

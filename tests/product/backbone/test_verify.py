@@ -16,6 +16,7 @@ from buddy.backbone.verify import verify_backbone
 from buddy.errors import FamilyError, ModelError, PromptError
 from buddy.hub import verified
 from buddy.hub.loading import load_model
+from buddy.hub.place import find_model
 from tests.tiny import CONFIGS, all_families, random_ids, tiny_model
 
 
@@ -73,24 +74,24 @@ def test_a_granite_that_passes_for_a_llama_is_not_loaded(monkeypatch, tmp_path, 
 def test_a_model_is_verified_once_in_each_form(tmp_path, times):
     tiny_model("granite").save_pretrained(tmp_path / "granite")
     for _ in range(2):
-        load_model(tmp_path / "granite", device="cpu")
+        load_model(find_model(tmp_path / "granite"), device="cpu")
     assert len(times) == 1
-    load_model(tmp_path / "granite", device="cpu", dtype=torch.bfloat16)
-    load_model(tmp_path / "granite", device="cpu", attention="eager")
+    load_model(find_model(tmp_path / "granite"), device="cpu", dtype=torch.bfloat16)
+    load_model(find_model(tmp_path / "granite"), device="cpu", attention="eager")
     assert len(times) == 3
     tiny_model("granite", seed=1).save_pretrained(tmp_path / "other")
-    load_model(tmp_path / "other", device="cpu")
+    load_model(find_model(tmp_path / "other"), device="cpu")
     assert len(times) == 4
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"key": "of another"}', "\udc80"])
 def test_a_damaged_entry_is_not_believed(tmp_path, times, damage):
     tiny_model().save_pretrained(tmp_path / "tiny")
-    load_model(tmp_path / "tiny", device="cpu")
+    load_model(find_model(tmp_path / "tiny"), device="cpu")
     (entry,) = (tmp_path / "home" / "verified").iterdir()
     entry.write_bytes(damage.encode(errors="surrogateescape"))
     for expected in (2, 2):  # and is written again
-        load_model(tmp_path / "tiny", device="cpu")
+        load_model(find_model(tmp_path / "tiny"), device="cpu")
         assert len(times) == expected
 
 
@@ -98,7 +99,7 @@ def test_without_a_cache_a_model_is_verified_each_time(tmp_path, times):
     (tmp_path / "home").write_text("no folder")
     tiny_model().save_pretrained(tmp_path / "tiny")
     for _ in range(2):
-        load_model(tmp_path / "tiny", device="cpu")
+        load_model(find_model(tmp_path / "tiny"), device="cpu")
     assert len(times) == 2
 
 
@@ -140,8 +141,8 @@ def test_capped_scores_in_sdpa_and_attention_to_what_follows_are_refused(tmp_pat
     model.config._attn_implementation = "eager"
     model.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="attention must be eager for Gemma 2, got 'sdpa'"):
-        load_model(tmp_path, attention="sdpa")
-    assert load_model(tmp_path, device="cpu").config._attn_implementation == "eager"
+        load_model(find_model(tmp_path), attention="sdpa")
+    assert load_model(find_model(tmp_path), device="cpu").config._attn_implementation == "eager"
     model.config.use_bidirectional_attention = True
     with pytest.raises(FamilyError, match="use_bidirectional_attention"):
         find_family(model.config)

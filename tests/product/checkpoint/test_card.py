@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 import buddy.hub
 from buddy import BuddyForCausalLM
 from buddy.checkpoint.card import CARD, Card, parse_card, read_card, write_card
+from buddy.checkpoint.resolve import shipped_checkpoint
 from buddy.cli.main import app
 from buddy.cli.views.model_card import show_card
 from buddy.errors import CheckpointError
-from buddy.hub.loading import shipped_checkpoint
 from buddy.hub.presets import PRESETS, ROUTED_MODEL
 from tests.tiny import tiny_model
 

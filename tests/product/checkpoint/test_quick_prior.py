@@ -23,8 +23,8 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget, PhasedBudget
 from buddy.checkpoint import quick_prior
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.errors import BudgetError, CheckpointError, PolicyError
-from buddy.hub.loading import load_tokenizer
 from buddy.importance.indicators.cosine import SummaryCosine
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.routing.prior import normalise_prior

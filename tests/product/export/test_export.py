@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.cli.main import app
 from buddy.errors import CheckpointError, FamilyError, PolicyError
 from buddy.export.folder import EXPORT_MANIFEST, export_model
-from buddy.hub.loading import load_tokenizer
 from tests.disks import full_disk
 from tests.tiny import (
     NUM_BLOCKS,

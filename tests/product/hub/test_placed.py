@@ -12,6 +12,7 @@ from buddy.backbone.memory import LARGE_PAGE, zeroed_memory
 from buddy.errors import CheckpointError
 from buddy.hub.aligned_load import LINE, read_placed
 from buddy.hub.loading import load_model
+from buddy.hub.place import find_model
 from buddy.hub.weights import open_weights
 from tests.tiny import tiny_model
 
@@ -50,7 +51,7 @@ def test_weights_of_several_files_and_odd_sizes(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_model_has_the_numbers_of_its_files_in_any_format(folder, dtype):
-    model = load_model(folder, dtype=dtype, device="cpu")
+    model = load_model(find_model(folder), dtype=dtype, device="cpu")
     stored = load_file(folder / "model.safetensors")
     found = dict(model.named_parameters())
     assert all(torch.equal(one, stored[name].to(dtype)) for name, one in found.items())

@@ -112,7 +112,7 @@ def test_a_preset_is_the_preset_whatever_lies_in_the_current_folder(
     name, fetched = "qwen3-0.6b", tmp_path / "fetched"
     tiny_model("qwen3").save_pretrained(fetched)
     word_tokenizer().save_pretrained(fetched)
-    monkeypatch.setattr("buddy.hub.loading.pull_from_hub", lambda *_, **__: str(fetched))
+    monkeypatch.setattr("buddy.hub.place.pull_from_hub", lambda *_, **__: str(fetched))
     monkeypatch.chdir(tmp_path)
     if lies_there == "a folder":
         (tmp_path / name).mkdir()
@@ -120,11 +120,11 @@ def test_a_preset_is_the_preset_whatever_lies_in_the_current_folder(
         tiny_buddy(policy="random").save_pretrained(name, tokenizer=word_tokenizer())
     loaded = BuddyForCausalLM.from_pretrained(name)
     assert loaded.config.model_type == "qwen3"
-    assert loaded.source == name
+    assert loaded.origin.source == name
     assert Run(Request(table="speed", model=name, out=tmp_path)).base() == name
     assert load_tokenizer(name).get_vocab() == word_tokenizer().get_vocab()
     loaded.save_pretrained("saved")
-    assert BuddyForCausalLM.from_pretrained("saved").source == name
+    assert BuddyForCausalLM.from_pretrained("saved").origin.source == name
     if lies_there == "a checkpoint":
         assert BuddyForCausalLM.from_pretrained(f"./{name}").policy.name == "random"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from buddy.checkpoint.listed_files import check_files
 from buddy.checkpoint.manifest import read_manifest
-from buddy.hub.loading import shipped_checkpoint
+from buddy.checkpoint.resolve import shipped_checkpoint
 from buddy.hub.presets import PRESETS, ROUTED_MODEL
 
 REPOSITORY = Path(__file__).parents[3]
@@ -17,7 +18,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 def test_the_shipped_checkpoint_is_whole_and_small():
     folder = shipped_checkpoint(ROUTED_MODEL)
-    manifest = read_manifest(folder)  # checks every file's size and SHA-256
+    manifest = read_manifest(folder)
+    check_files(folder, manifest.files)
     assert manifest.policy == "routed"
     assert manifest.base.source in PRESETS
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 25e6

@@ -28,10 +28,10 @@ def export(
     its own plan; with `static` plans are nested, so that a batch of mixed budgets costs what its
     deepest request does.
     """
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.export.folder import check_exportable, check_free, export_model
-    from buddy.hub.loading import load_tokenizer
     from buddy.hub.safe_paths import user_path
 
     folder = user_path(out)

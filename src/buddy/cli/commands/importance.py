@@ -43,9 +43,9 @@ def importance(
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.cli.loading import check_room, load_checked, say_if_slow
     from buddy.cli.views.display import stderr
-    from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import cut_windows, read_text
     from buddy.importance.search.sleb import check_rounds
     from buddy.records import RunRecord

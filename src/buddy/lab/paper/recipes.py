@@ -28,7 +28,7 @@ def weights(run: Run, model: str) -> dict[str, Any]:
 
 def template_of(model: str) -> str:
     """How a model is asked."""
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.paper import inputs
 
     return inputs.template_of(load_tokenizer(model))

@@ -108,11 +108,9 @@ class Run:
 
     def base(self) -> str:
         """What the base model is called: another name only where the model is a checkpoint."""
-        from buddy.hub.loading import base_model, checkpoint_folder
+        from buddy.checkpoint.resolve import resolve
 
-        name = self.request.model
-        folder = checkpoint_folder(name)
-        return name if folder is None else base_model(folder)
+        return resolve(self.request.model).base.name
 
     def buddy(self, name: str, *arguments: str, model: str) -> dict[str, Any]:
         """The record of a command that takes `--out FILE`; it is run if need be.

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.card import Card
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.data.examples import Example, check_source, read_all
 from buddy.errors import DataError, RecipeError
-from buddy.hub.loading import load_tokenizer
 from buddy.methods.adainfer.logistic import cross_validated, fit_logistic
 from buddy.methods.adainfer.policy import (
     AdaInferClassifier,

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.data.examples import Example, check_source
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError
-from buddy.hub.loading import load_tokenizer
 from buddy.importance.search.sleb import check_rounds
 from buddy.methods.pudding.fit import FitEvaluation, PuddingFit, evaluate_fit
 from buddy.methods.pudding.policy import PuddingConfig

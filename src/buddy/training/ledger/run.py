@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from buddy.budget.blocks import check_spendable
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.data.examples import Example, check_source, read_all
 from buddy.errors import RecipeError
-from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.batches import check_context

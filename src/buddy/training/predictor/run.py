@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.data.examples import Example, check_source, read_all
 from buddy.engine.dtype_warning import notes_on_dtype
-from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.routing.budget_predictor import BudgetPredictor

@@ -10,6 +10,7 @@ from torch import nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
 from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
+from buddy.checkpoint.listed_files import check_files
 from buddy.checkpoint.manifest import check_base, read_manifest
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
@@ -81,6 +82,7 @@ def start_adapters(
     from safetensors.torch import load_file
 
     manifest = read_manifest(checkpoint)
+    check_files(checkpoint, manifest.files)
     check_base(checkpoint, manifest.base, base, fingerprint)
     folder = checkpoint / FOLDER
     path = folder / WEIGHTS

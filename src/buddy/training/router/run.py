@@ -11,12 +11,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.checkpoint.listed_files import MANIFEST, check_files
 from buddy.checkpoint.manifest import read_manifest
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.data.examples import Example, check_source, read_all
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
-from buddy.hub.loading import load_tokenizer
-from buddy.hub.manifest import MANIFEST
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord, read_record
 from buddy.training.batches import draw_rows
@@ -181,7 +181,8 @@ def _check_places(recipe: Recipe) -> None:
     for one in recipe.router.orders:
         read_record(Path(one.record))
     if recipe.lora.start is not None:
-        read_manifest(Path(recipe.lora.start))
+        start = Path(recipe.lora.start)
+        check_files(start, read_manifest(start).files)
     if recipe.log.tensorboard:
         need_tensorboard()
 

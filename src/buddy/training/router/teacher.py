@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.errors import RecipeError
-from buddy.hub.loading import load_tokenizer
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, check_context
 from buddy.training.fast import fast_passes

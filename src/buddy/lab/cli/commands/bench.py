@@ -155,8 +155,8 @@ def _random_prompts(vocab: int, shape: tuple[int, int, int], seed: int) -> "Tens
 
 def _text_prompts(model: str, text: str, shape: tuple[int, int, int]) -> "Tensor":
     """As many batches as the text fills, up to one a round."""
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.errors import ResultError
-    from buddy.hub.loading import load_tokenizer
     from buddy.importance.calibration import cut_windows
 
     rounds, batch, context = shape

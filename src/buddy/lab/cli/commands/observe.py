@@ -104,10 +104,10 @@ class _Observed:
         batch: int,
         dtype: str | None,
     ) -> None:
+        from buddy.checkpoint.resolve import load_tokenizer
         from buddy.cli.loading import check_room, load_checked, say_if_slow
         from buddy.cli.views.display import stderr
         from buddy.errors import ResultError
-        from buddy.hub.loading import load_tokenizer
         from buddy.importance.calibration import cut_windows, read_text, spread
 
         calibration = {source: read_text(source, data_dir) for source in texts}

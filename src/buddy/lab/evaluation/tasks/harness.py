@@ -12,11 +12,11 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from buddy.budget.read import AUTO
+from buddy.checkpoint.resolve import load_tokenizer
 from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import check_kv_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.generation.trace import DepthTrace
-from buddy.hub.loading import load_tokenizer
 from buddy.lab.evaluation.conditions import Condition, plan_conditions
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.lab.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score

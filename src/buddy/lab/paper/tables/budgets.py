@@ -58,7 +58,7 @@ def histogram(blocks: Sequence[int], num_blocks: int) -> list[float]:
 def _choose(run: Run, rows: int | None) -> dict[str, Any]:
     import torch
 
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.paper.inputs import MOST_TOKENS, read_alpaca, read_samsum, read_tasks
 
     model, request = run.model(), run.request

@@ -37,7 +37,7 @@ def collect(run: Run) -> Collected:
 
 
 def _route(run: Run, rows: int | None) -> dict[str, Any]:
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.evaluation.conditions import plan_conditions
     from buddy.lab.evaluation.execution import execution_rates
     from buddy.lab.paper.inputs import MOST_TOKENS, read_tasks

@@ -68,7 +68,7 @@ def _xy(
 
 
 def _count(run: Run, depths: Sequence[int], rows: int | None) -> dict[str, Any]:
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.paper.inputs import ALPACA, MOST_TOKENS, SAMSUM, read_alpaca, read_samsum
 
     tokenizer, folder = load_tokenizer(run.request.model), run.request.data_dir

@@ -143,7 +143,7 @@ def time_methods(
 
 def _prompts(run: Run, name: str, rows: int | None, rounds: int) -> "Tensor":
     """Prompts of at least the median length, cut to it, one a round: [rounds, 1, tokens]."""
-    from buddy.hub.loading import load_tokenizer
+    from buddy.checkpoint.resolve import load_tokenizer
     from buddy.lab.paper.inputs import read_alpaca, read_samsum
 
     tokenizer = load_tokenizer(run.request.model)
