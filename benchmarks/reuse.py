@@ -7,8 +7,8 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 
 from buddy import BuddyForCausalLM
 from buddy.hub.loading import named_dtype
-from buddy.identity import differing
 from buddy.records import read_record
+from buddy.resume import differing
 
 
 def is_trained(folder, recipe):

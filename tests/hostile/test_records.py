@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from buddy.depth.policy import PolicyResources, build_policy
 from buddy.errors import BuddyError, PolicyError, RecipeError, ResultError
-from buddy.importance.resume import ResumeFile
 from buddy.lab.evaluation.against import Against
 from buddy.lab.evaluation.answers.answer_points import Answered
 from buddy.lab.evaluation.perplexity import Windows
@@ -22,6 +21,7 @@ from buddy.lab.plots.read.orders import read_context_ranks, read_importance, rea
 from buddy.lab.plots.read.points import read_execution, read_points
 from buddy.lab.plots.read.speed_cells import read_cells
 from buddy.records import RunRecord, read_record
+from buddy.resume import ResumeFile, fingerprint
 from buddy.training.router.model import read_prior
 from tests.lab.plots import made
 
@@ -337,7 +337,7 @@ def test_a_resume_file_that_says_nonsense_of_itself_is_one_line(tmp_path, identi
 
     path = tmp_path / "partial"
     save_file({"done": torch.tensor(1)}, path, metadata={"identity": identity})
-    file = ResumeFile(path, torch.zeros(1, 2, dtype=torch.long), {"batch": 1})
+    file = ResumeFile(path, {"batch": 1, "text": fingerprint(torch.zeros(1, 2, dtype=torch.long))})
     with pytest.raises(ResultError) as caught:
         file.read("done")
     assert "\n" not in str(caught.value)

@@ -1,30 +1,28 @@
-"""The state of a run in one file, from which it goes on to the same result: safetensors alone.
+"""The folder of a run, and the state in it from which the run goes on to the same result."""
 
-One file is written under a temporary name and renamed, so a kill at any moment leaves the last
-state whole.
-"""
-
-import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from buddy.checkpoint.listed_files import MANIFEST
 from buddy.errors import TrainingError
-from buddy.identity import differing
+from buddy.resume import ResumeFile, Words
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"
 RECORD: Final = "record.json"
 """What a run leaves in its folder."""
-_KEY = "buddy"
+_WORDS: Final = Words(
+    file="the training state ",
+    work="run",
+    otherwise="run it with the recipe it was begun with, or name another --out",
+    intact="the state before is intact: make room and run the same command with --resume",
+    error=TrainingError,
+)
 
 
 def check_folder(out: Path, resume: bool) -> None:
@@ -90,27 +88,12 @@ def save_state(
     Raises:
         TrainingError: It cannot be written; the state before is intact.
     """
-    tensors = {f"parameter.{name}": value.detach() for name, value in parameters.items()}
+    tensors = {f"parameter.{name}": value for name, value in parameters.items()}
     names = list(parameters)
     for place, moments in optimizer.state_dict()["state"].items():
         for name, value in moments.items():
             tensors[f"optimizer.{names[place]}:{name}"] = torch.as_tensor(value)
-    about = {"identity": identity, "step": step, "extra": extra or {}}
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        save_file(
-            {name: value.contiguous().cpu() for name, value in tensors.items()},
-            staging,
-            metadata={_KEY: json.dumps(about, sort_keys=True)},
-        )
-        os.replace(staging, path)
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"the training state {path} cannot be written: {error}; the state before is intact: "
-            "make room and run the same command with --resume"
-        ) from error
-    finally:
-        staging.unlink(missing_ok=True)
+    ResumeFile(path, identity, _WORDS).write(tensors, step=step, extra=extra or {})
 
 
 def load_state(
@@ -119,46 +102,31 @@ def load_state(
     identity: dict[str, Any],
     parameters: Mapping[str, Tensor],
     optimizer: torch.optim.Optimizer,
-) -> tuple[int, dict[str, Any]]:
+) -> tuple[int, dict[str, Any]] | None:
     """Put a saved state into parameters and optimiser.
 
     Returns:
-        Steps done, and the plain values that were carried along.
+        Steps done, and the plain values that were carried along; None where there is no state.
 
     Raises:
         TrainingError: It is damaged, or belongs to another run.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()[_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        saved, step, extra = about["identity"], int(about["step"]), dict(about["extra"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(
-            f"the training state {path} is damaged ({error}): delete it to start again"
-        ) from error
-    _check_identity(path, saved, identity)
+    needed = [f"parameter.{name}" for name in parameters]
+    state = ResumeFile(path, identity, _WORDS).read_all(*needed)
+    if state is None:
+        return None
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"parameter.{name}"])
-    state: dict[int, dict[str, Tensor]] = {}
+            parameter.copy_(state.tensors[f"parameter.{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
     for place, name in enumerate(parameters):
         prefix = f"optimizer.{name}:"
-        moments = {
+        of_parameter = {
             key.removeprefix(prefix): value
-            for key, value in tensors.items()
+            for key, value in state.tensors.items()
             if key.startswith(prefix)
         }
-        if moments:
-            state[place] = moments
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return step, extra
-
-
-def _check_identity(path: Path, saved: Any, wanted: dict[str, Any]) -> None:
-    differs = differing(saved, wanted)
-    if differs:
-        raise TrainingError(
-            f"{path} is the state of another run, with other {', '.join(differs)}: run it with the "
-            "recipe it was begun with, or name another --out"
-        )
+        if of_parameter:
+            moments[place] = of_parameter
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    return int(state.values["step"]), dict(state.values["extra"])

@@ -12,10 +12,10 @@ from buddy.errors import ModelError, ResultError
 from buddy.importance.calibration import spread
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.skipping import skip_losses
-from buddy.importance.resume import ResumeFile
 from buddy.lab.observe.agreement import halves, moved, over_inputs, rank_blocks, spearman
 from buddy.lab.observe.inputs import EachInput, EachToken
 from buddy.lab.observe.observations import observe_context, observe_ranks
+from buddy.resume import ResumeFile, fingerprint
 from tests.tiny import NUM_BLOCKS, every_family, random_ids, tiny_model
 
 IDS = random_ids(5, 12)
@@ -130,7 +130,7 @@ def test_blocks_are_not_ranked_by_what_is_no_number(observation, contexts, name,
 
 
 def observe(observation, name, backbone, *contexts, path=None, ids=IDS, on_batch=None):
-    file = ResumeFile(path, ids, {"indicator": name, "contexts": contexts})
+    file = ResumeFile(path, {"indicator": name, "contexts": contexts, "text": fingerprint(ids)})
     return observation(
         name,
         backbone,
@@ -166,7 +166,7 @@ def test_contexts_have_their_ranks_means_and_change():
 )
 @pytest.mark.parametrize("name", ["delta-ppl", "taylor"])
 def test_an_interrupted_observation_goes_on(tmp_path, monkeypatch, observation, contexts, name):
-    monkeypatch.setattr("buddy.importance.resume.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("buddy.resume.SAVE_EVERY_S", 0.0)
     backbone, path = Backbone(tiny_model()), tmp_path / "partial"
     whole = observe(observation, name, backbone, *contexts)
 

@@ -40,7 +40,7 @@ def test_the_plus_rule_protects_the_first_four_and_last_two():
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("buddy.importance.resume.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("buddy.resume.SAVE_EVERY_S", 0.0)
     backbone, ids = Backbone(tiny_model()), random_ids(6, 8)
     whole = measure(build_indicator("taylor", backbone), ids, batch=2)
     file = tmp_path / "partial.safetensors"

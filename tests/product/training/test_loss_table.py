@@ -63,7 +63,7 @@ class StopAt(RewardModel):
 def test_stopped_it_goes_on_to_the_same_table(live, tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
     whole = measure(live, tmp_path / "whole")
-    monkeypatch.setattr("buddy.training.predictor.loss_table._SAVE_EVERY_S", -1.0)
+    monkeypatch.setattr("buddy.resume.SAVE_EVERY_S", -1.0)
     with pytest.raises(KeyboardInterrupt):
         measure(StopAt(live.model, 4), tmp_path)
     seen = []

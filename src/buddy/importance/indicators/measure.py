@@ -10,7 +10,7 @@ from torch import Tensor
 
 from buddy.errors import ModelError
 from buddy.importance.indicators.indicator import Gatherer, Indicator
-from buddy.importance.resume import ResumeFile
+from buddy.resume import ResumeFile, fingerprint
 
 OnBatch = Callable[[int, int], None]
 """Called as `on_batch(windows done, windows in all)`."""
@@ -41,7 +41,7 @@ def measure(
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
-    file = ResumeFile(resume, windows, {"batch": batch, **(identity or {})})
+    file = ResumeFile(resume, {"batch": batch, **(identity or {}), "text": fingerprint(windows)})
     gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
     return finite(indicator.scores())
 

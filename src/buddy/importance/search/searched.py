@@ -14,9 +14,9 @@ from buddy.backbone.backbone import Backbone
 from buddy.budget.blocks import least_blocks
 from buddy.errors import PolicyError
 from buddy.importance.calibration import Passages
-from buddy.importance.resume import ResumeFile
 from buddy.importance.search.bounded import Pruning
 from buddy.importance.search.nearby import NearbyLosses
+from buddy.resume import ResumeFile, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def swap_search(
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
     settings = {"order": list(order), "depths": list(depths), "seed": seed, "batch": batch}
     about = {"search": "sets", **settings, "targets": counted, **(identity or {})}
-    file = ResumeFile(resume, text.ids, about)
+    file = ResumeFile(resume, {**about, "text": fingerprint(text.ids)})
     found = _read(file, depths)
     losses = NearbyLosses(backbone, text.split(batch), pruning)
     try:

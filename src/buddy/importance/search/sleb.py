@@ -11,8 +11,8 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.errors import PolicyError
-from buddy.importance.resume import ResumeFile
 from buddy.importance.search.bounded import Cheapest, Losses, Pruning
+from buddy.resume import ResumeFile, fingerprint
 
 OnRound = Callable[[int, int, float], None]
 """Called as `on_round(blocks removed so far, the last of them, mean NLL per token)`."""
@@ -86,7 +86,8 @@ def sleb_search(
     check_rounds(rounds, num_blocks)
     batches = torch.split(windows, batch)
     targets = len(windows) * (windows.shape[1] - 1)
-    file = ResumeFile(resume, windows, {"search": "sleb", "batch": batch, **(identity or {})})
+    about = {"search": "sleb", "batch": batch, **(identity or {})}
+    file = ResumeFile(resume, {**about, "text": fingerprint(windows)})
     found = _Found.read(file, num_blocks, len(batches))
     for number, block in enumerate(found.order[:rounds], start=1):
         on_round(number, block, found.nll[number] / targets)

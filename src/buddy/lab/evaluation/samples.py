@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from buddy.errors import ResultError
 from buddy.files import parse_json, write_text
-from buddy.identity import differing
+from buddy.resume import check_same
 from buddy.settings import build
 
 Sample = TypeVar("Sample")
@@ -110,12 +110,9 @@ class SampleLog:
         self._samples = Samples(path, identity)
         if path.exists() and path.stat().st_size:
             self._samples = read_samples(path)
-            differs = differing(self._samples.identity, identity)
-            if differs:
-                raise ResultError(
-                    f"{path} holds samples of another run, with other {', '.join(differs)}: "
-                    "delete it to start again, or name another --out"
-                )
+            what = f"{path} holds samples of another run"
+            advice = "delete it to start again, or name another --out"
+            check_same(self._samples.identity, identity, what, advice)
         lines = [
             {"run": identity},
             *({"condition": one} for one in self._samples.conditions),

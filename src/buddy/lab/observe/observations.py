@@ -9,9 +9,9 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.importance.indicators.measure import OnBatch, finite, gather
-from buddy.importance.resume import ResumeFile
 from buddy.lab.observe.agreement import halves, moved, over_inputs, rank_blocks
 from buddy.lab.observe.inputs import EachInput, EachToken
+from buddy.resume import ResumeFile
 
 _BY_TOKEN: Final = "delta-ppl"
 """The indicator that one pass gives for every stretch of an input."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from buddy.errors import ModelError, ResultError
 from buddy.hub.progress import Progress
-from buddy.identity import differing
 from buddy.lab.paper.methods import ComparedMethod
 from buddy.records import RunRecord, read_record
+from buddy.resume import differing
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM

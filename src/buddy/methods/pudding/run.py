@@ -216,8 +216,9 @@ class _Run:
     def go(self, resume: bool) -> None:
         """Take all steps that are left."""
         begun = 0
-        if resume and (self.out / STATE).exists():
-            begun, extra = load_state(self.out / STATE, **self._saved())
+        state = load_state(self.out / STATE, **self._saved()) if resume else None
+        if state is not None:
+            begun, extra = state
             self.window = [float(loss) for loss in extra["window"]]
         self.listener.started(begun, self.fit.steps)
         log = TrainingLog(self.out, begun, tensorboard=self.recipe.log.tensorboard)

@@ -14,11 +14,11 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.errors import DataError, RecipeError, TrainingError
-from buddy.identity import differing
 from buddy.importance.search.greedy import GreedyOrder, greedy_order
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
 from buddy.records import RunRecord, read_record
+from buddy.resume import check_same
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
@@ -189,8 +189,13 @@ def _read(
     if not path.exists():
         return [], []
     record = read_record(path)
-    differs = differing(
-        {**record["config"], "model": record.get("model")}, {**config, "model": model}
+    advice = "delete it, or name another --out"
+    check_same(
+        {**record["config"], "model": record.get("model")},
+        {**config, "model": model},
+        f"the order in {path} is of another search",
+        advice,
+        TrainingError,
     )
     order, costs = (record["results"].get(name) for name in ("removal_order", "costs"))
     middle = list(range(1, model["num_blocks"] - 1))
@@ -201,7 +206,6 @@ def _read(
         or sorted(order) != middle
         or not 0 < len(costs) <= config["rounds"]
     )
-    if differs or damaged:
-        why = f"of another search, with other {', '.join(differs)}" if differs else "damaged"
-        raise TrainingError(f"the order in {path} is {why}: delete it, or name another --out")
+    if damaged:
+        raise TrainingError(f"the order in {path} is damaged: {advice}")
     return order, costs

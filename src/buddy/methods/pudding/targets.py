@@ -13,8 +13,8 @@ from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.depth.policy import Observation
 from buddy.errors import TrainingError
-from buddy.importance.resume import ResumeFile
 from buddy.methods.pudding.policy import CONTEXT_LAYER, PuddingConfig, prompt_summary
+from buddy.resume import ResumeFile, fingerprint
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
@@ -99,9 +99,9 @@ def measure_targets(
         "depths": config.depths,
         "rows": rows_identity(rows),
         "batch_size": batch_size,
+        "text": fingerprint(torch.tensor([[example.num_tokens for example in rows]])),
     }
-    lengths = torch.tensor([[example.num_tokens for example in rows]])
-    file = ResumeFile(path, lengths, identity)
+    file = ResumeFile(path, identity)
     found = file.read("summaries", "log_likelihoods") or {
         "summaries": torch.zeros(0, config.width),
         "log_likelihoods": torch.zeros(0, len(config.depths), len(config.orders)),

@@ -4,27 +4,27 @@ Backbone and router are frozen in stage 2, so nothing in it ever changes: with i
 steps take seconds, and a second recipe costs nothing more.
 """
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.errors import ResultError, TrainingError
-from buddy.files import write_bytes
-from buddy.identity import differing
+from buddy.errors import TrainingError
+from buddy.resume import ResumeFile, Words
 from buddy.routing.budget_predictor import NUM_PINNED
 from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
 
-_SAVE_EVERY_S: Final = 20.0
-_KEY: Final = "buddy"
+_WORDS: Final = Words(
+    file="the table ",
+    work="run",
+    otherwise="delete it, or name another --out",
+    intact="what was measured before is intact: make room",
+    error=TrainingError,
+)
 
 
 class LossTable:
@@ -86,16 +86,21 @@ def measure_table(
             written; or a loss is NaN.
     """
     rows = sorted(dict.fromkeys(examples), key=lambda example: example.num_tokens)
-    identity = {"model": model_identity(prompts.model), "rows": rows_identity(rows)}
-    identity |= {"batch_size": str(batch_size)}
+    identity = {
+        "model": model_identity(prompts.model),
+        "rows": rows_identity(rows),
+        "batch_size": str(batch_size),
+    }
+    file = ResumeFile(path, identity, _WORDS)
     num_blocks = prompts.model.num_blocks
     summaries = torch.zeros(len(rows), prompts.router.config.summary_width)
     by_depth = torch.full((len(rows), num_blocks - NUM_PINNED), torch.nan)
     done = 0
-    if path.exists():
-        done, summaries, by_depth = _read(path, identity)
+    if (earlier := file.read_all("summaries", "by_depth")) is not None:
+        done = int(earlier.values["done"])
+        summaries, by_depth = earlier.tensors["summaries"], earlier.tensors["by_depth"]
+    table = {"summaries": summaries, "by_depth": by_depth}
     depths = torch.arange(lowest, num_blocks + 1)
-    saved_s = time.monotonic()
     on_rows(done, len(rows))
     while done < len(rows):
         some = rows[done : done + batch_size]
@@ -106,9 +111,10 @@ def measure_table(
         summaries[here] = prompts.summaries(some).cpu()
         done += len(some)
         on_rows(done, len(rows))
-        if done == len(rows) or time.monotonic() - saved_s > _SAVE_EVERY_S:
-            _write(path, identity, done, summaries, by_depth)
-            saved_s = time.monotonic()
+        if done == len(rows):
+            file.write(table, done=done)
+        else:
+            file.write_if_due(lambda: table, done=done)
     return LossTable(rows, summaries, by_depth)
 
 
@@ -119,33 +125,3 @@ def _check(losses: Float[Tensor, "batch depths"], done: int) -> None:
             "by length): the model's weights are broken, or its dtype is too narrow; try "
             "model.dtype=float32"
         )
-
-
-def _write(
-    path: Path, identity: dict[str, str], done: int, summaries: Tensor, by_depth: Tensor
-) -> None:
-    about = {_KEY: json.dumps({"identity": identity, "done": done}, sort_keys=True)}
-    content = save({"summaries": summaries, "by_depth": by_depth}, metadata=about)
-    try:
-        write_bytes(path, content)
-    except ResultError as error:
-        raise TrainingError(f"{error}; what was measured before is intact: make room") from error
-
-
-def _read(path: Path, identity: dict[str, str]) -> tuple[int, Tensor, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads(file.metadata()[_KEY])
-            summaries, by_depth = file.get_tensor("summaries"), file.get_tensor("by_depth")
-        done, saved = int(about["done"]), dict(about["identity"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(
-            f"the table {path} is damaged ({error}): delete it to measure again"
-        ) from error
-    differs = differing(saved, identity)
-    if differs:
-        raise TrainingError(
-            f"the table {path} was measured for another run, with other {', '.join(differs)}: "
-            "delete it, or name another --out"
-        )
-    return done, summaries, by_depth

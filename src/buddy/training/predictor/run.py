@@ -195,8 +195,9 @@ class _Run:
     def go(self, resume: bool) -> None:
         """Take all steps that are left."""
         begun = 0
-        if resume and (self.out / STATE).exists():
-            begun, extra = load_state(self.out / STATE, **self._saved())
+        state = load_state(self.out / STATE, **self._saved()) if resume else None
+        if state is not None:
+            begun, extra = state
             self.seconds = float(extra["seconds"])
             self.window = [PredictorStep(**one) for one in extra["window"]]
             if extra["evaluation"] is not None:

@@ -260,8 +260,9 @@ class _Run:
     def go(self, resume: bool) -> None:
         """Take all steps that are left."""
         begun = 0
-        if resume and (self.out / STATE).exists():
-            begun, extra = load_state(self.out / STATE, **self._saved())
+        state = load_state(self.out / STATE, **self._saved()) if resume else None
+        if state is not None:
+            begun, extra = state
             self.seconds = float(extra["seconds"])
             self._check_length(begun, extra)
             self.routes = RouteCounts.of(extra.get("plans", []))

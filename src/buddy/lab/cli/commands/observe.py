@@ -148,13 +148,13 @@ class _Observed:
         self, observation: Callable[..., dict[str, Any]], indicator: str, text: str, *contexts: Any
     ) -> dict[str, Any]:
         """One observation, by one indicator on one text."""
-        from buddy.importance.resume import ResumeFile
+        from buddy.resume import ResumeFile, fingerprint
 
         number = len(self._files)
         about = {"batch": self._batch, "indicator": indicator, "contexts": contexts}
         identity = {**about, **computed_by(self._model)}
         path = self._out.with_name(f".{self._out.name}.{number}.partial")
-        file = ResumeFile(path, self._inputs[text], identity)
+        file = ResumeFile(path, {**identity, "text": fingerprint(self._inputs[text])})
         self._files.append(file)
         with measuring(self._console) as bar:
             task = bar.add_task(f"{indicator}, {text}")
