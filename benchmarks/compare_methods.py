@@ -46,7 +46,8 @@ from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.against import Against, mean_difference
 from buddy.lab.evaluation.answers.answer_points import Answered, by_answer, differences
 from buddy.lab.evaluation.tasks.tasks import SampleScores
-from buddy.methods.adainfer.threshold import find_threshold, mean_depth
+from buddy.methods.threshold import find_threshold, mean_depth
+from buddy.policies.registry import methods as registered
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
 from buddy.training.methods import read_method
@@ -67,15 +68,8 @@ STATIC = {
     "sleb": "SLEB",
 }
 """One model a depth, and untuned: label."""
-BUDGETED = {"layerskip": "LayerSkip", "pudding": "PuDDing"}
-ONLINE = {
-    "first": "FiRST",
-    "d-llm": "D-LLM",
-    "mixture-of-depths": "Mixture-of-Depths",
-    "flexidepth": "FlexiDepth",
-    "dash": "DASH",
-    "adainfer": "AdaInfer",
-}
+RIVALS = {one.name: one for one in sorted(registered(), key=lambda one: not one.keeps_budget)}
+"""Every method that is registered, by name; those that keep a budget first."""
 STARTS_FROM = {"pudding": "random", "adainfer": "layerskip"}
 """Methods that are fitted to the weights of another run; their settings are their own. Those of all
 others are their own, too, but for the learning rate, which goes with the model."""
@@ -233,7 +227,7 @@ def methods(args):
             yield ComparedMethod(
                 f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,)
             )
-    for name, label in {**BUDGETED, **ONLINE}.items():
+    for name, rival in RIVALS.items():
         changes = [f"optim.learning_rate={recipe.optim.learning_rate}", *args.set]
         if name in STARTS_FROM:
             dtypes = [one for one in args.set if one.startswith("model.dtype=")]
@@ -242,7 +236,9 @@ def methods(args):
             shown = ", ".join(f'"{depth} blocks"' for depth in depths)
             changes += [*PUDDING, f"sets.rounds={rounds}", f"targets.depths=[{shown}]"]
         own = args.recipe.with_name(f"{name}.toml")
-        yield ComparedMethod(name, label, own, tuple(changes), depths, is_online=name in ONLINE)
+        yield ComparedMethod(
+            name, rival.label, own, tuple(changes), depths, is_online=not rival.keeps_budget
+        )
 
 
 def trained(method, args):
@@ -278,16 +274,21 @@ def thresholds(method, model, args):
     source = Source(path=file, start=start, stop=stop)
     examples = read_all((source,), load_tokenizer(str(model)), max_tokens=args.max_tokens)
 
-    def threshold_at(share):
-        # An exit stops above its threshold, a gate runs above it: one is the other turned round.
-        return share if method.name == "adainfer" else float(f"{1 - share:.9g}")
-
-    def depth_at(share):
-        loaded.set_policy(f"{method.name}:{threshold_at(share):.9g}")
+    def depth_under(threshold):
+        loaded.set_policy(f"{method.name}:{threshold:.9g}")
         return mean_depth(loaded, loaded.policy, examples)
 
+    # An exit stops above its threshold, a gate runs above it: one is the other turned round.
+    ends = depth_under(0.0), depth_under(1.0)
+    least, most = sorted(ends)
+
+    def threshold_at(share):
+        return share if ends == (least, most) else float(f"{1 - share:.9g}")
+
+    def depth_at(share):
+        return depth_under(threshold_at(share))
+
     found = {}
-    least, most = depth_at(0.0), depth_at(1.0)
     for depth in method.depths:
         try:
             share, ran = find_threshold(depth_at, depth, least=least, most=most, tolerance=0.3)

@@ -13,14 +13,14 @@ import statistics
 from pathlib import Path
 
 import torch
-from compare_methods import BUDGETED, ONLINE, OWN, unseen_rows
+from compare_methods import OWN, RIVALS, unseen_rows
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_all
 from buddy.generation.trace import DepthTrace
 from buddy.records import RunRecord, read_record
 
-METHODS = {"buddy": "Buddy", **BUDGETED, **ONLINE}
+METHODS = {"buddy": "Buddy", **{name: rival.label for name, rival in RIVALS.items()}}
 
 
 def main():
@@ -91,7 +91,7 @@ def prompts_of(args):
 def settings(name, folder, depths):
     """Label, policy (the model's own if None) and budget of each setting that is timed."""
     wanted = depths.split(",")
-    if name not in ONLINE:
+    if name not in RIVALS or RIVALS[name].keeps_budget:
         return [(depth, None, f"{depth} blocks") for depth in wanted]
     found = read_record(folder / "thresholds.json")["results"]["thresholds"]
     spec = {depth: f"{name}:{one['threshold']:.9g}" for depth, one in found.items()}

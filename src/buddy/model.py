@@ -28,7 +28,7 @@ from buddy.checkpoint.parts import (
 from buddy.checkpoint.resolve import ModelName
 from buddy.checkpoint.save import save, written_policy
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, build_policy, is_online
+from buddy.depth.policy import DepthPolicy, Policy, PolicyResources, check_is_policy
 from buddy.depth.prior import Prior
 from buddy.engine.executors.choice import EngineName, ExecutorChoice
 from buddy.engine.executors.protocol import GENERAL
@@ -53,6 +53,7 @@ from buddy.generation.options import check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.trace import DepthTrace
 from buddy.hub.safe_paths import user_path
+from buddy.policies.registry import build_policy
 from buddy.pretrained import Pretrained
 
 INITIAL_SLOTS = 256
@@ -198,12 +199,12 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         Raises:
             PolicyError: It decides while it runs, and scores no blocks.
         """
-        if is_online(self._policy):
+        if not isinstance(self._policy, DepthPolicy):
             raise PolicyError(
                 f"policy {self._policy.name!r} decides while it runs and keeps no budget: name one "
                 "that scores blocks, such as static or routed"
             )
-        return cast(DepthPolicy, self._policy)
+        return self._policy
 
     def inference_policy(self) -> Policy:
         """The policy; without gradients, from a token table where it gives the same plans."""
@@ -218,7 +219,11 @@ class BuddyForCausalLM(nn.Module, Pretrained, BudgetedGeneration):
         Raises:
             PolicyError: There is no such policy, or it cannot serve this model.
         """
-        made = build_policy(policy, self.resources) if isinstance(policy, str) else policy
+        made = (
+            build_policy(policy, self.resources)
+            if isinstance(policy, str)
+            else check_is_policy(policy)
+        )
         if made.num_blocks != self.num_blocks:
             raise PolicyError(
                 f"the policy, or the prior or router behind it, is made for {made.num_blocks} "

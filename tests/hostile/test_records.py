@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from buddy.depth.policy import PolicyResources, build_policy
+from buddy.depth.policy import PolicyResources
 from buddy.errors import BuddyError, PolicyError, RecipeError, ResultError
 from buddy.lab.evaluation.against import Against
 from buddy.lab.evaluation.answers.answer_points import Answered
@@ -20,6 +20,7 @@ from buddy.lab.plots.figures import FIGURES, draw
 from buddy.lab.plots.read.orders import read_context_ranks, read_importance, read_rank_series
 from buddy.lab.plots.read.points import read_execution, read_points
 from buddy.lab.plots.read.speed_cells import read_cells
+from buddy.policies.registry import build_policy
 from buddy.records import RunRecord, read_record
 from buddy.resume import ResumeFile, fingerprint
 from buddy.training.router.model import read_prior

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.console import Console
 
@@ -79,17 +79,15 @@ def check_budget(
     Raises:
         BudgetError: It cannot be read, or the model or its policy cannot spend it.
     """
-    from buddy.budget.blocks import check_spendable
     from buddy.budget.read import read_mean
     from buddy.budget.source import Progress, blocks_of_lanes
-    from buddy.depth.policy import is_online
 
     is_mean = read_mean(budget) is not None
-    source, policy = model.read_sources(budget, prefill_budget, 1)[0], cast(Any, model.policy)
-    if source is not None and not is_online(policy):
+    source = model.read_sources(budget, prefill_budget, 1)[0]
+    if source is not None:
         for is_prompt in (True,) if is_mean else (True, False):
             asked = Progress(is_prompt=is_prompt, new_tokens=1, num_blocks=model.num_blocks)
-            check_spendable(blocks_of_lanes(source, asked), model.num_blocks, policy.pinned)
+            model.policy.check_spendable(blocks_of_lanes(source, asked))
     return None if is_mean else model.read_budgets(budget, 1)[0]
 
 
@@ -169,7 +167,6 @@ class ChatSession:
 
     def _prepare(self, budget: str | None, prefill_budget: str | None) -> None:
         """Have the policy measure what it needs of the model, before the answer is timed."""
-        from buddy.depth.policy import prepare
         from buddy.generation.budgets import read_prefill_budget
 
         num_blocks = self.model.num_blocks
@@ -178,7 +175,7 @@ class ChatSession:
         if prefill_budget is not None:
             depths.append(read_prefill_budget(prefill_budget, num_blocks))
         with fetch_progress(self._console) as on_progress:
-            prepare(self.model.policy, depths, on_progress)
+            self.model.policy.prepare_for(depths, on_progress)
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.

@@ -123,14 +123,14 @@ def check_policy_spec(spec: str) -> None:
     Raises:
         PolicyError: No such policy.
     """
-    from buddy.depth.policy import check_policy
+    from buddy.policies.registry import check_policy
 
     check_policy(spec)
 
 
 def check_labelled_policy(text: str) -> None:
     """Refuse `SPEC` or `LABEL=SPEC` where the spec is no policy of any model."""
-    from buddy.depth.policy import split_label
+    from buddy.policies.registry import split_label
 
     check_policy_spec(split_label(text)[1])
 

@@ -1,11 +1,9 @@
-"""What a policy is, and how one is found by name."""
+"""What a policy is: two base classes, what they are shown, and what they remember."""
 
-import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,8 +13,7 @@ from torch import Tensor
 
 from buddy.budget.blocks import check_spendable
 from buddy.depth.prior import OnProgress, Prior
-from buddy.errors import PolicyError
-from buddy.records import read_record
+from buddy.errors import BudgetError, PolicyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,131 +105,6 @@ def join_states(states: Sequence[RouteState]) -> RouteState:
     return cast(RouteState, kind(*map(torch.cat, columns)))
 
 
-@runtime_checkable
-class DepthPolicy(Protocol):
-    """Scores blocks; `depth.select` spends the budget on the scores.
-
-    Attributes:
-        name: As in the registry.
-        num_blocks: Blocks of the model it was made for.
-        pinned: Blocks that run whatever the scores.
-        context_layer: Blocks that have run when the policy is asked; 0 asks before the first.
-    """
-
-    name: str
-    num_blocks: int
-    pinned: Sequence[int]
-    context_layer: int
-
-    def observe(self, state: Any, seen: Observation) -> RouteState:
-        """Take in new tokens; `state` is None for the first ones of a batch."""
-        ...
-
-    def scores(self, state: Any, blocks: Int[Tensor, " batch"]) -> Float[Tensor, "batch blocks"]:
-        """Higher is kept; `blocks` is each row's budget, which most methods do not look at."""
-        ...
-
-    def describe(self) -> str:
-        """A few words for a summary line."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What an online policy is told of the new tokens of a pass, before the first block.
-
-    Attributes:
-        sequence: By lane, the place of its sequence among those of the pass.
-        position: By lane, in its sequence.
-        router_sees: By lane; False in an answer that the route may not see.
-        last_runs: By sequence, what its last token ran, [blocks]; None for a new one.
-    """
-
-    sequence: Int[Tensor, " lanes"]
-    position: Int[Tensor, " lanes"]
-    router_sees: Bool[Tensor, " lanes"]
-    last_runs: Sequence[NDArray[np.bool_] | None]
-
-    def __len__(self) -> int:
-        return len(self.sequence)
-
-
-@runtime_checkable
-class OnlinePolicy(Protocol):
-    """Decides while a pass runs, before each block that it governs; it promises no budget.
-
-    A policy that also changes what a governed block leaves in the residual has a method
-    `adjust_output(state, block, before, run)`, which returns the residual of all lanes once the
-    block has run. Its passes take the general path. One with a true `hides_skipped` is evaluated
-    as under the KV policy `mask`, and others as under `project`, where a pass keeps no session.
-
-    Attributes:
-        name: As in the registry.
-        num_blocks: Blocks of the model it was made for.
-        governed: Blocks that it decides on; all others run.
-    """
-
-    name: str
-    num_blocks: int
-    governed: Sequence[int]
-
-    def begin(self, new: NewTokens) -> Any:
-        """What it remembers during a pass over these new tokens."""
-        ...
-
-    def keep(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Bool[Tensor, " lanes"]:
-        """Which lanes run a block, from the residual that would enter it."""
-        ...
-
-    def describe(self) -> str:
-        """A few words for a summary line."""
-        ...
-
-
-Policy = DepthPolicy | OnlinePolicy
-"""Whoever chooses blocks, before they run or while they do."""
-
-
-def is_online(policy: Policy) -> bool:
-    """Whether it decides while a pass runs; asked at every step, where `isinstance` is slow."""
-    return hasattr(policy, "keep")
-
-
-def adjusts_output(policy: Policy) -> bool:
-    """Whether it changes what blocks leave in the residual, so that the general path runs it."""
-    return hasattr(policy, "adjust_output")
-
-
-def exits(policy: Policy) -> bool:
-    """Whether any budget is an exit: the first blocks run, so that others may go on from there.
-
-    Such a policy has an attribute `exits` that is True.
-    """
-    return bool(getattr(policy, "exits", False))
-
-
-def prepare(policy: Policy, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
-    """Let a policy measure now what budgets below full depth will need of it.
-
-    A policy that has something to measure has a method `prepare(on_progress)`. Without this it
-    measures when it first scores blocks.
-
-    Args:
-        policy: Most need nothing.
-        depths: What will be spent, in blocks.
-        on_progress: Told how far a measurement is.
-
-    Raises:
-        BudgetError: A budget cannot be spent.
-    """
-    ready = getattr(policy, "prepare", None)
-    if ready is not None and min(depths) < policy.num_blocks:
-        check_spendable(depths, policy.num_blocks, cast(DepthPolicy, policy).pinned)
-        ready(on_progress)
-
-
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """The state of a policy that remembers nothing: how many rows there are, and where."""
@@ -273,75 +145,228 @@ class PolicyResources:
     block leaves."""
 
 
-BUILT_IN: Final = {
-    "adainfer": "buddy.methods.adainfer.policy:AdaInferPolicy",
-    "d-llm": "buddy.methods.d_llm.policy:DLLMPolicy",
-    "dash": "buddy.methods.dash.policy:DashPolicy",
-    "first": "buddy.methods.first.policy:FirstPolicy",
-    "flexidepth": "buddy.methods.flexidepth.policy:FlexiDepthPolicy",
-    "full": "buddy.policies.full:FullPolicy",
-    "layerskip": "buddy.methods.layerskip.policy:LayerSkipPolicy",
-    "mixture-of-depths": "buddy.methods.mixture_of_depths.policy:MixtureOfDepthsPolicy",
-    "pudding": "buddy.methods.pudding.policy:PuddingPolicy",
-    "random": "buddy.policies.random:RandomPolicy",
-    "searched": "buddy.policies.searched:SearchedPolicy",
-    "static": "buddy.policies.static:StaticPolicy",
-    "routed": "buddy.policies.routed:RoutedPolicy",
-}
-"""Name -> `module:class`; imported only when asked for."""
-
-
-def policy_names() -> list[str]:
-    """Every policy that can be named, built in or registered under `buddy.policies`."""
-    return sorted({*BUILT_IN, *entry_points(group="buddy.policies").names})
-
-
-def split_label(text: str) -> tuple[str | None, str]:
-    """Split `SPEC` or `LABEL=SPEC` into the label, None where there is none, and the spec.
-
-    What begins with a policy's name and a colon is a spec: a path may have an = in it.
-    """
-    label, equals, spec = text.partition("=")
-    if not equals or text.partition(":")[0] in policy_names():
-        return None, text
-    return label, spec
-
-
-def build_policy(spec: str, resources: PolicyResources) -> Policy:
-    """Make a policy from what a user wrote.
+class BlockPolicy(ABC):
+    """What all policies have; inherit `DepthPolicy` or `OnlinePolicy`, not this.
 
     Args:
-        spec: `NAME` or `NAME:ARGUMENT`, as in `random:7` or `static:12,11,20`.
-        resources: What the model offers.
+        num_blocks: Blocks of the model that it is made for.
+
+    Attributes:
+        name: As in the registry.
+        num_blocks: As given.
+        is_online: It decides while a pass runs, and keeps no budget.
+        exits: Any budget is an exit: the first blocks run, so that others may go on from there.
+        hides_skipped: Passes without a session follow the KV policy `mask`, not `project`.
+        adjusts_output: It changes what blocks leave in the residual, so the general path runs it.
+    """
+
+    name: str
+    num_blocks: int
+    is_online: ClassVar[bool]
+    exits: ClassVar[bool] = False
+    hides_skipped: bool = False
+    adjusts_output: ClassVar[bool] = False
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+
+    @classmethod
+    def from_spec(cls, argument: str, resources: PolicyResources) -> "Policy":
+        """Make it from what a user wrote: `NAME`, or `NAME:ARGUMENT` where a method takes one.
+
+        Raises:
+            PolicyError: The argument is not understood, or the model lacks what the policy needs.
+        """
+        if argument:
+            raise PolicyError(f"policy {cls.name} takes no argument, got {argument!r}")
+        return cast(Policy, cls(resources.num_blocks))
+
+    @property
+    @abstractmethod
+    def num_pinned(self) -> int:
+        """Blocks that run whatever the budget, at least one: the smallest that can be spent."""
+
+    @property
+    @abstractmethod
+    def plans_ahead(self) -> bool:
+        """Whether the plan of a prompt is known before any block has run."""
+
+    @abstractmethod
+    def check_spendable(self, depths: Collection[int]) -> None:
+        """Refuse budgets, in blocks, that it cannot keep.
+
+        Raises:
+            BudgetError: One is below what always runs, or no budget is kept.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words for a summary line."""
+
+    def prepare(self, on_progress: OnProgress | None = None) -> None:  # noqa: B027  # a hook
+        """Measure now what budgets below full depth will need; most policies need nothing.
+
+        A policy that is not prepared measures when it first scores blocks.
+
+        Args:
+            on_progress: Told how far a measurement is.
+        """
+
+    def prepare_for(self, depths: Collection[int], on_progress: OnProgress | None = None) -> None:
+        """Check these budgets, in blocks, and `prepare` if one is below full depth.
+
+        Raises:
+            BudgetError: One cannot be spent.
+        """
+        if min(depths) < self.num_blocks:
+            self.check_spendable(depths)
+            self.prepare(on_progress)
+
+
+class DepthPolicy(BlockPolicy):
+    """Scores blocks; `depth.select` spends the budget on the scores.
+
+    Attributes:
+        pinned: Blocks that run whatever the scores.
+        context_layer: Blocks that have run when the policy is asked; 0 asks before the first.
+    """
+
+    is_online = False
+    pinned: Sequence[int] = (0, -1)
+    context_layer: int = 0
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that run whatever the budget, at least one: the smallest that can be spent."""
+        return max(1, len({block % self.num_blocks for block in self.pinned}))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether the plan of a prompt is known before any block has run."""
+        return self.context_layer == 0
+
+    def check_spendable(self, depths: Collection[int]) -> None:
+        """Refuse budgets, in blocks, below what always runs.
+
+        Raises:
+            BudgetError: One cannot be spent.
+        """
+        check_spendable(depths, self.num_blocks, self.pinned)
+
+    def observe(self, state: Any, seen: Observation) -> RouteState:
+        """Take in new tokens; by default only the size of the batch is remembered.
+
+        Args:
+            state: What was remembered before; None for the first tokens of a batch.
+            seen: The new tokens.
+        """
+        return BatchSize.of(seen)
+
+    @abstractmethod
+    def scores(self, state: Any, blocks: Int[Tensor, " batch"]) -> Float[Tensor, "batch blocks"]:
+        """Higher is kept; `blocks` is each row's budget, which most methods do not look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What an online policy is told of the new tokens of a pass, before the first block.
+
+    Attributes:
+        sequence: By lane, the place of its sequence among those of the pass.
+        position: By lane, in its sequence.
+        router_sees: By lane; False in an answer that the route may not see.
+        last_runs: By sequence, what its last token ran, [blocks]; None for a new one.
+    """
+
+    sequence: Int[Tensor, " lanes"]
+    position: Int[Tensor, " lanes"]
+    router_sees: Bool[Tensor, " lanes"]
+    last_runs: Sequence[NDArray[np.bool_] | None]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+class OnlinePolicy(BlockPolicy):
+    """Decides while a pass runs, before each block that it governs; it promises no budget.
+
+    Attributes:
+        governed: Blocks that it decides on; all others run.
+        reads_mlp: `adjust_output` reads what a block's MLP adds, `run.mlp`.
+    """
+
+    is_online = True
+    governed: Sequence[int]
+    reads_mlp: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.adjusts_output = cls.adjust_output is not OnlinePolicy.adjust_output
+
+    @property
+    def num_pinned(self) -> int:
+        """All blocks: no smaller budget is kept."""
+        return self.num_blocks
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Never: it decides while blocks run."""
+        return False
+
+    def check_spendable(self, depths: Collection[int]) -> None:
+        """Refuse any budget below full depth.
+
+        Raises:
+            BudgetError: One is.
+        """
+        below = next((blocks for blocks in depths if blocks != self.num_blocks), None)
+        if below is not None:
+            raise BudgetError(
+                f"policy {self.name!r} decides while it runs and keeps no budget, and the budget "
+                f"is {below} of {self.num_blocks} blocks: leave the budget out"
+            )
+
+    @abstractmethod
+    def begin(self, new: NewTokens) -> Any:
+        """What it remembers during a pass over these new tokens."""
+
+    @abstractmethod
+    def keep(
+        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
+    ) -> Bool[Tensor, " lanes"]:
+        """Which lanes run a block, from the residual that would enter it."""
+
+    def adjust_output(
+        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
+    ) -> Float[Tensor, "lanes hidden"]:
+        """The residual of all lanes once a governed block has run; by default as it was left.
+
+        Passes of a policy that overrides this take the general path.
+
+        Args:
+            state: As `begin` made it.
+            block: That has run.
+            before: The residual that entered it.
+            run: The pass; `run.hidden` is the residual now.
+        """
+        after: Tensor = run.hidden
+        return after
+
+
+Policy = DepthPolicy | OnlinePolicy
+"""Whoever chooses blocks, before they run or while they do."""
+
+
+def check_is_policy(policy: object) -> Policy:
+    """The policy, if it is one.
 
     Raises:
-        PolicyError: No such policy, or it cannot serve this model.
+        PolicyError: Its class has no base of ours, as classes of older versions had none.
     """
-    made_by, argument = _find(spec)
-    made: Policy = made_by.from_spec(argument, resources)
-    return made
-
-
-def check_policy(spec: str) -> None:
-    """Refuse what can serve no model at all.
-
-    Raises:
-        PolicyError: No such policy.
-        ResultError: It is to be read from a record that cannot be read.
-    """
-    _, argument = _find(spec)
-    if argument.endswith(".json"):
-        read_record(Path(argument))
-
-
-def _find(spec: str) -> tuple[Any, str]:
-    """The class that a spec names, and the argument for it."""
-    name, _, argument = spec.partition(":")
-    target = BUILT_IN.get(name)
-    if target is not None:
-        module, _, attribute = target.partition(":")
-        return getattr(importlib.import_module(module), attribute), argument
-    found = entry_points(group="buddy.policies", name=name)
-    if not found:
-        raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}")
-    return next(iter(found)).load(), argument
+    if isinstance(policy, DepthPolicy | OnlinePolicy):
+        return policy
+    raise PolicyError(
+        f"{type(policy).__name__} is no policy: let the class inherit DepthPolicy of "
+        "buddy.depth.policy, which scores blocks, or OnlinePolicy, which decides while they run "
+        "(and whose method `settle` is called `adjust_output` now)"
+    )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.budget.blocks import check_spendable
-from buddy.depth.policy import DepthPolicy, Observation, Policy, is_online
+from buddy.depth.policy import DepthPolicy, Observation, Policy
 from buddy.depth.select import select_blocks
 from buddy.engine.state.sequence import RouteRow
 from buddy.errors import PolicyError
@@ -35,7 +35,7 @@ class PlannedPrompt:
 
 def plans_ahead(policy: Policy) -> bool:
     """Whether the plan of a prompt is known before any block has run."""
-    return not is_online(policy) and cast(DepthPolicy, policy).context_layer == 0
+    return policy.plans_ahead
 
 
 @torch.no_grad()

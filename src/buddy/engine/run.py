@@ -9,8 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.blocks import check_spendable
-from buddy.depth.policy import DepthPolicy, OnlinePolicy, Policy, adjusts_output, is_online
+from buddy.depth.policy import OnlinePolicy, Policy
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run
 from buddy.engine.planned_prompt import PlannedPrompt
@@ -27,7 +26,7 @@ from buddy.engine.steer import (
     steer,
 )
 from buddy.engine.step import Feed, Step, StepOutput, are_prompts, ask_budgets, check_context
-from buddy.errors import BudgetError, PolicyError
+from buddy.errors import PolicyError
 
 
 def check_reroute(reroute: str | int) -> Reroute:
@@ -93,7 +92,7 @@ def run_step(
     lanes = session.begin(sequences, feed.counts)
     try:
         run, engine = begin_run(
-            backbone, session, lanes, feed, None if adjusts_output(policy) else executor
+            backbone, session, lanes, feed, None if policy.adjusts_output else executor
         )
         plan, logits = steer(run, steering, backbone.num_blocks, step.num_logits)
         out = StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
@@ -135,7 +134,7 @@ def run_once(
         steering: Says who runs what, in the place of the policy.
     """
     lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
-    kv = PassingKV(backbone.project, lanes, hides=getattr(policy, "hides_skipped", False))
+    kv = PassingKV(backbone.project, lanes, hides=policy.hides_skipped)
     run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)
     new = (None,) * len(budgets)
     how = steering or make_steering(policy, new, budgets, batch_route, feed.router_sees)
@@ -169,23 +168,15 @@ def make_steering(
     Raises:
         BudgetError: A budget cannot be spent.
     """
-    if is_online(policy):
-        full = policy.num_blocks
-        below = next((blocks for budget in budgets for blocks in budget if blocks != full), None)
-        if below is not None:
-            raise BudgetError(
-                f"policy {policy.name!r} decides while it runs and keeps no budget, and the budget "
-                f"is {below} of {full} blocks: leave the budget out"
-            )
-        return OnlineSteering(cast(OnlinePolicy, policy), sequences, router_sees)
-    scoring = cast(DepthPolicy, policy)
     for budget in budgets:
-        check_spendable(set(budget), scoring.num_blocks, scoring.pinned)
+        policy.check_spendable(set(budget))
+    if isinstance(policy, OnlinePolicy):
+        return OnlineSteering(policy, sequences, router_sees)
     if prompts is None:
-        return BudgetedSteering(scoring, sequences, budgets, batch_route, routed_alone)
+        return BudgetedSteering(policy, sequences, budgets, batch_route, routed_alone)
     others = [place for place, prompt in enumerate(prompts) if prompt is None]
     inner = BudgetedSteering(
-        scoring,
+        policy,
         [sequences[place] for place in others],
         [budgets[place] for place in others],
         batch_route,

@@ -141,7 +141,6 @@ class OnlineSteering:
     ) -> None:
         self._policy, self._sequences, self._router_sees = policy, sequences, router_sees
         self._governed = {block % policy.num_blocks for block in policy.governed}
-        self._adjust_output = getattr(policy, "adjust_output", None)
         self._state: Any = None
         self._before: Tensor | None = None
 
@@ -161,11 +160,11 @@ class OnlineSteering:
         policy, lanes = self._policy, run.lanes
         if blocks.start == 0:
             self._state = policy.begin(self._new(lanes))
-            if getattr(policy, "reads_mlp", False):
+            if policy.reads_mlp:
                 cast(BlockRun, run).keeps_mlp = True
         if blocks.start not in self._governed:
             return None
-        if self._adjust_output is not None:
+        if policy.adjusts_output:
             self._before = run.hidden
         keep = policy.keep(self._state, blocks.start, run.hidden)
         host = np.ones((lanes.num, policy.num_blocks), np.bool_)
@@ -175,8 +174,8 @@ class OnlineSteering:
     def ran(self, blocks: range, run: Run) -> None:
         """Let the policy change what a governed block has left."""
         before, self._before = self._before, None
-        if before is not None and self._adjust_output is not None:
-            run.set_residual(self._adjust_output(self._state, blocks.start, before, run))
+        if before is not None:
+            run.set_residual(self._policy.adjust_output(self._state, blocks.start, before, run))
 
     def _new(self, lanes: Lanes) -> NewTokens:
         sees = self._router_sees

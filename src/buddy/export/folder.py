@@ -101,9 +101,7 @@ def export_model(
             "load the model with merge_adapter=True and without quant"
         )
     check_free(folder)
-    prepare = getattr(model.policy, "prepare", None)
-    if prepare is not None:
-        prepare(on_progress)
+    model.policy.prepare(on_progress)
     try:
         with new_folder(folder) as staging:
             revision = _write(model, staging, tokenizer, source, on_progress)

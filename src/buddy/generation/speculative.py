@@ -23,7 +23,6 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import exits
 from buddy.engine.executors.blocks import observation
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
@@ -92,7 +91,7 @@ def speculative_loop(
     """Prefill, then drafts and verifications."""
     text = _Text(input_ids, stopping_criteria, streamer)
     logits = prefill_step(model, input_ids, inputs)
-    kind = _ExitWriter if exits(model.policy) else _Writer
+    kind = _ExitWriter if model.policy.exits else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = process(logits_processor, input_ids, logits)
     text.write([(next_token(scores, generation_config.do_sample), scores)])

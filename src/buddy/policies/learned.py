@@ -1,23 +1,13 @@
 """The trained part of a method: what a checkpoint keeps of one beside adapters and the router."""
 
-import importlib
 from dataclasses import asdict
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 
+from buddy.depth.policy import PolicyResources
 from buddy.errors import CheckpointError, PolicyError
+from buddy.policies.registry import find_method, methods
 from buddy.routing.float32 import Float32Module
 from buddy.settings import build
-
-LEARNED: Final[dict[str, str]] = {
-    "adainfer": "buddy.methods.adainfer.policy:AdaInferClassifier",
-    "d-llm": "buddy.methods.d_llm.policy:DLLMRouters",
-    "dash": "buddy.methods.dash.policy:DashPart",
-    "first": "buddy.methods.first.policy:FirstRouters",
-    "flexidepth": "buddy.methods.flexidepth.policy:FlexiDepthPart",
-    "mixture-of-depths": "buddy.methods.mixture_of_depths.policy:MixtureOfDepthsRouters",
-    "pudding": "buddy.methods.pudding.policy:PuddingClassifier",
-}
-"""Policy -> `module:class` of its trained part; imported only when asked for."""
 
 
 class LearnedPart(Float32Module):
@@ -51,31 +41,51 @@ def outline_part(policy: str, settings: dict[str, Any], where: str) -> LearnedPa
     Raises:
         CheckpointError: There is no such method, or its settings do not fit it.
     """
-    target = LEARNED.get(policy)
-    if target is None:
+    method = find_method(policy)
+    if method is None or method.part is None:
+        keeping = ", ".join(other.name for other in methods() if other.part is not None)
         raise CheckpointError(
-            f"{where}: no method {policy!r} keeps a trained part: expected one of "
-            f"{', '.join(sorted(LEARNED))}"
+            f"{where}: no method {policy!r} keeps a trained part: expected one of {keeping}"
         )
-    module, _, name = target.partition(":")
-    kind = cast(type[LearnedPart], getattr(importlib.import_module(module), name))
+    kind = cast(type[LearnedPart], method.load("part"))
     return kind(build(kind.settings, settings, f"{where}: settings", CheckpointError))
 
 
-def need_part(kind: type[Any], part: Any, num_blocks: int) -> Any:
+def need_part(kind: type[Any], resources: PolicyResources) -> Any:
     """The trained part that a policy is made of.
 
     Raises:
         PolicyError: The model has none, or one of another method or depth.
     """
+    part = resources.learned
     if not isinstance(part, kind):
         raise PolicyError(
             f"this model has no trained part of policy {kind.policy!r}: train one by its recipe, "
             "and load the checkpoint that it writes"
         )
-    if part.config.num_blocks != num_blocks:
-        raise PolicyError(
-            f"policy {kind.policy!r} was trained for {part.config.num_blocks} blocks and the model "
-            f"has {num_blocks}: use one trained for this model"
-        )
+    check_fits(
+        kind.policy,
+        "for {} blocks and the model has {}",
+        part.config.num_blocks,
+        resources.num_blocks,
+    )
     return part
+
+
+def check_fits(policy: str, phrase: str, trained: int, model: int) -> None:
+    """Refuse a trained part that has another size than the model.
+
+    Args:
+        policy: Whose part it is.
+        phrase: What it was trained for, with a place for either size.
+        trained: The part's size.
+        model: The model's.
+
+    Raises:
+        PolicyError: They differ.
+    """
+    if trained != model:
+        raise PolicyError(
+            f"policy {policy!r} was trained {phrase.format(trained, model)}: use one trained for "
+            "this model"
+        )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation, PolicyResources, TensorState, check_state
+from buddy.depth.policy import DepthPolicy, Observation, PolicyResources, TensorState, check_state
 from buddy.errors import PolicyError
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D, 0x27D4EB2F165667C5)
@@ -28,18 +28,16 @@ def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return x ^ (x >> 32)
 
 
-class RandomPolicy:
+class RandomPolicy(DepthPolicy):
     """Uniform scores, a function of the seed and of the row's own tokens so far.
 
     So a row's plans do not depend on its batch, its padding or the run, and change at every step.
     """
 
     name = "random"
-    context_layer = 0
-    pinned = (0, -1)
 
     def __init__(self, num_blocks: int, seed: int = 0) -> None:
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self.seed = seed
 
     @classmethod

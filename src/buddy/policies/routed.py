@@ -6,21 +6,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from buddy.depth.policy import Observation, PolicyResources, check_state
+from buddy.depth.policy import DepthPolicy, Observation, PolicyResources, check_state
 from buddy.errors import PolicyError
 from buddy.routing.planner import ContextState
 from buddy.routing.router import Router
 from buddy.routing.token_table import TableState
 
 
-class RoutedPolicy:
+class RoutedPolicy(DepthPolicy):
     """Scores from the router; the blocks it reads from, and the last one, always run."""
 
     name = "routed"
 
     def __init__(self, router: Router) -> None:
+        super().__init__(router.config.num_blocks)
         self.router = router
-        self.num_blocks = router.config.num_blocks
         self.context_layer = router.config.planner.context_layer
         self.pinned = (*range(self.context_layer), self.num_blocks - 1)
 

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import BatchSize, Observation, PolicyResources
+from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
 from buddy.errors import PolicyError, shown
 from buddy.policies.measured import read_sets
 
 
-class SearchedPolicy:
+class SearchedPolicy(DepthPolicy):
     """The set that was searched at a depth; between them, blocks of a removal order are added.
 
     At a depth that was not searched the nearest smaller set runs, and the blocks that the order
@@ -31,7 +30,6 @@ class SearchedPolicy:
     """
 
     name = "searched"
-    context_layer = 0
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class SearchedPolicy:
                 f"a removal order names each block once, from 0 to {num_blocks - 1}, got "
                 f"{shown(order)}"
             )
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self.source = source
         self.removal_order = tuple(order)
         self.pinned = tuple(block for block in range(num_blocks) if block not in set(order))
@@ -105,10 +103,6 @@ class SearchedPolicy:
         """The policy in one word, without a file: `searched:ORDER;DEPTH@BLOCKS;DEPTH@BLOCKS`."""
         sets = [f"{depth}@{_text(blocks)}" for depth, blocks in self.sets.items()]
         return f"searched:{';'.join([_text(self.removal_order), *sets])}"
-
-    def observe(self, state: Any, seen: Observation) -> BatchSize:
-        """Nothing but the batch size matters."""
-        return BatchSize.of(seen)
 
     def scores(
         self, state: BatchSize, blocks: Int[Tensor, " batch"]

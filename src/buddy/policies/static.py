@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import BatchSize, Observation, PolicyResources
+from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import PolicyError, shown
 from buddy.policies.measured import read_order
 
 
-class StaticPolicy:
+class StaticPolicy(DepthPolicy):
     """Blocks go in one order, the first named first; blocks not named never go.
 
     Args:
@@ -31,12 +30,11 @@ class StaticPolicy:
     """
 
     name = "static"
-    context_layer = 0
 
     def __init__(
         self, order: Sequence[int] | Prior, num_blocks: int, *, source: str = "given order"
     ) -> None:
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self._order, self._source = order, source
         removable = set(range(1, num_blocks - 1) if isinstance(order, Prior) else order)
         self.pinned = tuple(block for block in range(num_blocks) if block not in removable)
@@ -92,10 +90,6 @@ class StaticPolicy:
                 f"{argument[:80]!r}"
             ) from None
         return cls(order, resources.num_blocks)
-
-    def observe(self, state: Any, seen: Observation) -> BatchSize:
-        """Nothing but the batch size matters."""
-        return BatchSize.of(seen)
 
     def scores(
         self, state: BatchSize, blocks: Int[Tensor, " batch"]

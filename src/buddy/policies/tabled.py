@@ -1,18 +1,17 @@
 """The trained router, asked before the first block: its token table stands for the cache."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import Observation, check_state
+from buddy.depth.policy import DepthPolicy, Observation, check_state
 from buddy.policies.routed import RoutedPolicy
 from buddy.routing.planner import ContextState
 from buddy.routing.token_table import TableState, TokenTable
 
 
-class TabledPolicy:
+class TabledPolicy(DepthPolicy):
     """Gives the plans of a `RoutedPolicy` from token ids alone.
 
     Args:
@@ -21,12 +20,11 @@ class TabledPolicy:
     """
 
     name = RoutedPolicy.name
-    context_layer = 0
 
     def __init__(self, routed: RoutedPolicy, table: TokenTable) -> None:
+        super().__init__(routed.num_blocks)
         self.routed, self.table = routed, table
-        self.num_blocks = routed.num_blocks
-        self.pinned: Sequence[int] = routed.pinned
+        self.pinned = routed.pinned
 
     def observe(self, state: Any, seen: Observation) -> TableState:
         """Add new tokens to the running sum."""

@@ -1,57 +1,30 @@
-"""The methods that `buddy train` trains: a recipe names one, and its table here says the rest."""
+"""The methods that `buddy train` trains: a recipe names one, and the registry says the rest."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from buddy.errors import RecipeError, shown
+from buddy.policies.registry import Method, methods
 from buddy.settings import build, read_values
 
 DEFAULT_METHOD: Final = "buddy"
 KEY: Final = "method"
 """Of a recipe's top level: `method = "pudding"`."""
-
-
-class Method(NamedTuple):
-    """Where a method's parts are, as `module:name`; imported only when asked for.
-
-    Attributes:
-        recipe: A dataclass, the recipe; it is told the method where it has a field `method`.
-        run: Takes the recipe and the run's folder, with `resume` and `listener` by name, and
-            returns the checkpoint's folder. It tells a `RunListener`, or the joint run's.
-    """
-
-    recipe: str
-    run: str
-    is_joint: bool = False
-    """Its run is the joint one's, and tells a listener of that."""
-
-
-_GATED: Final = Method(
-    "buddy.methods.gated.recipe:GatedRecipe",
-    "buddy.methods.gated.run:train_gated",
+_JOINT: Final = Method(
+    name=DEFAULT_METHOD,
+    policy="buddy.policies.routed:RoutedPolicy",
+    recipe="buddy.training.router.recipe:Recipe",
+    train="buddy.training.router.run:train",
+    label="Buddy",
     is_joint=True,
 )
-METHODS: Final[dict[str, Method]] = {
-    DEFAULT_METHOD: Method(
-        "buddy.training.router.recipe:Recipe", "buddy.training.router.run:train", is_joint=True
-    ),
-    "adainfer": Method(
-        "buddy.methods.adainfer.recipe:AdaInferRecipe",
-        "buddy.methods.adainfer.run:train_adainfer",
-    ),
-    "layerskip": Method(
-        "buddy.methods.layerskip.recipe:LayerSkipRecipe",
-        "buddy.methods.layerskip.run:train_layerskip",
-        is_joint=True,
-    ),
-    **dict.fromkeys(("first", "d-llm", "mixture-of-depths", "flexidepth", "dash"), _GATED),
-    "pudding": Method(
-        "buddy.methods.pudding.recipe:PuddingRecipe", "buddy.methods.pudding.run:train_pudding"
-    ),
-}
+
+
+def trained_methods() -> dict[str, Method]:
+    """Every method that has a training, by the name that a recipe gives it."""
+    return {_JOINT.name: _JOINT, **{one.name: one for one in methods() if one.train is not None}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +43,7 @@ class RunListener:
     """When something looks wrong."""
 
 
-def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[str, Any]:
+def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[Method, Any]:
     """The method that a recipe names, and the recipe.
 
     Args:
@@ -81,28 +54,13 @@ def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[str, Any]:
         RecipeError: The file cannot be read, there is no such method, or a key or a value does not
             fit it.
     """
-    values = read_values(path, changes)
+    values, known = read_values(path, changes), trained_methods()
     name = values.pop(KEY, DEFAULT_METHOD)
-    if not isinstance(name, str) or name not in METHODS:
+    if not isinstance(name, str) or name not in known:
         raise RecipeError(
-            f"{path}: {KEY}: expected one of {', '.join(sorted(METHODS))}, got {shown(name)}"
+            f"{path}: {KEY}: expected one of {', '.join(sorted(known))}, got {shown(name)}"
         )
-    kind = _part(METHODS[name].recipe)
+    kind = known[name].load("recipe")
     if KEY in {field.name for field in fields(kind)}:
         values[KEY] = name
-    return name, build(kind, values, str(path))
-
-
-def run_of(name: str) -> Callable[..., Path]:
-    """What trains by a method's recipe.
-
-    Args:
-        name: One of `METHODS`.
-    """
-    found: Callable[..., Path] = _part(METHODS[name].run)
-    return found
-
-
-def _part(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return known[name], build(kind, values, str(path))

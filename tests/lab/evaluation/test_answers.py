@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from buddy.data.examples import Example
+from buddy.depth.policy import OnlinePolicy
 from buddy.errors import DataError
 from buddy.lab.evaluation.answers import answers
 from buddy.lab.evaluation.answers.answer_points import (
@@ -227,7 +228,7 @@ def test_plans_are_not_exchanged_where_no_input_decides_its_own():
     with pytest.raises(DataError, match=f"no plans can be exchanged.* got static:3,1 at {BLOCKS};"):
         run_answers(model, [fixed], EXAMPLES, shuffle_seed=0)
     assert run_answers(model, [fixed, condition_of(model)], EXAMPLES, shuffle_seed=0)["exchanged"]
-    (online,) = plan_conditions(tiny_buddy(policy=HalfRun()))
+    (online,) = plan_conditions(tiny_buddy(policy=HalfRun(NUM_BLOCKS)))
     with pytest.raises(DataError, match="no plans can be exchanged"):
         run_answers(model, [online], EXAMPLES, shuffle_seed=0)
 
@@ -244,10 +245,10 @@ def test_the_error_of_a_mean_by_token_is_that_of_a_ratio():
     assert by_token([(3.0, 2)]) == (1.5, None)
 
 
-class HalfRun:
+class HalfRun(OnlinePolicy):
     """Runs block 2 for the tokens at even positions."""
 
-    name, num_blocks, governed = "half", NUM_BLOCKS, (2,)
+    name, governed = "half", (2,)
 
     def begin(self, new):
         return new.position % 2 == 0
@@ -260,7 +261,7 @@ class HalfRun:
 
 
 def test_the_depth_of_a_policy_that_decides_by_token_is_counted():
-    model = tiny_buddy(policy=HalfRun())
+    model = tiny_buddy(policy=HalfRun(NUM_BLOCKS))
     (condition,) = plan_conditions(model)
     found = run_answers(model, [condition], EXAMPLES[:4])
     fed = [one.num_tokens - 1 for one in EXAMPLES[:4]]

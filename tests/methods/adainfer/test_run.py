@@ -15,7 +15,7 @@ from buddy.methods.adainfer.logistic import cross_validated, fit_logistic
 from buddy.methods.adainfer.policy import AdaInferConfig, AdaInferPolicy, logit_features
 from buddy.methods.adainfer.recipe import ClassifierSettings
 from buddy.methods.adainfer.run import ExitFeatures, collect_exit_features, fit_classifier
-from buddy.methods.adainfer.threshold import find_threshold, mean_depth
+from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.training.router.lora import add_lora
 from buddy.training.router.recipe import LoraSettings
 from tests.product.training.examples import random_examples

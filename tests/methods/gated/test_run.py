@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import RecipeError
+from buddy.methods.first.run import FirstTrainer
 from buddy.methods.gated.gates import Pass
 from buddy.methods.gated.passing import GatedRun, last_hidden
 from buddy.methods.gated.recipe import GatedRecipe, GateSettings
@@ -49,7 +50,8 @@ def trainer(method, steps=12, *, process=(0, 1), reduce=lambda whole: whole, **g
     made = gated(method)
     made.model = add_lora(made.model, LoraSettings(rank=2), seed=0)
     settings = recipe(method, steps, **gates)
-    return GatedTrainer(made.train(), settings, EXAMPLES, process=process, reduce=reduce)
+    kind = FirstTrainer if method == "first" else GatedTrainer
+    return kind(made.train(), settings, EXAMPLES, process=process, reduce=reduce)
 
 
 @torch.no_grad()

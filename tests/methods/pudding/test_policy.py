@@ -7,13 +7,14 @@ import torch
 
 from buddy import BuddyForCausalLM
 from buddy.data.examples import Example
-from buddy.depth.policy import Observation, PolicyResources, build_policy
+from buddy.depth.policy import Observation, PolicyResources
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_decode
 from buddy.errors import CheckpointError, PolicyError
 from buddy.lab.evaluation.answers.answers import answer_losses
 from buddy.methods.pudding.policy import PuddingClassifier, PuddingConfig, PuddingPolicy
 from buddy.policies.learned import outline_part
+from buddy.policies.registry import build_policy
 from tests.product.engine.decoding import decode
 from tests.product.policies.made import ORDERS, random_pudding
 from tests.tiny import NUM_BLOCKS, padded, random_ids, tiny_model

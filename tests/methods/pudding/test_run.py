@@ -282,8 +282,8 @@ def folder(tmp_path_factory):
 
 
 def recipe_of(folder, *changes):
-    name, recipe = read_method(folder / "recipe.toml", changes)
-    assert name == "pudding"
+    method, recipe = read_method(folder / "recipe.toml", changes)
+    assert method.name == "pudding"
     return recipe
 
 

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
+from buddy.depth.policy import OnlinePolicy
 from buddy.engine.naive import naive_hidden
 from buddy.errors import BudgetError
 from tests.tiny import NUM_BLOCKS, every_kv_policy, random_ids, tiny_model
@@ -15,7 +16,7 @@ from tests.tiny import NUM_BLOCKS, every_kv_policy, random_ids, tiny_model
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
-class ByNorm:
+class ByNorm(OnlinePolicy):
     """Runs a governed block for the tokens whose residual is small; each block sees its own."""
 
     name = "by-norm"

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from buddy.backbone.backbone import Backbone
-from buddy.depth.policy import PolicyResources, build_policy
+from buddy.depth.policy import PolicyResources
 from buddy.errors import ModelError, PolicyError, ResultError
 from buddy.importance.calibration import cut_windows, read_text
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
 from buddy.importance.search.orders import ascending_order, shortened_llama_protected
+from buddy.policies.registry import build_policy
 from buddy.records import RunRecord
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 

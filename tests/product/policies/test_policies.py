@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from buddy.depth.policy import Observation, PolicyResources, build_policy, policy_names
+from buddy.depth.policy import Observation, PolicyResources
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
+from buddy.policies.registry import build_policy, policy_names
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 from tests.product.policies.made import random_pudding

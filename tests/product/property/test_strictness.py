@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buddy import BuddyForCausalLM
-from buddy.depth.policy import BatchSize
+from buddy.depth.policy import BatchSize, DepthPolicy
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 
 MODEL = tiny_model("qwen3")
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(DepthPolicy):
     """Scores drawn by hypothesis, new ones at each step."""
 
     name = "scripted"

@@ -8,7 +8,7 @@ import pytest
 from buddy.errors import RecipeError
 from buddy.settings import read_recipe
 from buddy.training.ledger.recipe import LedgerRecipe
-from buddy.training.methods import METHODS, read_method, run_of
+from buddy.training.methods import read_method, trained_methods
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.router.recipe import Recipe
 from buddy.training.router.run import train
@@ -24,16 +24,17 @@ def read(path, text, *changes):
 
 @pytest.mark.parametrize("first", ["", 'method = "buddy"\n'])
 def test_a_recipe_without_a_method_is_one_of_buddy(tmp_path, first):
-    name, recipe = read(tmp_path / "recipe.toml", first + SMALL, "optim.steps=7")
-    assert (name, type(recipe), recipe.optim.steps) == ("buddy", Recipe, 7)
-    assert run_of(name) is train
+    method, recipe = read(tmp_path / "recipe.toml", first + SMALL, "optim.steps=7")
+    assert (method.name, type(recipe), recipe.optim.steps) == ("buddy", Recipe, 7)
+    assert method.load("train") is train
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", trained_methods())
 def test_every_method_is_told_from_a_recipe_and_can_be_run(tmp_path, name):
     with pytest.raises(RecipeError, match=r"unknown key no_such_key: expected .*data"):
         read(tmp_path / "recipe.toml", "no_such_key = 1\n", f"method={name}")
-    assert list(signature(run_of(name)).parameters) == ["recipe", "out", "resume", "listener"]
+    train = trained_methods()[name].load("train")
+    assert list(signature(train).parameters) == ["recipe", "out", "resume", "listener"]
 
 
 @pytest.mark.parametrize("value", ['"dense"', "3", "['buddy']", "{ a = 1 }"])
@@ -57,5 +58,5 @@ def test_every_recipe_of_ours_can_be_read(path):
     elif path.name.endswith("-ledger.toml"):
         read_recipe(LedgerRecipe, path)
     else:
-        name, _ = read_method(path)
-        assert name == "buddy" or path.stem == name
+        method, _ = read_method(path)
+        assert method.name == "buddy" or path.stem == method.name

@@ -103,7 +103,6 @@ def serve(
     from buddy.serving.http.prompts import PromptReader
     from buddy.serving.http.server import Address, check_reach, listen
     from buddy.serving.http.server import serve as answer
-    from buddy.serving.rows.engine import num_pinned
 
     console = stderr()
     keys = None if api_key_file is None else Keys.read(api_key_file)
@@ -117,7 +116,7 @@ def serve(
             has_predictor=outline.predictor is not None,
             means=None if outline.ledger is None else outline.ledger.range,
             min_budget=min_budget,
-            num_pinned=num_pinned(outline),
+            num_pinned=outline.policy.num_pinned,
             default=default_budget,
             efforts={} if effort_budgets is None else parse_efforts(effort_budgets),
         )

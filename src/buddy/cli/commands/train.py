@@ -33,12 +33,11 @@ def train(
     """Train LoRA and router (stage 1), or the recipe's own method."""
     from buddy.cli.views.method_bar import MethodBar
     from buddy.cli.views.training_bar import TrainingBar
-    from buddy.training.methods import METHODS, read_method, run_of
+    from buddy.training.methods import read_method
 
     method, settings = read_method(recipe, changes or [])
-    run = run_of(method)
-    with resumable(out), (TrainingBar if METHODS[method].is_joint else MethodBar)() as bar:
-        checkpoint = run(settings, out, resume=resume, listener=bar.listener())
+    with resumable(out), (TrainingBar if method.is_joint else MethodBar)() as bar:
+        checkpoint = method.load("train")(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")
 

@@ -4,28 +4,19 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
-from buddy.budget.blocks import check_spendable
 from buddy.budget.read import AUTO, split_phases
 from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget
-from buddy.depth.policy import (
-    BatchSize,
-    DepthPolicy,
-    Observation,
-    Policy,
-    build_policy,
-    is_online,
-    prepare,
-    split_label,
-)
+from buddy.depth.policy import BatchSize, DepthPolicy, Observation, Policy
 from buddy.depth.prior import OnProgress
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM
+from buddy.policies.registry import build_policy, split_label
 from buddy.routing.ledger import LedgerBudget
 
 _LABEL_WIDTH: Final = 30
@@ -59,9 +50,7 @@ class Condition:
         """
         depths: Sequence[int]
         if self.is_auto:
-            policy = cast(DepthPolicy, self.policy)
-            always = len({block % policy.num_blocks for block in policy.pinned})
-            depths = range(max(1, always), policy.num_blocks + 1)
+            depths = range(self.policy.num_pinned, self.policy.num_blocks + 1)
         else:
             levels = [self.blocks] if self.mean is None else self.mean.ledger.config.levels
             depths = list(dict.fromkeys([self.prefill_blocks or self.blocks, *levels]))
@@ -82,10 +71,8 @@ class Condition:
 
     def _fixed(self, depths: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
         """At each of some depths, the blocks that run whatever the input."""
-        if is_online(self.policy):
-            return None
-        policy = cast(DepthPolicy, self.policy)
-        if policy.context_layer > 0:
+        policy = self.policy
+        if not isinstance(policy, DepthPolicy) or policy.context_layer > 0:
             return None
         nothing = torch.zeros(len(depths), 1, dtype=torch.long)
         state = policy.observe(None, Observation(nothing, nothing.bool()))
@@ -97,10 +84,9 @@ class Condition:
 
     def prepare(self, on_progress: OnProgress) -> None:
         """Have the policy measure now what it will need at this budget."""
-        depths = () if self.mean is None else self.mean.ledger.config.levels
-        prepare(
-            self.policy, (self.blocks, self.prefill_blocks or self.blocks, *depths), on_progress
-        )
+        levels = () if self.mean is None else self.mean.ledger.config.levels
+        depths = (self.blocks, self.prefill_blocks or self.blocks, *levels)
+        self.policy.prepare_for(depths, on_progress)
 
     @property
     def depth(self) -> str:
@@ -151,7 +137,7 @@ class Condition:
     @property
     def is_free(self) -> bool:
         """Whether no budget has fixed how many blocks run: the predictor says, or each token."""
-        return self.is_auto or self.mean is not None or is_online(self.policy)
+        return self.is_auto or self.mean is not None or self.policy.is_online
 
     def spent(self, mean: float) -> dict[str, Any]:
         """The mean depth in the place of `blocks`, where no budget has fixed it; else nothing."""
@@ -208,7 +194,7 @@ def plan_conditions(
         if blocks is None:
             conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
             continue
-        online = [one for one in made if is_online(one[2])]
+        online = [one for one in made if one[2].is_online]
         if online:
             if blocks != model.num_blocks or prefill is not None or mean is not None:
                 raise BudgetError(
@@ -225,9 +211,8 @@ def plan_conditions(
             conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
             continue
         for label, spec, policy in made:
-            pinned = cast(DepthPolicy, policy).pinned
             levels = () if mean is None else mean.ledger.config.levels
-            check_spendable({blocks, prefill or blocks, *levels}, policy.num_blocks, pinned)
+            policy.check_spendable({blocks, prefill or blocks, *levels})
             shown = label if mean is None else f"{label} mean {float(mean.mean):g}"
             conditions.append(
                 Condition(
@@ -264,13 +249,12 @@ def _read_depth(
 
 def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Condition:
     assert model.predictor is not None
-    if is_online(policy):
+    if policy.is_online:
         raise BudgetError(
             f"policy {spec!r} decides while it runs and keeps no budget: measure it at -b 1.0, in "
             "a run of its own"
         )
-    pinned = cast(DepthPolicy, policy).pinned
-    check_spendable((model.predictor.lowest,), policy.num_blocks, pinned)
+    policy.check_spendable((model.predictor.lowest,))
     return Condition(
         spec=spec, label=f"{label} auto", policy=policy, blocks=model.num_blocks, is_auto=True
     )

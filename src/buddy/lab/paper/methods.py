@@ -24,7 +24,7 @@ def read_method(text: str) -> ComparedMethod:
     Raises:
         PolicyError: It has no label, or nothing after it; or a policy is named that is none.
     """
-    from buddy.depth.policy import check_policy, policy_names
+    from buddy.policies.registry import check_policy, policy_names
 
     label, equals, rest = text.partition("=")
     if not (equals and label.strip() and rest.strip()):

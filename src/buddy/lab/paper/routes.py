@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from buddy.data.examples import Example
-from buddy.depth.policy import DepthPolicy, Observation, is_online
+from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
 from buddy.model import BuddyForCausalLM
 
@@ -32,8 +32,8 @@ def routes_of(
     """
     policy = model.inference_policy()
     pieces = [example.prompt, *((token,) for token in example.answer[:answer_tokens])]
-    if not is_online(policy) and cast(DepthPolicy, policy).context_layer == 0:
-        return _from_ids(cast(DepthPolicy, policy), pieces, depths, model.device)
+    if isinstance(policy, DepthPolicy) and policy.plans_ahead:
+        return _from_ids(policy, pieces, depths, model.device)
     return [routes_by_running(model, pieces, depth) for depth in depths]
 
 

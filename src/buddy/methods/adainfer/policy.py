@@ -1,6 +1,5 @@
 """AdaInfer: before each block, two features of a token's logits say whether it has settled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -8,8 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from buddy.depth.policy import NewTokens, PolicyResources
+from buddy.depth.policy import NewTokens, OnlinePolicy, PolicyResources
 from buddy.errors import PolicyError
+from buddy.methods.threshold import read_threshold
 from buddy.policies.learned import LearnedPart, need_part
 from buddy.settings import Range, check_ranges
 
@@ -88,7 +88,7 @@ class Stopped:
     lanes: Bool[Tensor, " lanes"]
 
 
-class AdaInferPolicy:
+class AdaInferPolicy(OnlinePolicy):
     """Stops each token for itself; a token that has stopped skips all further blocks of its pass.
 
     Each check reads the whole output projection, for the tokens that still run. Tokens of a
@@ -110,16 +110,17 @@ class AdaInferPolicy:
         self, classifier: AdaInferClassifier, backbone: Any, threshold: float | None = None
     ) -> None:
         config: AdaInferConfig = classifier.config
-        self.num_blocks = config.num_blocks
-        self.governed: Sequence[int] = range(config.first_exit, config.num_blocks)
+        super().__init__(config.num_blocks)
+        self.governed = range(config.first_exit, config.num_blocks)
         self.threshold = config.threshold if threshold is None else threshold
         self._classifier, self._backbone = classifier, backbone
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "AdaInferPolicy":
         """Make it from `adainfer`, or from `adainfer:THRESHOLD`, as in `adainfer:0.8`."""
-        threshold = None if not argument else _read_threshold(argument)
-        part = need_part(AdaInferClassifier, resources.learned, resources.num_blocks)
+        meaning = "a probability from 0 to 1"
+        threshold = read_threshold(argument, cls.name, meaning) if argument else None
+        part = need_part(AdaInferClassifier, resources)
         return cls(part, resources.backbone, threshold)
 
     def begin(self, new: NewTokens) -> Stopped:
@@ -141,15 +142,3 @@ class AdaInferPolicy:
     def describe(self) -> str:
         """As shown in a summary line."""
         return f"AdaInfer, stops above {self.threshold:g}"
-
-
-def _read_threshold(text: str) -> float:
-    try:
-        threshold = float(text)
-    except ValueError:
-        threshold = -1.0
-    if not 0 <= threshold <= 1:
-        raise PolicyError(
-            f"policy adainfer:THRESHOLD takes a probability from 0 to 1, got {text[:80]!r}"
-        )
-    return threshold

@@ -22,7 +22,7 @@ from buddy.methods.adainfer.policy import (
     logit_features,
 )
 from buddy.methods.adainfer.recipe import AdaInferRecipe
-from buddy.methods.adainfer.threshold import find_threshold, mean_depth
+from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.batches import check_context, collate, draw_rows

@@ -6,41 +6,34 @@ skipped tokens are masked in training and inference, and the first two tokens ru
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from buddy.errors import PolicyError
 from buddy.methods.gated.gates import (
     Gate,
     GatedPart,
     GatedPolicy,
+    GateSizes,
     Pass,
     mean_over_real,
     share_run,
     straight_through,
 )
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range
 
 _FIRST_BLOCK = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DLLMSettings:
+class DLLMSettings(GateSizes):
     """Sizes of the routers."""
 
-    num_blocks: Annotated[int, Range(3, 2**16)]
-    """Blocks of the model."""
-    hidden_size: Annotated[int, Range(1, 2**20)]
-    """Width of the residual."""
     width: Annotated[int, Range(1, 2**16)] = 512
     """Of a router's hidden layer."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PolicyError)
 
 
 class DLLMRouters(GatedPart):
@@ -52,6 +45,7 @@ class DLLMRouters(GatedPart):
 
     policy = "d-llm"
     settings = DLLMSettings
+    reads = ("target", "width")
     leaves = "mask"
     sure_tokens = 2
 
@@ -62,6 +56,11 @@ class DLLMRouters(GatedPart):
         self.norm = nn.Parameter(torch.ones(count, width))
         self.up = nn.Parameter(torch.randn(count, width, 2) * 0.02)
         self.bias = nn.Parameter(torch.tensor([0.1, 2.0]).repeat(count, 1))  # skip, run
+
+    @classmethod
+    def sizes(cls, gates: Any, model: Any) -> dict[str, Any]:
+        """The width of a router's hidden layer."""
+        return {"width": gates.width}
 
     @property
     def governed(self) -> range:

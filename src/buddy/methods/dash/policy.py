@@ -8,30 +8,14 @@ channel, and actions are learned by policy gradient.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm
 
-from buddy.errors import PolicyError
-from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
-from buddy.settings import Range, check_ranges
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DashSettings:
-    """Sizes of scorers and compensation."""
-
-    num_blocks: Annotated[int, Range(3, 2**16)]
-    """Blocks of the model."""
-    hidden_size: Annotated[int, Range(1, 2**20)]
-    """Width of the residual."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PolicyError)
+from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, GateSizes, Pass, mean_over_real
 
 
 class DashPart(GatedPart):
@@ -42,9 +26,9 @@ class DashPart(GatedPart):
     """
 
     policy = "dash"
-    settings = DashSettings
+    reads = ("target",)
 
-    def __init__(self, config: DashSettings) -> None:
+    def __init__(self, config: GateSizes) -> None:
         super().__init__(config)
         count, hidden = config.num_blocks - 2, config.hidden_size
         self.score = nn.Parameter(torch.zeros(count, hidden))

@@ -7,37 +7,30 @@ budget.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from buddy.depth.policy import Observation, PolicyResources, TensorState, check_state
-from buddy.errors import PolicyError
+from buddy.depth.policy import (
+    DepthPolicy,
+    Observation,
+    Policy,
+    PolicyResources,
+    TensorState,
+    check_state,
+)
 from buddy.methods.gated.gates import (
     Gate,
     GatedPart,
     GatedPolicy,
+    GateSizes,
     Pass,
     mean_over_real,
     need_gates,
     share_run,
 )
-from buddy.settings import Range, check_ranges
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstSettings:
-    """Sizes of the routers."""
-
-    num_blocks: Annotated[int, Range(3, 2**16)]
-    """Blocks of the model."""
-    hidden_size: Annotated[int, Range(1, 2**20)]
-    """Width of the residual."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PolicyError)
 
 
 class FirstRouters(GatedPart):
@@ -49,9 +42,9 @@ class FirstRouters(GatedPart):
     """
 
     policy = "first"
-    settings = FirstSettings
+    reads = ("gate_steps",)
 
-    def __init__(self, config: FirstSettings) -> None:
+    def __init__(self, config: GateSizes) -> None:
         super().__init__(config)
         self.weight = nn.Parameter(torch.zeros(config.num_blocks - 2, config.hidden_size))
         self.bias = nn.Parameter(torch.full((config.num_blocks - 2,), 2.0))  # all run at the start
@@ -91,7 +84,7 @@ class FirstPolicy(GatedPolicy):
     kind = FirstRouters
 
     @classmethod
-    def from_spec(cls, argument: str, resources: PolicyResources) -> Any:
+    def from_spec(cls, argument: str, resources: PolicyResources) -> Policy:
         """Make it from `first`, `first:THRESHOLD` or `first:strict`."""
         if argument == "strict":
             part = need_gates(FirstRouters, resources)
@@ -124,7 +117,7 @@ class MeanProbabilities(TensorState):
     mean: Float[Tensor, "batch gated"]
 
 
-class StrictFirstPolicy:
+class StrictFirstPolicy(DepthPolicy):
     """The budget is spent on the blocks of highest mean probability: budget strict, and ours.
 
     The probabilities are those of the dense model, so a prompt costs one more pass at full depth.
@@ -135,12 +128,10 @@ class StrictFirstPolicy:
     """
 
     name = "first"
-    context_layer = 0
 
     def __init__(self, part: FirstRouters, backbone: Any) -> None:
+        super().__init__(part.config.num_blocks)
         self.part, self.backbone = part, backbone
-        self.num_blocks = part.config.num_blocks
-        self.pinned: Sequence[int] = (0, self.num_blocks - 1)
 
     @torch.no_grad()
     def observe(self, state: Any, seen: Observation) -> MeanProbabilities:

@@ -7,39 +7,35 @@ by one minus it. The form of the penalty, the square of a token's summed gates, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from buddy.errors import PolicyError
 from buddy.methods.gated.gates import (
     Gate,
     GatedPart,
     GatedPolicy,
+    GateSizes,
     Pass,
     mean_over_real,
 )
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range
+
+_SIXTEENTH: Final = 16
+"""By which the paper divides the model's widths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FlexiDepthSettings:
+class FlexiDepthSettings(GateSizes):
     """Sizes of routers and adapters."""
 
-    num_blocks: Annotated[int, Range(3, 2**16)]
-    """Blocks of the model."""
-    hidden_size: Annotated[int, Range(1, 2**20)]
-    """Width of the residual."""
     router_width: Annotated[int, Range(1, 2**16)]
     """Of a router's hidden layer; the hidden size / 16 in the paper."""
     adapter_width: Annotated[int, Range(1, 2**20)]
     """Of an adapter's hidden layer; the MLP's / 16 in the paper."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PolicyError)
 
 
 class FlexiDepthPart(GatedPart):
@@ -61,6 +57,14 @@ class FlexiDepthPart(GatedPart):
         self.gate = nn.Parameter(torch.randn(count, hidden, inner) * 0.02)
         self.value = nn.Parameter(torch.randn(count, hidden, inner) * 0.02)
         self.out = nn.Parameter(torch.zeros(count, inner, hidden))  # adds nothing at the start
+
+    @classmethod
+    def sizes(cls, gates: Any, model: Any) -> dict[str, Any]:
+        """Those of the paper: a sixteenth of the model's, one at least."""
+        return {
+            "router_width": max(1, model.hidden_size // _SIXTEENTH),
+            "adapter_width": max(1, model.intermediate_size // _SIXTEENTH),
+        }
 
     @property
     def governed(self) -> range:
@@ -120,7 +124,6 @@ class FlexiDepthPolicy(GatedPolicy):
     name = "flexidepth"
     kind = FlexiDepthPart
     part: FlexiDepthPart
-    reads_mlp = True
 
     def adjust_output(
         self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any

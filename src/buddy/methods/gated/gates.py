@@ -1,21 +1,23 @@
 """Methods with a gate at each block, which reads the residual of every token.
 
-One file a method says what its gates look like, what they leave, and how they are trained; what is
-the same for all stands here.
+The folder of a method says what its gates look like, what they leave, and how they are trained;
+what is the same for all stands here.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import NewTokens, PolicyResources
+from buddy.depth.policy import NewTokens, OnlinePolicy, Policy, PolicyResources
 from buddy.errors import PolicyError
-from buddy.policies.learned import LearnedPart, need_part
+from buddy.methods.threshold import read_threshold
+from buddy.policies.learned import LearnedPart, check_fits, need_part
+from buddy.settings import Range, check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,44 @@ class Gate:
     extra: Float[Tensor, ""] | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSizes:
+    """Sizes of the model that gates are made for; a method that has more inherits these."""
+
+    num_blocks: Annotated[int, Range(3, 2**16)]
+    """Blocks of the model."""
+    hidden_size: Annotated[int, Range(1, 2**20)]
+    """Width of the residual."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, PolicyError)
+
+
 class GatedPart(LearnedPart, ABC):
     """The gates of a method.
 
     Attributes:
+        reads: Optional settings of `GateSettings` that this method's training has.
         leaves: What a token that skips a block leaves in its cache, as `kv_policy` names it.
         reads_mlp: The method weighs the output of a block's MLP apart.
         sure_tokens: The first tokens of a sequence that run everything.
     """
 
+    settings: ClassVar[type[Any]] = GateSizes
+    reads: ClassVar[tuple[str, ...]] = ()
     leaves: ClassVar[Literal["mask", "lazy"]] = "lazy"
     reads_mlp: ClassVar[bool] = False
     sure_tokens: ClassVar[int] = 0
+
+    @classmethod
+    def sizes(cls, gates: Any, model: Any) -> dict[str, Any]:
+        """What its settings have beside the sizes of the model.
+
+        Args:
+            gates: A `GateSettings`, of the recipe.
+            model: The model's configuration.
+        """
+        return {}
 
     @property
     @abstractmethod
@@ -159,33 +187,11 @@ def need_gates(kind: type[GatedPart], resources: PolicyResources) -> Any:
     Raises:
         PolicyError: The model has none, or those of another method, depth or width.
     """
-    part = need_part(kind, resources.learned, resources.num_blocks)
-    backbone = resources.backbone
-    width = part.config.hidden_size if backbone is None else backbone.config.hidden_size
-    if width != part.config.hidden_size:
-        raise PolicyError(
-            f"policy {kind.policy!r} was trained for a hidden size of {part.config.hidden_size} "
-            f"and the model has {width}: use one trained for this model"
-        )
+    part = need_part(kind, resources)
+    if resources.backbone is not None:
+        phrase, width = "for a hidden size of {} and the model has {}", part.config.hidden_size
+        check_fits(kind.policy, phrase, width, resources.backbone.config.hidden_size)
     return part
-
-
-def read_threshold(argument: str, policy: str) -> float:
-    """The probability above which a token runs a block, from `POLICY:THRESHOLD`; 0.5 by default.
-
-    Raises:
-        PolicyError: It is no number between 0 and 1.
-    """
-    try:
-        threshold = float(argument or 0.5)
-    except ValueError:
-        threshold = -1.0
-    if not 0 <= threshold <= 1:
-        raise PolicyError(
-            f"policy {policy}:THRESHOLD takes a number from 0 (every gated block runs) to 1 (none "
-            f"runs), as in {policy}:0.4, got {argument[:80]!r}"
-        )
-    return threshold
 
 
 @dataclass(slots=True)
@@ -198,7 +204,7 @@ class _State:
     """The residual that entered the gated block before."""
 
 
-class GatedPolicy:
+class GatedPolicy(OnlinePolicy):
     """Asks the gates at each governed block; whoever is more likely to run it than not does.
 
     Args:
@@ -207,19 +213,20 @@ class GatedPolicy:
     """
 
     kind: ClassVar[type[GatedPart]]
-    name: str
 
     def __init__(self, part: GatedPart, threshold: float = 0.5) -> None:
+        super().__init__(part.config.num_blocks)
         self.part, self.threshold = part, threshold
-        self.num_blocks = part.config.num_blocks
         self.governed = tuple(part.governed)
         self.hides_skipped = part.leaves == "mask"
+        self.reads_mlp = part.reads_mlp
 
     @classmethod
-    def from_spec(cls, argument: str, resources: PolicyResources) -> "GatedPolicy":
+    def from_spec(cls, argument: str, resources: PolicyResources) -> Policy:
         """Make it from its name, or from `NAME:THRESHOLD`."""
         part = need_gates(cls.kind, resources)
-        return cls(part, read_threshold(argument, cls.kind.policy))
+        meaning = "a number from 0 (every gated block runs) to 1 (none runs)"
+        return cls(part, read_threshold(argument or "0.5", cls.name, meaning))
 
     def begin(self, new: NewTokens) -> _State:
         """What it remembers during a pass."""

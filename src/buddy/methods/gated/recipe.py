@@ -1,9 +1,11 @@
 """The recipe of a gated method: that of Buddy's stage 1, with gates in the place of the router."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
-from buddy.errors import RecipeError
+from buddy.errors import RecipeError, shown
+from buddy.methods.gated.gates import GatedPart
+from buddy.policies.registry import find_method, methods
 from buddy.settings import Range, check_ranges
 from buddy.training.recipe import SHARE
 from buddy.training.router.recipe import (
@@ -13,8 +15,6 @@ from buddy.training.router.recipe import (
     RouterSettings,
     check_answers_alone,
 )
-
-GatedMethod = Literal["first", "d-llm", "mixture-of-depths", "flexidepth", "dash"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +39,29 @@ class GateSettings:
         check_ranges(self, RecipeError)
 
 
-_READERS: Final = {
-    "target": ("d-llm", "dash"),
-    "share": ("mixture-of-depths",),
-    "width": ("d-llm",),
-    "gate_steps": ("first",),
-}
-"""Settings that some methods alone have."""
+_ALL_READ: Final = ("penalty", "learning_rate")
+"""Settings of every gated method; a `GatedPart` names the others that it `reads`."""
+
+
+def gates_of(method: str) -> type[GatedPart]:
+    """The class of a method's gates.
+
+    Raises:
+        RecipeError: It is no gated method.
+    """
+    found = find_method(method)
+    part: type[GatedPart] | None = None if found is None else found.load("part")
+    if part is None or not issubclass(part, GatedPart):
+        raise RecipeError(
+            f"method: expected one with gates, {', '.join(_gated())}, got {shown(method)}"
+        )
+    return part
+
+
+def _gated() -> dict[str, type[GatedPart]]:
+    """Every gated method, by name."""
+    parts = {method.name: method.load("part") for method in methods() if method.part is not None}
+    return {name: part for name, part in parts.items() if issubclass(part, GatedPart)}
 
 
 def _no_router() -> RouterSettings:
@@ -60,7 +76,7 @@ def _full_budget() -> BudgetSettings:
 class GatedRecipe(Recipe):
     """A joint training of LoRA and gates."""
 
-    method: GatedMethod
+    method: str
     """Whose gates."""
     gates: GateSettings
     """How they are trained."""
@@ -72,13 +88,14 @@ class GatedRecipe(Recipe):
     """Logs and states; an evaluation has the depth that the gates choose."""
 
     def __post_init__(self) -> None:
-        for setting in fields(GateSettings):
-            readers = _READERS.get(setting.name, (self.method,))
-            own = getattr(self.gates, setting.name)
-            if self.method not in readers and own != setting.default:
+        reads = (*_ALL_READ, *gates_of(self.method).reads)
+        for setting in fields(self.gates):
+            value = getattr(self.gates, setting.name)
+            if setting.name not in reads and value != setting.default:
+                readers = [name for name, part in _gated().items() if setting.name in part.reads]
                 raise RecipeError(
                     f"gates.{setting.name} is of {' and '.join(readers)} alone: leave it out for "
-                    f"{self.method}, got {own:g}"
+                    f"{self.method}, got {value:g}"
                 )
         if self.lora.rank == 0 and self.gates.learning_rate == 0:
             raise RecipeError("nothing to train: lora.rank and gates.learning_rate are 0")

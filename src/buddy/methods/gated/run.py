@@ -3,19 +3,14 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from buddy.data.examples import Example
-from buddy.methods.d_llm.policy import DLLMRouters, DLLMSettings
-from buddy.methods.dash.policy import DashPart, DashSettings
-from buddy.methods.first.policy import FirstRouters, FirstSettings
-from buddy.methods.flexidepth.policy import FlexiDepthPart, FlexiDepthSettings
 from buddy.methods.gated.gates import GatedPart, Pass
 from buddy.methods.gated.passing import GatedRun, kept_by_row, last_hidden
-from buddy.methods.gated.recipe import GatedMethod, GatedRecipe, GateSettings
-from buddy.methods.mixture_of_depths.policy import MixtureOfDepthsRouters, MixtureOfDepthsSettings
+from buddy.methods.gated.recipe import GatedRecipe, GateSettings, gates_of
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
@@ -26,35 +21,18 @@ from buddy.training.router.model import build_model
 from buddy.training.router.run import Kind, Listener, train_as
 from buddy.training.router.straight_through import begin_pass
 from buddy.training.router.trainer import JointTrainer, RowReport
-from buddy.training.schedule import learning_rate_share
 
 _BATCH: Final = 16
-_SIXTEENTH: Final = 16
 
 
-def make_part(
-    method: GatedMethod, settings: GateSettings, model: BuddyForCausalLM, seed: int
-) -> GatedPart:
+def make_part(method: str, settings: GateSettings, model: BuddyForCausalLM, seed: int) -> GatedPart:
     """Fresh gates of a method for a model, drawn by a seed."""
-    config = model.config
-    sizes: dict[str, Any] = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
+    kind, config = gates_of(method), model.config
+    sizes = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if method == "first":
-            made: GatedPart = FirstRouters(FirstSettings(**sizes))
-        elif method == "d-llm":
-            made = DLLMRouters(DLLMSettings(**sizes, width=settings.width))
-        elif method == "mixture-of-depths":
-            made = MixtureOfDepthsRouters(MixtureOfDepthsSettings(**sizes, share=settings.share))
-        elif method == "flexidepth":
-            widths = {
-                "router_width": max(1, config.hidden_size // _SIXTEENTH),
-                "adapter_width": max(1, config.intermediate_size // _SIXTEENTH),
-            }
-            made = FlexiDepthPart(FlexiDepthSettings(**sizes, **widths))
-        else:
-            made = DashPart(DashSettings(**sizes))
-    return made.to(model.device)
+        part = kind(kind.settings(**sizes, **kind.sizes(settings, config)))
+    return part.to(model.device)
 
 
 def build_gated(recipe: GatedRecipe, device: str | torch.device | None) -> BuddyForCausalLM:
@@ -75,28 +53,13 @@ class GatedTrainer(JointTrainer):
 
     recipe: GatedRecipe
 
-    @property
-    def gated(self) -> int:
-        """Steps of FiRST's first stage."""
-        return round(self.recipe.gates.gate_steps * self.steps)
-
     def adapts(self, step: int) -> bool:
-        """Whether a step of FiRST trains adapters under frozen routers."""
-        return self.recipe.method == "first" and step >= self.gated
+        """Whether a step trains adapters under frozen gates."""
+        return False
 
     def router_rate(self) -> float:
         """Peak learning rate of the gates."""
         return self.recipe.gates.learning_rate
-
-    def rate_share(self, step: int, place: int) -> float:
-        """Of a group's peak learning rate: each of FiRST's two rests in the other's stage."""
-        if self.recipe.method != "first":
-            return super().rate_share(step, place)
-        is_adapters = place == 0 and self.recipe.lora.rank > 0
-        if is_adapters != self.adapts(step):
-            return 0.0
-        begun, ends = (self.gated, self.steps) if self.adapts(step) else (0, self.gated)
-        return learning_rate_share(self.recipe.optim, step - begun, ends - begun)
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         model, gates = self.model, self.recipe.gates
@@ -187,7 +150,7 @@ def train_gated(
     Raises:
         BuddyError: As there.
     """
-    return train_as(_GATED, recipe, out, resume=resume, listener=listener)
+    return train_as(GATED, recipe, out, resume=resume, listener=listener)
 
 
-_GATED: Final = Kind(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)
+GATED: Final = Kind(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)

@@ -1,29 +1,23 @@
 """LayerSkip: an exit at a fixed block. Under a budget of n blocks the first n run."""
 
-from typing import Any, ClassVar
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import BatchSize, Observation, PolicyResources
+from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
 from buddy.errors import PolicyError
 
 
-class LayerSkipPolicy:
+class LayerSkipPolicy(DepthPolicy):
     """The shallower a block, the sooner it is kept, so any budget is an exit.
 
     Source: LayerSkip (Elhoushi et al., 2024). Its adapters are trained by
-    `training.exits.layerskip`; the policy itself learns nothing and serves any model.
+    `run`; the policy itself learns nothing and serves any model.
     """
 
     name = "layerskip"
-    context_layer = 0
     pinned = (0,)
-    exits: ClassVar[bool] = True
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    exits = True
 
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "LayerSkipPolicy":
@@ -34,10 +28,6 @@ class LayerSkipPolicy:
                 'budget, as in --budget "12 blocks"'
             )
         return cls(resources.num_blocks)
-
-    def observe(self, state: Any, seen: Observation) -> BatchSize:
-        """Nothing but the batch size matters."""
-        return BatchSize.of(seen)
 
     def scores(
         self, state: BatchSize, blocks: Int[Tensor, " batch"]

@@ -16,24 +16,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from buddy.errors import PolicyError
-from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, Pass, mean_over_real
-from buddy.settings import Range, check_ranges
+from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, GateSizes, Pass, mean_over_real
+from buddy.settings import Range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureOfDepthsSettings:
+class MixtureOfDepthsSettings(GateSizes):
     """Sizes of the routers, and how many tokens they let through."""
 
-    num_blocks: Annotated[int, Range(3, 2**16)]
-    """Blocks of the model."""
-    hidden_size: Annotated[int, Range(1, 2**20)]
-    """Width of the residual."""
     share: Annotated[float, Range(above=0, high=1)] = 0.125
     """Of a sequence's tokens that run a gated block."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PolicyError)
 
 
 class MixtureOfDepthsRouters(GatedPart):
@@ -44,6 +36,7 @@ class MixtureOfDepthsRouters(GatedPart):
 
     policy = "mixture-of-depths"
     settings = MixtureOfDepthsSettings
+    reads = ("share",)
     leaves = "mask"
 
     def __init__(self, config: MixtureOfDepthsSettings) -> None:
@@ -54,6 +47,11 @@ class MixtureOfDepthsRouters(GatedPart):
         self.bias = nn.Parameter(
             torch.full((count,), math.log(config.share / (1.001 - config.share)))
         )
+
+    @classmethod
+    def sizes(cls, gates: Any, model: Any) -> dict[str, Any]:
+        """The share of tokens."""
+        return {"share": gates.share}
 
     @property
     def governed(self) -> range:

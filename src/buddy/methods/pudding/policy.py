@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from buddy.budget.blocks import MIN_BLOCKS
 from buddy.depth.policy import (
     BatchSize,
+    DepthPolicy,
     Observation,
     PolicyResources,
     TensorState,
     check_state,
 )
 from buddy.errors import PolicyError, shown
-from buddy.policies.learned import LearnedPart, need_part
+from buddy.policies.learned import LearnedPart, check_fits, need_part
 from buddy.routing.planner import ContextState, read_context
 from buddy.settings import Range, check_ranges
 
@@ -118,7 +119,7 @@ class PuddingState(TensorState):
     is_decided: Bool[Tensor, " batch"]
 
 
-class PuddingPolicy:
+class PuddingPolicy(DepthPolicy):
     """Blocks go in the order of the set that suits the prompt best, for prompt and answer alike.
 
     The prompt is what the router first sees of a sequence. A set stands for any budget: of its
@@ -138,9 +139,8 @@ class PuddingPolicy:
 
     def __init__(self, part: PuddingClassifier, only: int | None = None) -> None:
         config: PuddingConfig = part.config
+        super().__init__(config.num_blocks)
         self.part, self.only = part, only
-        self.num_blocks = config.num_blocks
-        self.pinned = (0, config.num_blocks - 1)
         self.context_layer = CONTEXT_LAYER if only is None else 0
         if only is not None and not 0 <= only < len(config.orders):
             raise PolicyError(
@@ -155,13 +155,10 @@ class PuddingPolicy:
     @classmethod
     def from_spec(cls, argument: str, resources: PolicyResources) -> "PuddingPolicy":
         """Make it from `pudding`, or from `pudding:SET`, which takes one set for every prompt."""
-        part = need_part(PuddingClassifier, resources.learned, resources.num_blocks)
-        width = part.config.width if resources.backbone is None else resources.backbone.kv_width
-        if width != part.config.width:
-            raise PolicyError(
-                f"policy 'pudding' was trained to read {part.config.width} numbers a token and the "
-                f"model caches {width}: use one trained for this model"
-            )
+        part = need_part(PuddingClassifier, resources)
+        if resources.backbone is not None:
+            phrase = "to read {} numbers a token and the model caches {}"
+            check_fits(cls.name, phrase, part.config.width, resources.backbone.kv_width)
         if not argument:
             return cls(part)
         if not argument.isascii() or not argument.isdecimal() or len(argument) > 9:

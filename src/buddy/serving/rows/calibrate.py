@@ -32,7 +32,6 @@ from buddy.hub.folder import cache_home
 from buddy.records import processor
 from buddy.serving.control.cost import CostModel, StepShape, fit
 from buddy.serving.rows.batcher import fits_one_pass
-from buddy.serving.rows.engine import num_pinned
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -235,7 +234,7 @@ def measure(
     taken: list[float] = []
     token_bytes = 2.0 * model.backbone.kv_width * model.dtype.itemsize * model.num_blocks
     rounds = samples(
-        model.num_blocks, rows, bench.longest, token_bytes, num_pinned=num_pinned(model)
+        model.num_blocks, rows, bench.longest, token_bytes, num_pinned=model.policy.num_pinned
     )
     for number, plan in zip(range(_ROUNDS), rounds, strict=False):
         if number == 0:

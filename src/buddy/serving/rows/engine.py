@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
-from buddy.budget.blocks import check_spendable, least_blocks
+from buddy.budget.blocks import least_blocks
 from buddy.budget.read import check_mean, no_predictor
-from buddy.depth.policy import DepthPolicy, is_online, prepare
 from buddy.errors import BuddyError, BudgetError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
@@ -62,9 +61,8 @@ class Engine:
     ) -> None:
         self._model = model
         self._control: Control = control or NoControl()
-        self._pinned = num_pinned(model)
-        if not is_online(model.policy):
-            prepare(model.policy, (max(1, self._pinned),))
+        self._pinned = model.policy.num_pinned
+        model.policy.prepare_for((self._pinned,))
         ends = end_tokens(model)
         options = options or BatcherOptions()
         self._batcher = Batcher(model, tokenizer, self._control, options, ends)
@@ -240,13 +238,7 @@ class Engine:
                     f"a budget from {budget.least} to {budget.most} blocks is none: the least must "
                     "not be above the most"
                 )
-        if not is_online(model.policy):
-            check_spendable(budgets, model.num_blocks, cast(DepthPolicy, self._model.policy).pinned)
-        elif budgets != {model.num_blocks}:
-            raise BudgetError(
-                f"policy {model.policy.name!r} decides while it runs and keeps no budget: leave "
-                "the budget out"
-            )
+        model.policy.check_spendable(budgets)
 
     # The thread
 
@@ -287,14 +279,6 @@ class Engine:
             self._batcher.add(one)
         for number in cancelled:
             self._batcher.cancel(number)
-
-
-def num_pinned(model: BuddyForCausalLM) -> int:
-    """Blocks that run whatever the budget; the smallest budget that can be spent."""
-    if is_online(model.policy):
-        return model.num_blocks
-    pinned = cast(DepthPolicy, model.policy).pinned
-    return max(1, len({block % model.num_blocks for block in pinned}))
 
 
 def end_tokens(model: BuddyForCausalLM) -> Sequence[int]:

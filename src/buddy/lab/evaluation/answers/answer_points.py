@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from buddy.depth.policy import is_online
 from buddy.lab.evaluation.conditions import Condition
 
 ALL: Final = "all"
@@ -42,7 +41,7 @@ def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | Non
     A policy that decides while it runs lets each token run blocks of its own, and so does a mean.
     Where the prompt has a budget of its own, its tokens do not count.
     """
-    if condition.mean is None and not is_online(condition.policy):
+    if condition.mean is None and not condition.policy.is_online:
         return None
     prompt = condition.prefill_blocks
     if prompt is None:

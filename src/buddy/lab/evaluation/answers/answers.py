@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, Observation, Policy, is_online
+from buddy.depth.policy import BatchSize, DepthPolicy, Policy
 from buddy.engine.run import run_once
 from buddy.engine.step import Feed
 from buddy.errors import DataError
@@ -41,22 +41,17 @@ WITHIN: Final = ("all", "source")
 """Whose plans are exchanged: those of any inputs, or of inputs from the same source."""
 
 
-class GivenPlans:
+class GivenPlans(DepthPolicy):
     """Runs the plans it is given, one a row, whatever the input."""
 
     name = "given"
-    context_layer = 0
     pinned: Sequence[int] = ()
 
     def __init__(self, plans: Sequence[Plan], num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self._wanted = torch.zeros(len(plans), num_blocks)
         for row, plan in enumerate(plans):
             self._wanted[row, list(plan)] = 1.0
-
-    def observe(self, state: Any, seen: Observation) -> BatchSize:
-        """Nothing but the batch size matters."""
-        return BatchSize.of(seen)
 
     def scores(
         self, state: BatchSize, blocks: Int[Tensor, " batch"]
@@ -219,7 +214,7 @@ def rounds_of(condition: Condition, *, shuffle: bool) -> int:
     """
     if condition.mean is not None or condition.prefill_blocks is not None:
         return 1
-    if is_online(condition.policy):
+    if condition.policy.is_online:
         return 1
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
 

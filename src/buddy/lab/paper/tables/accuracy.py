@@ -121,7 +121,7 @@ def _groups(
     run: Run, methods: Sequence[ComparedMethod]
 ) -> list[tuple[str, list[ComparedMethod], bool]]:
     """What one command measures: a model, policies on it, and whether these decide online."""
-    from buddy.depth.policy import build_policy, is_online
+    from buddy.policies.registry import build_policy
 
     groups = []
     for model, own in by_model(methods, run.request.model).items():
@@ -132,7 +132,7 @@ def _groups(
             part = [
                 one
                 for one in named
-                if is_online(build_policy(str(one.policy), outline.resources)) == online
+                if build_policy(str(one.policy), outline.resources).is_online == online
             ]
             if part:
                 groups.append((model, part, online))

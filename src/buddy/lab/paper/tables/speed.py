@@ -104,9 +104,9 @@ def time_methods(
     A method that decides while it runs keeps no budget, and is timed in a measurement of its own;
     its cells have the mean depth.
     """
-    from buddy.depth.policy import build_policy, is_online
     from buddy.lab.evaluation.conditions import plan_conditions
     from buddy.lab.evaluation.speed.speed import measure_speed
+    from buddy.policies.registry import build_policy
 
     specs = {one.label: one.policy or model.policy_spec or "static" for one in methods}
     for label, spec in specs.items():
@@ -115,7 +115,7 @@ def time_methods(
             raise PolicyError(
                 f"{twin!r} and {label!r} are one policy of one model, {spec}: leave one out"
             )
-    online = {n: s for n, s in specs.items() if is_online(build_policy(s, model.resources))}
+    online = {n: s for n, s in specs.items() if build_policy(s, model.resources).is_online}
     cells: list[dict[str, Any]] = []
     rounds: list[dict[str, Any]] = []
     for group, budgets in (

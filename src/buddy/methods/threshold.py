@@ -1,4 +1,4 @@
-"""The threshold at which a policy runs a wanted number of blocks on average."""
+"""The threshold of a policy that keeps no budget: read from its name, or found for a mean depth."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,12 +10,34 @@ from buddy.data.examples import Example
 from buddy.depth.policy import Policy
 from buddy.engine.run import run_once
 from buddy.engine.step import Feed
-from buddy.errors import TrainingError
+from buddy.errors import PolicyError, TrainingError
 from buddy.model import BuddyForCausalLM
 
 _WIDEST: Final = 20.0
 """Log-odds beyond which no threshold is looked for."""
 _STEPS: Final = 14
+
+
+def read_threshold(argument: str, policy: str, meaning: str) -> float:
+    """The threshold that a user wrote as `POLICY:THRESHOLD`.
+
+    Args:
+        argument: What follows the colon.
+        policy: The name before it.
+        meaning: The range in words, for the message.
+
+    Raises:
+        PolicyError: It is no number from 0 to 1.
+    """
+    try:
+        threshold = float(argument)
+    except ValueError:
+        threshold = -1.0
+    if not 0 <= threshold <= 1:
+        raise PolicyError(
+            f"policy {policy}:THRESHOLD takes {meaning}, as in {policy}:0.4, got {argument[:80]!r}"
+        )
+    return threshold
 
 
 def find_threshold(
