@@ -8,9 +8,11 @@ A package registers under one of two entry-point groups:
 """
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Literal
 
 from buddy.depth.policy import Policy, PolicyResources, check_is_policy
@@ -25,6 +27,7 @@ POLICIES: Final = {
     "static": "buddy.policies.static:StaticPolicy",
 }
 """The product's own policies: name -> `module:class`."""
+_FOLDERS: Final = "*/method.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +86,12 @@ def find_method(name: str) -> Method | None:
 
 
 def methods() -> list[Method]:
-    """Every method that is registered, by name.
-
-    Raises:
-        PolicyError: As `find_method`.
-    """
-    return [_load_method(name, place) for name, place in sorted(_method_places().items())]
+    """Every method that is registered and can be imported, by name."""
+    found = []
+    for name, place in sorted(_method_places().items()):
+        with suppress(PolicyError):
+            found.append(_load_method(name, place))
+    return found
 
 
 def policy_names() -> list[str]:
@@ -147,18 +150,22 @@ def _find_policy(spec: str) -> tuple[Any, str]:
 
 
 def _method_places() -> dict[str, str]:
-    """Of each method that is registered, `module:name` of its `Method`."""
-    places = {}
+    """Of each method that is registered, `module:name` of its `Method`; no other name of ours."""
+    ours, others = {}, {}
     for entry in entry_points(group="buddy.methods"):
-        if entry.attr:
-            places[entry.name] = entry.value
-            continue
-        package = _load_registered(entry.module, "buddy.methods")
-        for root in package.__path__:
-            for path in Path(root).glob("*/method.py"):
-                name = path.parent.name.replace("_", "-")
-                places[name] = f"{entry.module}.{path.parent.name}.method:METHOD"
-    return places
+        places = {entry.name: entry.value}
+        if not entry.attr:
+            with suppress(PolicyError):  # who asks for its name is told
+                places = _method_folders(_load_registered(entry.module, "buddy.methods"))
+        (ours if entry.module == "buddy.methods" else others).update(places)
+    return {**others, **ours}
+
+
+def _method_folders(package: ModuleType) -> dict[str, str]:
+    folders = [path.parent.name for root in package.__path__ for path in Path(root).glob(_FOLDERS)]
+    return {
+        folder.replace("_", "-"): f"{package.__name__}.{folder}.method:METHOD" for folder in folders
+    }
 
 
 def _load_method(name: str, place: str) -> Method:
@@ -177,7 +184,7 @@ def _load_registered(place: str, group: str) -> Any:
     module, colon, _ = place.partition(":")
     try:
         return load_reference(place) if colon else importlib.import_module(module)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the module does
         raise PolicyError(
             f"{shown(place)}, registered under {group}, cannot be imported ({error}): install its "
             "package again, or remove it"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from buddy.errors import RecipeError, shown
-from buddy.policies.registry import Method, methods
+from buddy.errors import PolicyError, RecipeError, shown
+from buddy.policies.registry import Method, find_method, methods
 from buddy.settings import build, read_values
 
 DEFAULT_METHOD: Final = "buddy"
@@ -54,13 +54,18 @@ def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[Method, Any]:
         RecipeError: The file cannot be read, there is no such method, or a key or a value does not
             fit it.
     """
-    values, known = read_values(path, changes), trained_methods()
+    values = read_values(path, changes)
     name = values.pop(KEY, DEFAULT_METHOD)
-    if not isinstance(name, str) or name not in known:
-        raise RecipeError(
-            f"{path}: {KEY}: expected one of {', '.join(sorted(known))}, got {shown(name)}"
-        )
-    kind = known[name].load("recipe")
+    method = _JOINT if name == DEFAULT_METHOD else None
+    try:
+        if method is None and isinstance(name, str):
+            method = find_method(name)
+    except PolicyError as error:
+        raise RecipeError(f"{path}: {KEY}: {error}") from error
+    if method is None or method.train is None:
+        known = ", ".join(sorted(trained_methods()))
+        raise RecipeError(f"{path}: {KEY}: expected one of {known}, got {shown(name)}")
+    kind = method.load("recipe")
     if KEY in {field.name for field in fields(kind)}:
-        values[KEY] = name
-    return known[name], build(kind, values, str(path))
+        values[KEY] = method.name
+    return method, build(kind, values, str(path))
