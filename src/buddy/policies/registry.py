@@ -150,15 +150,16 @@ def _find_policy(spec: str) -> tuple[Any, str]:
 
 
 def _method_places() -> dict[str, str]:
-    """Of each method that is registered, `module:name` of its `Method`; no other name of ours."""
-    ours, others = {}, {}
-    for entry in entry_points(group="buddy.methods"):
+    """Where each registered method is, as `module:name`; nobody takes a name of ours."""
+    found: dict[str, str] = {}
+    entries = entry_points(group="buddy.methods")
+    for entry in sorted(entries, key=lambda entry: entry.module == "buddy.methods"):
         places = {entry.name: entry.value}
         if not entry.attr:
             with suppress(PolicyError):  # who asks for its name is told
                 places = _method_folders(_load_registered(entry.module, "buddy.methods"))
-        (ours if entry.module == "buddy.methods" else others).update(places)
-    return {**others, **ours}
+        found.update(places)
+    return found
 
 
 def _method_folders(package: ModuleType) -> dict[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import torch
 
-from buddy.checkpoint.folder import load
+from buddy import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.methods import RunListener
 from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
@@ -16,7 +16,7 @@ def train_toy(recipe, out, *, resume=False, listener=None):
     """Draw the scores and write a checkpoint."""
     listener = listener or RunListener()
     check_folder(out, resume)
-    model = load(recipe.model.name, policy="full")
+    model = BuddyForCausalLM.from_pretrained(recipe.model.name, policy="full")
     part = ToyPart(ToySizes(num_blocks=model.num_blocks))
     listener.started(0, 1)
     draw = torch.Generator().manual_seed(recipe.seed)
