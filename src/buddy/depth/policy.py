@@ -35,12 +35,12 @@ class Observation:
     def select_rows(self, rows: Sequence[int]) -> "Observation":
         """What is new of the sequences named, in that order."""
         chosen = list(rows)
-        context = (None if held is None else held[chosen] for held in (self.keys, self.values))
+        context = (None if part is None else part[chosen] for part in (self.keys, self.values))
         return Observation(self.token_ids[chosen], self.router_sees[chosen], *context)
 
     def first(self, tokens: int) -> "Observation":
         """The first new tokens of each sequence."""
-        context = (None if held is None else held[:, :tokens] for held in (self.keys, self.values))
+        context = (None if part is None else part[:, :tokens] for part in (self.keys, self.values))
         return Observation(self.token_ids[:, :tokens], self.router_sees[:, :tokens], *context)
 
 
@@ -49,7 +49,7 @@ class RouteState(Protocol):
     """What a policy remembers of each sequence, O(1) in its length."""
 
     def __len__(self) -> int:
-        """How many sequences it is of."""
+        """The number of sequences."""
         ...
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "RouteState":
@@ -76,13 +76,13 @@ class TensorState:
     __slots__ = ()
 
     def __len__(self) -> int:
-        """How many sequences it is of."""
+        """The number of sequences."""
         return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "TensorState":
         """The state of the rows named, in that order."""
-        held = (getattr(self, one.name) for one in fields(self))  # type: ignore[arg-type]
-        return type(self)(*(tensor[rows.to(tensor.device)] for tensor in held))
+        tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return type(self)(*(tensor[rows.to(tensor.device)] for tensor in tensors))
 
 
 def join_states(states: Sequence[RouteState]) -> RouteState:
@@ -98,7 +98,7 @@ def join_states(states: Sequence[RouteState]) -> RouteState:
             f"route states of kind {kind.__name__} cannot be joined: sequences of one step must "
             "have been routed by the same policy, whose state is a dataclass of tensors"
         )
-    names = [one.name for one in fields(kind)]
+    names = [field.name for field in fields(kind)]
     columns = [[getattr(state, name) for state in states] for name in names]
     if issubclass(kind, BatchSize):
         return BatchSize(sum(map(len, states)), columns[1][0])
@@ -121,7 +121,7 @@ class BatchSize:
         return self.rows
 
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "BatchSize":
-        """As many rows as are named."""
+        """The size of a batch of the rows named."""
         return BatchSize(len(rows), self.device)
 
 
@@ -132,8 +132,8 @@ class PolicyResources:
     num_blocks: int
     """Blocks of the model."""
     fingerprint: str | None = None
-    """Of the base model's weights: what was measured on another one is refused. None where it is
-    not known."""
+    """The fingerprint of the base model's weights: what was measured on another model is refused.
+    None where it is not known."""
     prior: Prior | None = None
     """Importance of the middle blocks; None where none was measured, nor can be."""
     router: Any = None

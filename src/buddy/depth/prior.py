@@ -38,7 +38,7 @@ class Prior:
         return self._values
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return self._source
 
     @property
@@ -47,7 +47,7 @@ class Prior:
         return None if self._values is None else _hashed(self._values)
 
     def facts(self) -> dict[str, Any] | None:
-        """For records: where it comes from, and a hash of it; None while it is not known."""
+        """Where it comes from, and a hash of it, for records; None while it is not known."""
         if self._values is None:
             return None
         return {

@@ -23,5 +23,5 @@ class FullPolicy(DepthPolicy):
         return torch.zeros(state.rows, self.num_blocks, device=state.device)
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return "full depth"

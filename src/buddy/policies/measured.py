@@ -33,7 +33,7 @@ def read_order(path: Path, resources: PolicyResources) -> tuple[list[int], str]:
 def read_sets(
     path: Path, resources: PolicyResources
 ) -> tuple[dict[int, list[int]], list[int], str]:
-    """By depth, the blocks that run, from a record of `buddy search`.
+    """The blocks that run at each depth, from a record of `buddy search`.
 
     Returns:
         The sets; the removal order that they were searched from; where they come from.
@@ -42,9 +42,9 @@ def read_sets(
         As `read_order`.
     """
     record = _read(path, resources)
-    found = record["results"].get("sets")
+    searched = record["results"].get("sets")
     depths = {str(depth): depth for depth in range(1, resources.num_blocks + 1)}
-    if not isinstance(found, dict) or not found or not found.keys() <= depths.keys():
+    if not isinstance(searched, dict) or not searched or not searched.keys() <= depths.keys():
         raise PolicyError(
             f"{path} has no sets and removal_order of a model of {resources.num_blocks} blocks: "
             "write it with buddy search"
@@ -52,7 +52,7 @@ def read_sets(
     order = _order(record, path, resources, "search")
     sets = {
         depths[name]: _blocks(blocks, f"{path}: the set of {name} blocks", resources)
-        for name, blocks in found.items()
+        for name, blocks in searched.items()
     }
     return sets, order, f"{record['kind']} {path.name}"
 
@@ -66,20 +66,22 @@ def read_importance(path: Path, resources: PolicyResources) -> list[float]:
         As `read_order`.
     """
     record, num_blocks = _read(path, resources), resources.num_blocks
-    found = record["results"].get("importance")
-    if found is None:
+    measured = record["results"].get("importance")
+    if measured is None:
         order = _order(record, path, resources, "importance")
         importance = [float(num_blocks)] * num_blocks
         for place, block in enumerate(order):
             importance[block] = float(place)
         return importance
-    wrong = [one for one in found if type(one) not in (int, float) or one not in _IMPORTANCE]
+    wrong = [
+        value for value in measured if type(value) not in (int, float) or value not in _IMPORTANCE
+    ]
     if wrong:
         raise PolicyError(
             f"{path}: importance must be numbers {_IMPORTANCE}, got {shown(wrong[0])}: measure "
             "it again"
         )
-    return [float(one) for one in found]
+    return [float(value) for value in measured]
 
 
 def _read(path: Path, resources: PolicyResources) -> dict[str, Any]:

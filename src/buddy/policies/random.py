@@ -71,5 +71,5 @@ class RandomPolicy(DepthPolicy):
         return ((mixed >> 8) & 0xFFFFFF).float() / 2**24
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return f"random, seed {self.seed}"

@@ -87,11 +87,11 @@ def find_method(name: str) -> Method | None:
 
 def methods() -> list[Method]:
     """Every method that is registered and can be imported, by name."""
-    found = []
+    loaded = []
     for name, place in sorted(_method_places().items()):
         with suppress(PolicyError):
-            found.append(_load_method(name, place))
-    return found
+            loaded.append(_load_method(name, place))
+    return loaded
 
 
 def policy_names() -> list[str]:
@@ -151,15 +151,15 @@ def _find_policy(spec: str) -> tuple[Any, str]:
 
 def _method_places() -> dict[str, str]:
     """Where each registered method is, as `module:name`; nobody takes a name of ours."""
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     entries = entry_points(group="buddy.methods")
     for entry in sorted(entries, key=lambda entry: entry.module == "buddy.methods"):
         places = {entry.name: entry.value}
         if not entry.attr:
             with suppress(PolicyError):  # who asks for its name is told
                 places = _method_folders(_load_registered(entry.module, "buddy.methods"))
-        found.update(places)
-    return found
+        known.update(places)
+    return known
 
 
 def _method_folders(package: ModuleType) -> dict[str, str]:

@@ -53,5 +53,5 @@ class RoutedPolicy(DepthPolicy):
         return pad(self.router.scores(state), (1, 1))
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return "trained router"

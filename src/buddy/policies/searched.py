@@ -55,20 +55,24 @@ class SearchedPolicy(DepthPolicy):
         )  # [L + 1, L], by budget
 
     def _check(self, depth: int, blocks: Sequence[int]) -> tuple[int, ...]:
-        found = set(blocks)
-        if len(blocks) != depth or len(found) != depth or not found <= set(range(self.num_blocks)):
+        chosen = set(blocks)
+        if (
+            len(blocks) != depth
+            or len(chosen) != depth
+            or not chosen <= set(range(self.num_blocks))
+        ):
             raise PolicyError(
                 f"the set for {depth} blocks must name {depth} blocks, each once, from 0 to "
                 f"{self.num_blocks - 1}, got {shown(list(blocks))}: search it "
                 "again for this model"
             )
-        missing = [block for block in self.pinned if block not in found]
+        missing = [block for block in self.pinned if block not in chosen]
         if missing:
             raise PolicyError(
                 f"the set for {depth} blocks lacks block {missing[0]}, which the removal order "
                 "never removes: search it again from this order"
             )
-        return tuple(sorted(found))
+        return tuple(sorted(chosen))
 
     def _scores_at(self, depth: int, order: Sequence[int]) -> Float[Tensor, " blocks"]:
         """Place in the removal order, the later the higher; the blocks of the set above all."""
@@ -111,7 +115,7 @@ class SearchedPolicy(DepthPolicy):
         return self._scores.to(state.device)[blocks]
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         depths = ", ".join(map(str, self.sets))
         return f"searched sets of {depths} blocks, {self.source}"
 

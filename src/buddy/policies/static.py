@@ -98,7 +98,7 @@ class StaticPolicy(DepthPolicy):
         return self._scores.to(state.device).expand(state.rows, -1)
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         order = self._order
         return f"static, {order.describe() if isinstance(order, Prior) else self._source}"
 

@@ -41,5 +41,5 @@ class TabledPolicy(DepthPolicy):
         return scores
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return self.routed.describe()

@@ -11,7 +11,7 @@ from buddy.settings import build, read_values
 
 DEFAULT_METHOD: Final = "buddy"
 KEY: Final = "method"
-"""Of a recipe's top level: `method = "pudding"`."""
+"""Key at the top of a recipe, as in `method = "pudding"`."""
 _JOINT: Final = Method(
     name=DEFAULT_METHOD,
     policy="buddy.policies.routed:RoutedPolicy",
@@ -24,7 +24,7 @@ _JOINT: Final = Method(
 
 def trained_methods() -> dict[str, Method]:
     """Every method that has a training, by the name that a recipe gives it."""
-    return {_JOINT.name: _JOINT, **{one.name: one for one in methods() if one.train is not None}}
+    return {method.name: method for method in (_JOINT, *methods()) if method.train is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class RunListener:
     started: Callable[[int, int], None] = lambda step, steps: None
     """Steps done by an earlier run, and steps in all."""
     stepped: Callable[[int, float], None] = lambda step, loss: None
-    """After every step: how many are done, and the loss of the last."""
+    """Called after every step: how many are done, and the loss of the last."""
     told: Callable[[str], None] = lambda text: None
     """A line about what was found, such as an evaluation."""
     warned: Callable[[str], None] = lambda text: None

@@ -53,5 +53,5 @@ class ToyPolicy(DepthPolicy):
         return self.part.scores.detach().expand(len(state), -1)
 
     def describe(self):
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return "toy"

@@ -140,5 +140,5 @@ class AdaInferPolicy(OnlinePolicy):
         return ~state.lanes
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return f"AdaInfer, stops above {self.threshold:g}"

@@ -18,7 +18,7 @@ class ClassifierSettings:
     tokens: Annotated[int, Range(100, 10**7)] = 4000
     """Answer tokens that the classifiers are fitted on, drawn from the training rows."""
     folds: Annotated[int, Range(2, 20)] = 5
-    """Of the cross-validation, by row."""
+    """Parts of the cross-validation; a row is in one."""
     ridge: Annotated[float, Range(above=0, high=1e3)] = 1e-4
     """Weight of the squared coefficients beside the mean loss, on standardised features."""
     threshold: Annotated[float, Range(0, 1)] = 0.9
@@ -30,7 +30,7 @@ class ClassifierSettings:
     tolerance: Annotated[float, Range(above=0, high=100)] = 0.25
     """Blocks by which the mean depth may miss."""
     seed: Annotated[int, RUN_SEED] = 0
-    """Of the draws."""
+    """Fixes the draws of tokens and of rows."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)

@@ -33,7 +33,7 @@ class DLLMSettings(GateSizes):
     """Sizes of the routers."""
 
     width: Annotated[int, Range(1, 2**16)] = 512
-    """Of a router's hidden layer."""
+    """Width of a router's hidden layer."""
 
 
 class DLLMRouters(GatedPart):
@@ -64,7 +64,7 @@ class DLLMRouters(GatedPart):
 
     @property
     def governed(self) -> range:
-        """From the third block on."""
+        """The third block and all after it."""
         return range(_FIRST_BLOCK, self.config.num_blocks)
 
     def _odds(self, block: int, hidden: Tensor) -> Tensor:

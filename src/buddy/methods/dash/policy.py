@@ -58,8 +58,7 @@ class DashPart(GatedPart):
     ) -> Float[Tensor, "*shape hidden"]:
         """The residual of a token that skips a block."""
         wide = hidden.float()
-        made = wide + self.scale[block - 1] * wide + self.shift[block - 1]
-        return made.to(hidden.dtype)
+        return (wide + self.scale[block - 1] * wide + self.shift[block - 1]).to(hidden.dtype)
 
     def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
         """A sampled action; its log-probability goes along, for the policy gradient."""
@@ -112,7 +111,7 @@ class DashPolicy(GatedPolicy):
     def probability(
         self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
     ) -> Float[Tensor, " lanes"]:
-        """From the state of one block earlier; the first gated block has none earlier."""
+        """That each lane runs a block, by the state of one block earlier; the first has none."""
         earlier = hidden if state.earlier is None else state.earlier
         state.earlier = hidden
         return self.part.probability(block, earlier)

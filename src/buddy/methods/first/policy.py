@@ -78,7 +78,7 @@ class FirstRouters(GatedPart):
 
 
 class FirstPolicy(GatedPolicy):
-    """As published: the mean probability over the prompt decides; decoding keeps the mask."""
+    """The published rule: the mean over the prompt decides, and decoding keeps the mask."""
 
     name = "first"
     kind = FirstRouters
@@ -112,7 +112,7 @@ class FirstPolicy(GatedPolicy):
 
 @dataclass(frozen=True, slots=True)
 class MeanProbabilities(TensorState):
-    """Of each sequence's prompt, by gated block."""
+    """The mean probabilities over each sequence's prompt, by gated block."""
 
     mean: Float[Tensor, "batch gated"]
 
@@ -153,14 +153,14 @@ class StrictFirstPolicy(DepthPolicy):
         positions = torch.arange(len(token_ids), device=token_ids.device)[None]
         rotary = backbone.rotary(hidden, positions)
         distance = positions[0][:, None] - positions[0]
-        found = []
+        means = []
         for block in range(self.num_blocks - 1):
             if block in self.part.governed:
-                found.append(self.part.probability(block, hidden[0]).mean())
+                means.append(self.part.probability(block, hidden[0]).mean())
             window = backbone.windows[block]
             sees = (distance >= 0) & (distance < (window or len(token_ids)))
             hidden = backbone.run_block(block, hidden, sees[None, None], positions, rotary, None)
-        return torch.stack(found)
+        return torch.stack(means)
 
     def scores(
         self, state: MeanProbabilities, blocks: Int[Tensor, " batch"]
@@ -169,5 +169,5 @@ class StrictFirstPolicy(DepthPolicy):
         return nn.functional.pad(state.mean, (1, 1))
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return "first, top-k of the mean probabilities"

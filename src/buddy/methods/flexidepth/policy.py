@@ -25,7 +25,7 @@ from buddy.methods.gated.gates import (
 from buddy.settings import Range
 
 _SIXTEENTH: Final = 16
-"""By which the paper divides the model's widths."""
+"""What the paper divides the model's widths by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class FlexiDepthSettings(GateSizes):
     """Sizes of routers and adapters."""
 
     router_width: Annotated[int, Range(1, 2**16)]
-    """Of a router's hidden layer; the hidden size / 16 in the paper."""
+    """Width of a router's hidden layer; the hidden size / 16 in the paper."""
     adapter_width: Annotated[int, Range(1, 2**20)]
-    """Of an adapter's hidden layer; the MLP's / 16 in the paper."""
+    """Width of an adapter's hidden layer; the MLP's / 16 in the paper."""
 
 
 class FlexiDepthPart(GatedPart):

@@ -159,7 +159,7 @@ class GatedPart(LearnedPart, ABC):
         """
 
     def place(self, block: int) -> int:
-        """Of a block, among the governed."""
+        """The place of a block among the governed."""
         return list(self.governed).index(block)
 
 
@@ -170,7 +170,7 @@ def mean_over_real(values: Float[Tensor, "batch tokens"], seen: Pass) -> Float[T
 
 
 def share_run(gates: Sequence[Gate]) -> Float[Tensor, "batch tokens"]:
-    """Of each token, the mean weight over the governed blocks."""
+    """The mean weight of each token over the governed blocks."""
     return torch.stack([gate.weight for gate in gates]).mean(0)
 
 
@@ -196,7 +196,7 @@ def need_gates(kind: type[GatedPart], resources: PolicyResources) -> Any:
 
 @dataclass(slots=True)
 class _State:
-    """Of one pass."""
+    """What a policy remembers during a pass."""
 
     new: NewTokens
     keep: Tensor | None = None
@@ -251,6 +251,6 @@ class GatedPolicy(OnlinePolicy):
         return self.part.probability(block, hidden)
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         at = "" if self.threshold == 0.5 else f", threshold {self.threshold:g}"
         return f"{self.name}{at}"

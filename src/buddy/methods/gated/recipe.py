@@ -26,14 +26,14 @@ class GateSettings:
     target: Annotated[float, SHARE] = 0.5
     """Mean share of the gated blocks that is aimed at."""
     share: Annotated[float, Range(above=0, high=1)] = 0.125
-    """Of a sequence's tokens that run a gated block."""
+    """Share of a sequence's tokens that run a gated block."""
     width: Annotated[int, Range(1, 2**16)] = 512
-    """Of a router's hidden layer."""
+    """Width of a router's hidden layer."""
     gate_steps: Annotated[float, SHARE] = 1.0
     """Share of the steps that train the gates; the others train the adapters under them. At 1 both
     are trained in every step, but for `first`, which trains adapters in steps of their own."""
     learning_rate: Annotated[float, Range(0, 1)] = 1e-3
-    """Of the gates, at its peak."""
+    """Peak learning rate of the gates."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
@@ -49,8 +49,8 @@ def gates_of(method: str) -> type[GatedPart]:
     Raises:
         RecipeError: It is no gated method.
     """
-    found = find_method(method)
-    part: type[GatedPart] | None = None if found is None else found.load("part")
+    known = find_method(method)
+    part: type[GatedPart] | None = None if known is None else known.load("part")
     if part is None or not issubclass(part, GatedPart):
         raise RecipeError(
             f"method: expected one with gates, {', '.join(_gated())}, got {shown(method)}"

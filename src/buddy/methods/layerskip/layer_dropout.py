@@ -8,7 +8,7 @@ from buddy.methods.layerskip.recipe import Curriculum
 
 
 def drop_rates(highest: float, num_blocks: int) -> list[float]:
-    """Of each block, the chance that an example drops it: 0 of the first, `highest` of the last.
+    """The chance of each block that an example drops it: 0 for the first, `highest` for the last.
 
     Source: LayerSkip (Elhoushi et al., 2024): `p_l = p_max (exp(l ln 2 / (L - 1)) - 1)`.
     """
@@ -17,7 +17,7 @@ def drop_rates(highest: float, num_blocks: int) -> list[float]:
 
 
 def draw_runs(rates: list[float], seed: int, place: int) -> list[bool]:
-    """Of each block, whether an example runs it.
+    """Whether an example runs each block.
 
     Args:
         rates: As `drop_rates` gives them.
@@ -31,7 +31,7 @@ def draw_runs(rates: list[float], seed: int, place: int) -> list[bool]:
 def exit_weights(
     curriculum: Curriculum, period: int, scale: float, num_blocks: int, step: int, steps: int
 ) -> dict[int, float]:
-    """Of the blocks after which the loss is taken at a step, their weights, which sum to 1.
+    """The blocks after which the loss is taken at a step, and their weights, which sum to 1.
 
     A deeper exit weighs more: block l below the last has `scale * l (l + 1) / 2`, and the last one
     `L - 1` more than the one before it. Its loss is taken at every step; the paper's rotation may

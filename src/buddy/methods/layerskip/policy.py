@@ -37,5 +37,5 @@ class LayerSkipPolicy(DepthPolicy):
         return -places.float().expand(state.rows, -1)
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         return "early exit"

@@ -21,7 +21,7 @@ class ExitSettings:
     """`rotational`: every `period`-th exit, another set at every step. `gradual`: the last exit
     first, and one more in equal parts of the first half of the run."""
     period: Annotated[int, Range(1, 10_000)] = 8
-    """Of `rotational`, in blocks."""
+    """Distance between two exits of `rotational`, in blocks."""
     scale: Annotated[float, Range(0, 1)] = 1.0
     """Weight of early exits beside the last."""
 

@@ -25,7 +25,7 @@ class MixtureOfDepthsSettings(GateSizes):
     """Sizes of the routers, and how many tokens they let through."""
 
     share: Annotated[float, Range(above=0, high=1)] = 0.125
-    """Of a sequence's tokens that run a gated block."""
+    """Share of a sequence's tokens that run a gated block."""
 
 
 class MixtureOfDepthsRouters(GatedPart):
@@ -59,7 +59,7 @@ class MixtureOfDepthsRouters(GatedPart):
         return range(1, self.config.num_blocks, 2)
 
     def weight(self, block: int, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape"]:
-        """By which a block's result is multiplied."""
+        """The factor of a block's result."""
         return 2 * torch.sigmoid(hidden.float() @ self.router[block // 2])
 
     def _odds(self, block: int, hidden: Tensor) -> Tensor:
@@ -104,5 +104,5 @@ class MixtureOfDepthsPolicy(GatedPolicy):
     ) -> Float[Tensor, "lanes hidden"]:
         """`x + r f(x)`; of tokens that skip the block, f is zero."""
         weight = self.part.weight(block, before)[:, None].to(before.dtype)
-        made: Tensor = before + weight * (run.hidden - before)
-        return made
+        mixed: Tensor = before + weight * (run.hidden - before)
+        return mixed

@@ -69,7 +69,7 @@ class PuddingFit:
         return torch.tensor(order[place * size : (place + 1) * size])
 
     def classifier(self) -> PuddingClassifier:
-        """As it is now, ready for summaries as they are."""
+        """The classifier as it is now, ready for summaries that are not standardised."""
         ready = copy.deepcopy(self._part).eval()
         self._standard.fold(ready.down)
         return ready
@@ -105,11 +105,11 @@ def evaluate_fit(
     """What the classifier's choices are worth, by depth."""
     predicted, measured = part(held_out.summaries), held_out.log_likelihoods
     means = trained_on.log_likelihoods.mean(0)  # [depths, sets]
-    found = []
+    evaluations = []
     for place, blocks in enumerate(part.config.depths):
         choice = predicted[:, place].argmax(1)
         real = measured[:, place]
-        found.append(
+        evaluations.append(
             FitEvaluation(
                 blocks=blocks,
                 chosen=dict(sorted(Counter(choice.tolist()).items())),
@@ -119,4 +119,4 @@ def evaluate_fit(
                 error=float((predicted[:, place] - real).square().mean()),
             )
         )
-    return found
+    return evaluations

@@ -211,6 +211,6 @@ class PuddingPolicy(DepthPolicy):
         return self._scores.to(state.predicted.device)[self.choose(state, blocks)]
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """A few words for a summary line."""
         sets = len(self.part.config.orders)
         return f"PuDDing, {f'one of {sets} sets' if self.only is None else f'set {self.only}'}"

@@ -78,7 +78,7 @@ class FitSettings:
     """AdamW on the mean squared error; the learning rate rises, then stays."""
 
     learning_rate: Annotated[float, LEARNING_RATE] = 1e-3
-    """At its peak. (The method's own, 1e-5, is that of a BERT.)"""
+    """Peak of the learning rate. (The method's own, 1e-5, is that of a BERT.)"""
     warmup_steps: Annotated[int, Range(0, 10**9)] = 20
     """Steps in which it rises from zero. (The method's own: 500, of a longer run.)"""
     epochs: Annotated[int, Range(1, 10**6)] = 10
@@ -86,9 +86,9 @@ class FitSettings:
     batch_size: Annotated[int, BATCH_SIZE] = 32
     """Prompts a step."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.01
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     seed: Annotated[int, RUN_SEED] = 0
-    """Of the order and of the classifier's start."""
+    """Fixes the order of rows and the classifier's start."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)

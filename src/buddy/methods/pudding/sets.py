@@ -45,7 +45,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """For logs, and of its record: a task that is no plain name gets a mark of its own."""
+        """Name in logs and of the record: a task that is no plain name gets a mark of its own."""
         plain = re.sub(r"[^A-Za-z0-9_-]", "-", self.task)[:_NAME_LENGTH]
         mark = hashlib.sha256(self.task.encode()).hexdigest()[:8]
         return f"{plain if plain == self.task else f'{plain}-{mark}'}-{self.loss}"

@@ -24,7 +24,7 @@ from buddy.training.predictor.shared_prefix import run_plans
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of some prompts, the shortest first.
+    """What was measured of some prompts, the shortest first.
 
     Attributes:
         summaries: What the classifier reads of each prompt.
