@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buddy.cli.chat_session import Sampling
 from buddy.data.examples import Source
 from buddy.errors import BuddyError, BudgetError, RecipeError, TrainingError
 from buddy.importance.search.bounded import Pruning
@@ -57,7 +56,6 @@ SETTINGS = dict.fromkeys(
         SpeedConfig,
         RougeConfig,
         Pruning,
-        Sampling,
     )
     for one in walk(kind)
 )
@@ -78,7 +76,6 @@ def numeric_fields(kind):
 def test_every_number_of_the_settings_has_a_range_that_is_checked(kind):
     fields = list(numeric_fields(kind))
     needed = {"train": ()} if kind is DataSettings else {}
-    needed |= {name: far for name, far, _ in fields} if kind is Sampling else {}
     for name, far, extras in fields:
         # A decay has two open ends, which a Range has not; it is checked by hand.
         assert name == "ema_decay" or [one for one in extras if isinstance(one, Range)], (

@@ -7,8 +7,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from buddy import load_tokenizer
-from buddy.cli.chat_session import ChatSession, Sampling
+from buddy.cli.chat_session import ChatSession
 from buddy.cli.main import app
+from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions
 from buddy.data.examples import encode_chat
 from buddy.errors import BuddyError, PromptError
 from buddy.hub.config import read_generation_config
@@ -20,17 +21,8 @@ MESSAGES = [{"role": "user", "content": "w5 w6"}]
 @pytest.fixture(scope="module")
 def session(whole_model):
     """A loaded model; tests put another tokenizer or other settings in."""
-    return ChatSession(
-        str(whole_model),
-        policy=None,
-        kv_policy=None,
-        reroute="step",
-        engine="general",
-        quant=None,
-        budget=None,
-        prefill_budget=None,
-        console=Console(quiet=True),
-    )
+    routing = RoutingOptions(engine="general")
+    return ChatSession(str(whole_model), routing, BudgetOptions(), Console(quiet=True))
 
 
 @pytest.fixture
@@ -41,8 +33,9 @@ def answer(session, model_folder, monkeypatch):
         monkeypatch.setattr(session, "tokenizer", load_tokenizer(model_folder))
         made = read_generation_config(model_folder)
         monkeypatch.setattr(session.model, "generation_config", made)
-        sampling = Sampling(max_new_tokens=2, temperature=0.0, top_p=1.0, seed=0)
-        return session.answer(MESSAGES, budget=None, sampling=sampling, **options)
+        return session.answer(
+            MESSAGES, BudgetOptions(), SamplingOptions(max_new_tokens=2), **options
+        )
 
     return ask
 

@@ -4,15 +4,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 from buddy.cli.loading import load_checked
-from buddy.cli.options import parse_reroute
-from buddy.cli.views.display import fetch_progress, prepare_engine
+from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions, parse_reroute
+from buddy.cli.views.display import fetch_progress, prepare_engine, show_summary
 from buddy.errors import PromptError
-from buddy.settings import SEED, Range, check_ranges
 
 _USUAL_WISHES: Final = frozenset(
     {
@@ -26,36 +25,6 @@ here."""
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How tokens are chosen, and when to stop."""
-
-    max_new_tokens: Annotated[int, Range(1, 2**31)]
-    temperature: Annotated[float, Range(0)]
-    top_p: Annotated[float, Range(0, 1)]
-    seed: Annotated[int, SEED]
-
-    def __post_init__(self) -> None:
-        check_ranges(self, PromptError)
-
-    def options(self) -> dict[str, Any]:
-        """As transformers' `generate` takes them; answers stream, so there are no beams."""
-        options: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "num_beams": 1,
-            "num_return_sequences": 1,
-        }
-        if self.temperature == 0:
-            return {**options, "do_sample": False}
-        return {
-            **options,
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0,
-        }
 
 
 def check_message(role: str, content: str) -> None:
@@ -115,43 +84,28 @@ class ChatSession:
 
     Args:
         model: Preset, hub id, folder, GGUF file or Buddy checkpoint.
-        policy: In place of the model's own.
-        kv_policy: In place of the model's own.
-        reroute: As typed.
-        engine: Who decodes.
-        quant: Weights in fewer bits.
-        budget: Looked at before the weights are fetched, as all that the config can tell.
-        prefill_budget: The same.
+        routing: Who chooses the blocks, how often, and what executes them.
+        budgets: Checked before the weights are fetched, as far as the config can tell.
         console: Where progress is shown.
     """
 
     def __init__(
-        self,
-        model: str,
-        *,
-        policy: str | None,
-        kv_policy: str | None,
-        reroute: str,
-        engine: str,
-        quant: str | None,
-        budget: str | None,
-        prefill_budget: str | None,
-        console: Console,
+        self, model: str, routing: RoutingOptions, budgets: BudgetOptions, console: Console
     ) -> None:
         from buddy.checkpoint.resolve import load_tokenizer
         from buddy.engine.run import check_reroute
 
-        self._console, self._is_prepared = console, False
-        self.reroute = check_reroute(parse_reroute(reroute))
+        self.console, self._is_prepared = console, False
+        self.reroute = check_reroute(parse_reroute(routing.reroute))
         self.model = load_checked(
             model,
-            lambda outline: check_budget(outline, budget, prefill_budget),
+            lambda outline: check_budget(outline, budgets.budget, budgets.prefill_budget),
             console,
-            policy=policy,
-            kv_policy=kv_policy,
-            engine=engine,
+            policy=routing.policy,
+            kv_policy=routing.kv_policy,
+            engine=routing.engine,
             merge_adapter=True,
-            quant=quant,
+            quant=routing.quant,
         )
         self.tokenizer = load_tokenizer(model)
 
@@ -161,20 +115,20 @@ class ChatSession:
         untrained = "" if self.model.router is not None else ", no trained router"
         return self.model.policy.describe() + untrained
 
-    def check_budget(self, budget: str | None, prefill_budget: str | None = None) -> int | None:
+    def check_budget(self, budgets: BudgetOptions) -> int | None:
         """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
-        return check_budget(self.model, budget, prefill_budget)
+        return check_budget(self.model, budgets.budget, budgets.prefill_budget)
 
-    def _prepare(self, budget: str | None, prefill_budget: str | None) -> None:
+    def _prepare(self, budgets: BudgetOptions) -> None:
         """Have the policy measure what it needs of the model, before the answer is timed."""
         from buddy.generation.budgets import read_prefill_budget
 
         num_blocks = self.model.num_blocks
-        blocks = self.check_budget(budget, prefill_budget)
+        blocks = self.check_budget(budgets)
         depths = [num_blocks if blocks is None else blocks]  # what auto needs is trained
-        if prefill_budget is not None:
-            depths.append(read_prefill_budget(prefill_budget, num_blocks))
-        with fetch_progress(self._console) as on_progress:
+        if budgets.prefill_budget is not None:
+            depths.append(read_prefill_budget(budgets.prefill_budget, num_blocks))
+        with fetch_progress(self.console) as on_progress:
             self.model.policy.prepare_for(depths, on_progress)
 
     def check_chat(self) -> None:
@@ -196,16 +150,15 @@ class ChatSession:
         self.check_chat()
         from buddy.data.chat import apply_chat
 
-        made = apply_chat(self.tokenizer, messages, return_tensors="pt", return_dict=True)
-        return made["input_ids"]
+        encoding = apply_chat(self.tokenizer, messages, return_tensors="pt", return_dict=True)
+        return encoding["input_ids"]
 
     def answer(
         self,
         messages: Sequence[Mapping[str, str]],
+        budgets: BudgetOptions,
+        sampling: SamplingOptions,
         *,
-        budget: str | None,
-        sampling: Sampling,
-        prefill_budget: str | None = None,
         raw: bool = False,
         stream: bool = True,
     ) -> Answer:
@@ -225,7 +178,7 @@ class ChatSession:
 
         for message in messages:
             check_message(**message)
-        self._prepare(budget, prefill_budget)
+        self._prepare(budgets)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -234,18 +187,18 @@ class ChatSession:
         interrupted = False
         try:
             if not self._is_prepared:
-                prepare_engine(self._console, self.model.executor)
+                prepare_engine(self.console, self.model.executor)
                 self._is_prepared = True
             # The summary says what a warning of it would.
             with _no_warnings(), _explained_by_wishes(self.model.generation_config):
                 self.model.generate(
                     ids,
-                    budget=budget,
-                    prefill_budget=prefill_budget,
+                    budget=budgets.budget,
+                    prefill_budget=budgets.prefill_budget,
                     reroute=self.reroute,
                     streamer=collector,
                     trace=trace,
-                    **sampling.options(),
+                    **sampling.for_generate(),
                 )
         except KeyboardInterrupt:
             collector.end()
@@ -258,6 +211,19 @@ class ChatSession:
             trace,
             interrupted,
         )
+
+    def show_summary(self, answer: Answer, budgets: BudgetOptions) -> None:
+        """Say what was asked and run, and how fast, if any token came."""
+        if answer.trace.steps:
+            show_summary(
+                self.console,
+                answer.trace,
+                budget=budgets.budget,
+                prefill_budget=budgets.prefill_budget,
+                policy=self.policy,
+                kv_policy=self.model.kv_policy,
+                engine=self.model.executor.describe(),
+            )
 
 
 @contextmanager
@@ -283,7 +249,7 @@ def _explained_by_wishes(generation_config: Any) -> AbstractContextManager[None]
     from buddy.hub.wrap_errors import explained
 
     wishes = generation_config.to_diff_dict()
-    special = sorted(one for one in wishes.keys() - _USUAL_WISHES if wishes[one])
+    special = sorted(name for name in wishes.keys() - _USUAL_WISHES if wishes[name])
     if not special:
         return nullcontext()
     return explained(

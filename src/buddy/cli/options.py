@@ -1,6 +1,13 @@
-"""Options that several commands share. Each looks at its value before anything is loaded."""
+"""Options that several commands share, alone or in groups; each checks its value when it is read.
 
+A group is a frozen dataclass whose fields are options. A command that is `grouped` takes such
+objects, and the command line has one flag for each field.
+"""
+
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,13 +21,36 @@ MANY: Final = 2**31 - 1
 """No count of tokens, rows or rounds is larger."""
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options, whose fields typer then sees as options of its own."""
+    groups: dict[str, Any] = {}
+    flat: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            flat += inspect.signature(groups[name]).parameters.values()
+        else:
+            flat.append(parameter)
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in flat]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # as inspect reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    return run
+
+
 def checked(check: Callable[[Any], object], *names: str, help: str, **more: Any) -> Any:
     """An option whose values `check` may refuse, each of a list; none given is never refused."""
 
     def callback(value: Any) -> Any:
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is not None:
-                check(one)
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None:
+                check(item)
         return value
 
     return typer.Option(*names, help=help, callback=callback, **more)
@@ -218,3 +248,50 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in optim.steps=250."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the training state in --out.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetOptions:
+    """How many blocks may run, in the answer and in its prompt."""
+
+    budget: Budget = None
+    prefill_budget: PrefillBudget = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen, and when to stop."""
+
+    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Seed = 0
+
+    def for_generate(self) -> dict[str, Any]:
+        """Arguments of transformers' `generate`; answers stream, so there are no beams."""
+        arguments: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "do_sample": self.temperature != 0,
+        }
+        if self.temperature != 0:
+            arguments |= {"temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
+        return arguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionOptions:
+    """Who chooses the blocks, and what executes them."""
+
+    kv_policy: KVPolicy = None
+    policy: Policy = None
+    engine: Engine = "auto"
+    quant: Quant = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingOptions(ExecutionOptions):
+    """The same, and how often blocks are chosen again."""
+
+    reroute: Reroute = "step"

@@ -1,99 +1,107 @@
 """`buddy chat`: a conversation whose budget can change between turns."""
 
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.streams import read_line
 from buddy.hub.presets import ROUTED_MODEL
 
+if TYPE_CHECKING:
+    from buddy.cli.chat_session import ChatSession
+
 _HELP = "/budget 0.5 changes the budget · /reset forgets the conversation · /exit leaves"
 
 
+@options.grouped
 def chat(
+    *,
     model: options.Model = ROUTED_MODEL,
-    budget: options.Budget = None,
-    prefill_budget: options.PrefillBudget = None,
-    max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    seed: options.Seed = 0,
+    budgets: options.BudgetOptions,
+    sampling: options.SamplingOptions,
     system: options.System = None,
-    reroute: options.Reroute = "step",
-    kv_policy: options.KVPolicy = None,
-    policy: options.Policy = None,
-    engine: options.Engine = "auto",
-    quant: options.Quant = None,
+    routing: options.RoutingOptions,
 ) -> None:
     """Talk with a model. /budget 0.5 changes the budget, /reset forgets, /exit leaves.
 
     Each turn is routed anew from the whole conversation.
     """
-    from buddy.budget.read import read_mean
-    from buddy.cli.chat_session import ChatSession, Sampling, check_message
-    from buddy.cli.views.display import show_summary, stderr
+    from buddy.cli.chat_session import ChatSession, check_message
+    from buddy.cli.views.display import stderr
     from buddy.errors import BudgetError, PromptError
 
-    console = stderr()
     opening = [] if system is None else [{"role": "system", "content": system}]
     for message in opening:
         check_message(**message)
     if sys.stdin is None:
         raise PromptError("stdin is closed: chat reads messages there")
-    chat_session = ChatSession(
-        model,
-        policy=policy,
-        kv_policy=kv_policy,
-        reroute=reroute,
-        engine=engine,
-        quant=quant,
-        budget=budget,
-        prefill_budget=prefill_budget,
-        console=console,
-    )
+    chat_session = ChatSession(model, routing, budgets, stderr())
     chat_session.check_chat()
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-    )
-    messages = list(opening)
-    console.print(_HELP, style="dim")
-    while (line := _read_line()) is not None:
-        if line in ("/exit", "/quit"):
-            return
-        if line == "/reset":
-            messages = list(opening)
-            continue
+    conversation = Conversation(chat_session, opening, budgets, sampling)
+    chat_session.console.print(_HELP, style="dim")
+    while (line := _read_line()) not in (None, "/exit", "/quit"):
         try:
-            if line.startswith("/budget"):
-                wanted = line.removeprefix("/budget").strip() or None
-                blocks = chat_session.check_budget(wanted, prefill_budget)
-                budget = wanted
-                who = "token" if wanted and read_mean(wanted) else "turn"
-                chosen = f"{wanted}: chosen for each {who}, up to"
-                allowed = chosen if blocks is None else f"{blocks} of"
-                console.print(f"{allowed} {chat_session.model.num_blocks} blocks", style="dim")
-                continue
-            if line.startswith("/"):
-                console.print(_HELP, style="dim")
-                continue
-            asked = [*messages, {"role": "user", "content": line}]
-            answer = chat_session.answer(
-                asked, budget=budget, prefill_budget=prefill_budget, sampling=sampling
-            )
+            conversation.read(line)
         except (BudgetError, PromptError) as error:
-            console.print(str(error), style="red", markup=False)
-            continue
-        messages = [*asked, {"role": "assistant", "content": answer.text}]
-        if answer.trace.steps:
-            show_summary(
-                console,
-                answer.trace,
-                budget=budget,
-                prefill_budget=prefill_budget,
-                policy=chat_session.policy,
-                kv_policy=chat_session.model.kv_policy,
-                engine=chat_session.model.executor.describe(),
-            )
+            chat_session.console.print(str(error), style="red", markup=False)
+
+
+class Conversation:
+    """The messages so far, and the budget of the next turn.
+
+    Args:
+        chat_session: Who answers.
+        opening: What the conversation begins with, again after /reset.
+        budgets: Those of the command line.
+        sampling: How tokens of every answer are chosen.
+    """
+
+    def __init__(
+        self,
+        chat_session: "ChatSession",
+        opening: list[dict[str, str]],
+        budgets: options.BudgetOptions,
+        sampling: options.SamplingOptions,
+    ) -> None:
+        self._session, self._opening, self._sampling = chat_session, opening, sampling
+        self._budgets = budgets
+        self._messages = list(opening)
+
+    def read(self, line: str) -> None:
+        """Do what a line asks: answer it, or follow the command that it is.
+
+        Raises:
+            BudgetError: The budget cannot be read or spent; the one before stays.
+            PromptError: The message cannot be answered; it is forgotten.
+        """
+        if line == "/reset":
+            self._messages = list(self._opening)
+        elif line.startswith("/budget"):
+            self._change_budget(line.removeprefix("/budget").strip() or None)
+        elif line.startswith("/"):
+            self._session.console.print(_HELP, style="dim")
+        else:
+            self._answer(line)
+
+    def _change_budget(self, budget: str | None) -> None:
+        from buddy.budget.read import read_mean
+
+        budgets = replace(self._budgets, budget=budget)
+        blocks = self._session.check_budget(budgets)
+        self._budgets = budgets
+        who = "token" if budget and read_mean(budget) else "turn"
+        chosen = f"{budget}: chosen for each {who}, up to"
+        allowed = chosen if blocks is None else f"{blocks} of"
+        num_blocks = self._session.model.num_blocks
+        self._session.console.print(f"{allowed} {num_blocks} blocks", style="dim")
+
+    def _answer(self, line: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": line}]
+        answer = self._session.answer(messages, self._budgets, self._sampling)
+        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self._session.show_summary(answer, self._budgets)
 
 
 def _read_line() -> str | None:

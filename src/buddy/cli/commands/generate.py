@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,106 +19,89 @@ if TYPE_CHECKING:
     from buddy.cli.chat_session import Answer, ChatSession
 
 
-def generate(
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
-    model: options.Model = ROUTED_MODEL,
-    budget: options.Budget = None,
-    prefill_budget: options.PrefillBudget = None,
-    max_new_tokens: options.MaxNewTokens = options.DEFAULT_MAX_NEW_TOKENS,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    seed: options.Seed = 0,
-    system: options.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
-    reroute: options.Reroute = "step",
-    kv_policy: options.KVPolicy = None,
-    policy: options.Policy = None,
-    engine: options.Engine = "auto",
-    quant: options.Quant = None,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputOptions:
+    """What is shown and written besides the answer."""
+
     depth: Annotated[
         bool, typer.Option("--show-depth", help="Show which blocks ran for every token.")
-    ] = False,
+    ] = False
     trace: Annotated[
         Path | None,
         options.checked(check_writable, help="Write the blocks of every token to this JSON file."),
-    ] = None,
+    ] = None
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer and its trace as JSON.")
-    ] = False,
+    ] = False
+
+
+@options.grouped
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
+    *,
+    model: options.Model = ROUTED_MODEL,
+    budgets: options.BudgetOptions,
+    sampling: options.SamplingOptions,
+    system: options.System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
+    routing: options.RoutingOptions,
+    output: OutputOptions,
 ) -> None:
     """Answer one prompt with as many blocks as the budget allows.
 
     The text goes to stdout, everything else to stderr.
     """
-    from buddy.cli.chat_session import ChatSession, Sampling, check_message
-    from buddy.cli.views.display import show_depth, show_summary, stderr
+    from buddy.cli.chat_session import ChatSession
+    from buddy.cli.views.display import show_depth, stderr
+
+    messages = _messages(prompt, system, raw=raw)
+    chat_session = ChatSession(model, routing, budgets, stderr())
+    answer = chat_session.answer(messages, budgets, sampling, raw=raw, stream=not output.as_json)
+    record = _record(answer, chat_session, model, budgets)
+    if output.as_json:
+        sys.stdout.write(json.dumps(record, allow_nan=False) + "\n")
+    if output.trace is not None:
+        write_text(output.trace, json.dumps(record, indent=1) + "\n")
+    if output.depth:
+        show_depth(chat_session.console, answer.token_texts, answer.trace)
+    chat_session.show_summary(answer, budgets)
+    if answer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _messages(prompt: str, system: str | None, *, raw: bool) -> list[dict[str, str]]:
+    """The conversation that is asked: the system message if there is one, and the prompt.
+
+    Raises:
+        PromptError: A message is empty or no text, or has no place in a raw prompt.
+    """
+    from buddy.cli.chat_session import check_message
     from buddy.errors import PromptError
 
-    console = stderr()
     if raw and system is not None:
         raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": read_stdin() if prompt == "-" else prompt})
     for message in messages:
         check_message(**message)
-    chat_session = ChatSession(
-        model,
-        policy=policy,
-        kv_policy=kv_policy,
-        reroute=reroute,
-        engine=engine,
-        quant=quant,
-        budget=budget,
-        prefill_budget=prefill_budget,
-        console=console,
-    )
-    answer = chat_session.answer(
-        messages,
-        budget=budget,
-        prefill_budget=prefill_budget,
-        sampling=Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-        ),
-        raw=raw,
-        stream=not as_json,
-    )
-    record = _record(answer, chat_session, model=model, budget=budget)
-    if prefill_budget is not None:
-        record["prefill_budget"] = prefill_budget
-    if as_json:
-        sys.stdout.write(json.dumps(record, allow_nan=False) + "\n")
-    if trace is not None:
-        write_text(trace, json.dumps(record, indent=1) + "\n")
-    if depth:
-        show_depth(console, answer.token_texts, answer.trace)
-    if answer.trace.steps:
-        show_summary(
-            console,
-            answer.trace,
-            budget=budget,
-            prefill_budget=prefill_budget,
-            policy=chat_session.policy,
-            kv_policy=chat_session.model.kv_policy,
-            engine=chat_session.model.executor.describe(),
-        )
-    if answer.interrupted:
-        raise KeyboardInterrupt
+    return messages
 
 
 def _record(
-    answer: "Answer", chat_session: "ChatSession", *, model: str, budget: str | None
+    answer: "Answer", chat_session: "ChatSession", model: str, budgets: options.BudgetOptions
 ) -> dict[str, Any]:
     """The answer for machines: text, what was asked, and the blocks of every token."""
     executor = chat_session.model.executor
     library = executor.library
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
-    blocks = chat_session.check_budget(budget)
-    if blocks is None and steps and read_mean(budget) is None:
+    blocks = chat_session.check_budget(options.BudgetOptions(budget=budgets.budget))
+    if blocks is None and steps and read_mean(budgets.budget) is None:
         blocks = steps[0]["executed"][0]
+    prefill_budget = budgets.prefill_budget
     return {
         "model": model,
-        "budget": budget,
+        "budget": budgets.budget,
         "budget_blocks": blocks,
         "policy": chat_session.policy,
         "kv_policy": chat_session.model.kv_policy,
@@ -136,6 +120,7 @@ def _record(
             {"text": text, "blocks": step["blocks"][0], "executed": step["executed"][0]}
             for text, step in zip(answer.token_texts, steps, strict=False)
         ],
+        **({} if prefill_budget is None else {"prefill_budget": prefill_budget}),
     }
 
 
