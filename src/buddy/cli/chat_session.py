@@ -101,11 +101,7 @@ class ChatSession:
             model,
             lambda outline: check_budget(outline, budgets.budget, budgets.prefill_budget),
             console,
-            policy=routing.policy,
-            kv_policy=routing.kv_policy,
-            engine=routing.engine,
-            merge_adapter=True,
-            quant=routing.quant,
+            routing,
         )
         self.tokenizer = load_tokenizer(model)
 

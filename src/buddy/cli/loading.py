@@ -1,28 +1,27 @@
 """Loads a model once its config alone has shown that it can do what is asked."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from rich.console import Console
-
-from buddy.cli.views.display import fetch_progress
+from buddy.cli.options import ExecutionOptions
 from buddy.errors import ResultError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from buddy.model import BuddyForCausalLM
 
 DTYPES: Final = ("bfloat16", "float32")
 """What `--dtype` takes."""
+_AS_SAVED: Final = ExecutionOptions()
 
 
 def load_checked(
     name: str,
     check: "Callable[[BuddyForCausalLM], object]",
-    console: Console,
+    console: "Console",
+    execution: ExecutionOptions = _AS_SAVED,
     *,
-    policy: str | None = None,
-    kv_policy: str | None = None,
-    engine: str = "auto",
     dtype: str | None = None,
     **options: Any,
 ) -> "BuddyForCausalLM":
@@ -32,9 +31,7 @@ def load_checked(
         name: Preset, hub id, folder, GGUF file or Buddy checkpoint.
         check: Given the model without weights, refuses what it could not do.
         console: Where progress is shown.
-        policy: In place of the model's own.
-        kv_policy: In place of the model's own.
-        engine: Who decodes.
+        execution: Policy, engine and number format, in place of the model's own.
         dtype: One of `DTYPES`; as saved if None.
         **options: Others of `BuddyForCausalLM.from_pretrained`.
 
@@ -42,24 +39,30 @@ def load_checked(
         BuddyError: What `check` raises, or what keeps the model from being loaded.
     """
     from buddy.checkpoint.resolve import resolve
+    from buddy.cli.views.display import fetch_progress
     from buddy.hub.loading import named_dtype
     from buddy.model import BuddyForCausalLM
 
     with fetch_progress(console) as on_progress:
         routing: dict[str, Any] = {
-            "policy": policy,
-            "kv_policy": kv_policy,
-            "engine": engine,
+            "policy": execution.policy,
+            "kv_policy": execution.kv_policy,
+            "engine": execution.engine,
             "on_progress": on_progress,
         }
-        found = resolve(name)
-        check(BuddyForCausalLM.outline(found, **routing))
+        resolved = resolve(name)
+        check(BuddyForCausalLM.outline(resolved, **routing))
         return BuddyForCausalLM.from_pretrained(
-            found, dtype=named_dtype(dtype), **routing, **options
+            resolved,
+            dtype=named_dtype(dtype),
+            merge_adapter=True,
+            quant=cast(Any, execution.quant),
+            **routing,
+            **options,
         )
 
 
-def say_if_slow(model: "BuddyForCausalLM", console: Console) -> None:
+def say_if_slow(model: "BuddyForCausalLM", console: "Console") -> None:
     """Say where a command that runs whole texts would take far less time in float32."""
     from buddy.engine.dtype_warning import notes_on_dtype
 

@@ -290,6 +290,10 @@ class ExecutionOptions:
     quant: Quant = None
 
 
+FULL: Final = ExecutionOptions(policy="full")
+"""What measures the blocks themselves, and chooses none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingOptions(ExecutionOptions):
     """The same, and how often blocks are chosen again."""

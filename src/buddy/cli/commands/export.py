@@ -37,21 +37,18 @@ def export(
     folder = user_path(out)
     check_free(folder)
     console = stderr()
-    loaded = load_checked(
-        model, check_exportable, console, policy=policy, merge_adapter=True, device="cpu"
-    )
+    execution = options.ExecutionOptions(policy=policy)
+    loaded = load_checked(model, check_exportable, console, execution, device="cpu")
     with fetch_progress(console) as on_progress:
-        made = export_model(
+        exported = export_model(
             loaded, folder, tokenizer=load_tokenizer(model), source=model, on_progress=on_progress
         )
-    auto = "budget auto" if made.has_predictor else "no budget auto"
-    console.print(
-        f"{made.num_blocks} blocks · {made.policy} · {auto} · {made.num_bytes / 1e6:,.0f} MB",
-        style="dim",
-        markup=False,
-    )
+    auto = "budget auto" if exported.has_predictor else "no budget auto"
+    size = f"{exported.num_bytes / 1e6:,.0f} MB"
+    summary = f"{exported.num_blocks} blocks · {exported.policy} · {auto} · {size}"
+    console.print(summary, style="dim", markup=False)
     serve = shlex.join(["vllm", "serve", str(out), "--enforce-eager"])
-    console.print(f"revision {made.revision[:16]} · {serve}", style="dim", markup=False)
+    console.print(f"revision {exported.revision[:16]} · {serve}", style="dim", markup=False)
     sys.stdout.write(f"{out}\n")
 
 

@@ -59,7 +59,7 @@ def importance(
         _protected(protect, outline.num_blocks)
         check_rounds(rounds or 0, outline.num_blocks)
 
-    loaded = load_checked(model, check, console, policy="full", dtype=dtype, merge_adapter=True)
+    loaded = load_checked(model, check, console, options.FULL, dtype=dtype)
     say_if_slow(loaded, console)
     ids = cut_windows(
         load_tokenizer(model),

@@ -68,7 +68,7 @@ def search(
         check_depths(read_order(order, outline.resources)[0], wanted, outline.num_blocks)
         check_room(outline, tokens)
 
-    loaded = load_checked(model, check, console, policy="full", dtype=dtype, merge_adapter=True)
+    loaded = load_checked(model, check, console, options.FULL, dtype=dtype)
     say_if_slow(loaded, console)
     begun, _ = read_order(order, loaded.resources)
     left_out: list[str] = []

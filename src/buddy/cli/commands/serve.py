@@ -1,5 +1,6 @@
 """`buddy serve`: an OpenAI-compatible server in which each request may name a budget."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -15,7 +16,9 @@ from buddy.settings import Range
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from buddy.engine.steer import BatchRoute
     from buddy.serving.client import EngineClient
+    from buddy.serving.http.budget_rules import BudgetRules
 
 _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx")
 _MILLISECONDS: Final = Range(above=0, high=1e7)
@@ -28,51 +31,88 @@ def _check_efforts(text: str) -> None:
         options.check_answer_budget(budget)
 
 
-def serve(
-    model: Annotated[
-        str, typer.Argument(help="Preset, hub id, folder, GGUF file or Buddy checkpoint.")
-    ] = ROUTED_MODEL,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenOptions:
+    """Where the server is reached, and by whom."""
+
     host: Annotated[
         str, typer.Option(help="Address to listen at; one that others reach needs keys.")
-    ] = "127.0.0.1",
+    ] = "127.0.0.1"
     port: Annotated[
         int, options.number(Range(0, 65535), help="Port to listen at; 0 takes a free one.")
-    ] = 8000,
+    ] = 8000
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the keys that are taken, one a line.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityOptions:
+    """How much is taken on at once, and what is promised of it."""
+
     max_rows: Annotated[
         int, options.number(Range(1, 1024), help="Answers that are made at once.")
-    ] = 32,
-    max_queue: Annotated[int, options.count(0, help="Requests that may wait; more get 429.")] = 128,
+    ] = 32
+    max_queue: Annotated[int, options.count(0, help="Requests that may wait; more get 429.")] = 128
     slo_ttft_ms: Annotated[
         float | None,
         options.number(_MILLISECONDS, help="Promised time to the first token; else 429."),
-    ] = None,
+    ] = None
     slo_itl_ms: Annotated[
         float | None,
         options.number(
             _MILLISECONDS, help="Target of the time between tokens; elastic budgets are lowered."
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetRuleOptions:
+    """What budgets mean that a request leaves open."""
+
     min_budget: Annotated[
         str | None,
         options.checked(options.check_budget, help="Elastic budgets are never lowered below it."),
-    ] = None,
+    ] = None
     effort_budgets: Annotated[
         str | None,
         options.checked(
             _check_efforts,
             help="Budgets of reasoning_effort, such as low=0.5,medium=0.7,high=1.0.",
         ),
-    ] = None,
+    ] = None
     default_budget: Annotated[
         str | None,
         options.checked(
             options.check_answer_budget,
             help="Of requests that name none. Full depth if not given.",
         ),
-    ] = None,
+    ] = None
+
+    def rules(self, model: Any) -> "BudgetRules":
+        """The rules of a model, of which the outline is enough."""
+        from buddy.serving.http.budget_rules import BudgetRules, parse_efforts
+
+        return BudgetRules(
+            num_blocks=model.num_blocks,
+            has_predictor=model.predictor is not None,
+            means=None if model.ledger is None else model.ledger.range,
+            min_budget=self.min_budget,
+            num_pinned=model.policy.num_pinned,
+            default=self.default_budget,
+            efforts={} if self.effort_budgets is None else parse_efforts(self.effort_budgets),
+        )
+
+
+@options.grouped
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Preset, hub id, folder, GGUF file or Buddy checkpoint.")
+    ] = ROUTED_MODEL,
+    *,
+    listening: ListenOptions,
+    capacity: CapacityOptions,
+    budget_rules: BudgetRuleOptions,
     batch_route: Annotated[
         Literal["shared", "independent"],
         typer.Option(help="shared: one ranking for all rows; independent: one for each."),
@@ -84,10 +124,7 @@ def serve(
     max_body_mb: Annotated[
         float, options.number(Range(0.001, 1024), help="Largest body of a request, in MB.")
     ] = 2.0,
-    kv_policy: options.KVPolicy = None,
-    policy: options.Policy = None,
-    engine: options.Engine = "auto",
-    quant: options.Quant = None,
+    execution: options.ExecutionOptions,
 ) -> None:
     """Serve a model to OpenAI's clients, with a budget a request.
 
@@ -95,74 +132,67 @@ def serve(
     """
     _check_installed()
     from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.cli.loading import load_checked
     from buddy.cli.views.display import stderr
     from buddy.serving.http.app import Service, make_app
     from buddy.serving.http.auth import Keys
-    from buddy.serving.http.budget_rules import BudgetRules, parse_efforts
     from buddy.serving.http.guards import Patience
     from buddy.serving.http.prompts import PromptReader
     from buddy.serving.http.server import Address, check_reach, listen
     from buddy.serving.http.server import serve as answer
 
-    console = stderr()
-    keys = None if api_key_file is None else Keys.read(api_key_file)
-    address = Address(host=host, port=port)
+    console, key_file = stderr(), listening.api_key_file
+    keys = None if key_file is None else Keys.read(key_file)
+    address = Address(host=listening.host, port=listening.port)
     check_reach(address, has_keys=keys is not None)
     patience = Patience(body_bytes=int(max_body_mb * 1e6))
-
-    def rules_of(outline: Any) -> BudgetRules:
-        return BudgetRules(
-            num_blocks=outline.num_blocks,
-            has_predictor=outline.predictor is not None,
-            means=None if outline.ledger is None else outline.ledger.range,
-            min_budget=min_budget,
-            num_pinned=outline.policy.num_pinned,
-            default=default_budget,
-            efforts={} if effort_budgets is None else parse_efforts(effort_budgets),
-        )
-
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
-        from buddy.cli.loading import load_checked
-        from buddy.serving.control.admission import AdmissionConfig
-        from buddy.serving.control.controller import ControlConfig
-        from buddy.serving.start import start_engine
-
-        loaded = load_checked(
-            model,
-            rules_of,
-            console,
-            policy=policy,
-            kv_policy=kv_policy,
-            engine=engine,
-            merge_adapter=True,
-            quant=quant,
-        )
-        tokenizer = load_tokenizer(model)
-        client = start_engine(
-            loaded,
-            tokenizer,
-            model,
-            ControlConfig(
-                num_blocks=loaded.num_blocks,
-                min_blocks=rules_of(loaded).floor(),
-                max_rows=max_rows,
-                itl_ms=slo_itl_ms,
-            ),
-            AdmissionConfig(max_queue=max_queue, ttft_ms=slo_ttft_ms),
-            batch_route=batch_route,
-        )
+        loaded = load_checked(model, budget_rules.rules, console, execution)
+        tokenizer, rules = load_tokenizer(model), budget_rules.rules(loaded)
+        client = _start(loaded, tokenizer, model, capacity, rules, batch_route)
         reader = PromptReader(tokenizer, loaded.config.vocab_size)
-        service = Service(engine=client, reader=reader, rules=rules_of(loaded))
+        service = Service(engine=client, reader=reader, rules=rules)
         app = make_app(service, keys=keys, patience=patience)
-        limits = {
-            "rows at once": str(max_rows),
-            "queue": str(max_queue),
-            "time to first token": _target(slo_ttft_ms),
-            "time between tokens": _target(slo_itl_ms),
-            "keys": "none: this machine alone" if keys is None else str(api_key_file),
-        }
-        show_panel(console, listener, client, limits)
+        show_panel(console, listener, client, _limits(capacity, key_file))
         answer(app, service, listener, drain_s=drain_s)
+
+
+def _start(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    capacity: CapacityOptions,
+    rules: "BudgetRules",
+    batch_route: "BatchRoute",
+) -> "EngineClient":
+    """The engine behind the server, running."""
+    from buddy.serving.control.admission import AdmissionConfig
+    from buddy.serving.control.controller import ControlConfig
+    from buddy.serving.start import start_engine
+
+    control = ControlConfig(
+        num_blocks=model.num_blocks,
+        min_blocks=rules.floor(),
+        max_rows=capacity.max_rows,
+        itl_ms=capacity.slo_itl_ms,
+    )
+    admission = AdmissionConfig(max_queue=capacity.max_queue, ttft_ms=capacity.slo_ttft_ms)
+    return start_engine(model, tokenizer, name, control, admission, batch_route=batch_route)
+
+
+def _limits(capacity: CapacityOptions, key_file: Path | None) -> dict[str, str]:
+    """What the server takes and promises, in words."""
+
+    def target(ms: float | None) -> str:
+        return "no promise" if ms is None else f"{ms:g} ms"
+
+    return {
+        "rows at once": str(capacity.max_rows),
+        "queue": str(capacity.max_queue),
+        "time to first token": target(capacity.slo_ttft_ms),
+        "time between tokens": target(capacity.slo_itl_ms),
+        "keys": "none: this machine alone" if key_file is None else str(key_file),
+    }
 
 
 def show_panel(
@@ -193,10 +223,6 @@ def show_panel(
         table.add_row(Text(name, style="dim"), value)
     console.print(Panel(table, title="buddy serve", box=box.ROUNDED, expand=False))
     console.print("Ctrl-C lets answers finish; a second one ends at once", style="dim")
-
-
-def _target(ms: float | None) -> str:
-    return "no promise" if ms is None else f"{ms:g} ms"
 
 
 def _check_installed() -> None:

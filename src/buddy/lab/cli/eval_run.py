@@ -167,7 +167,7 @@ def eval_run(
         check(outline)
         plan_conditions(outline, *asked, auto=auto, means=means)
 
-    loaded = load_checked(model, check_all, console, dtype=dtype, merge_adapter=True)
+    loaded = load_checked(model, check_all, console, dtype=dtype)
     if not generates:
         say_if_slow(loaded, console)
     tokenizer = load_tokenizer(model)

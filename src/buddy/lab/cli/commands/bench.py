@@ -107,11 +107,8 @@ def bench(
         model,
         check,
         console,
-        kv_policy=kv_policy,
-        engine=engine,
+        options.ExecutionOptions(kv_policy=kv_policy, engine=engine, quant=quant),
         dtype=dtype,
-        merge_adapter=True,
-        quant=quant,
     )
     conditions = plan_conditions(loaded, policy or [], budget)
     with fetch_progress(console) as on_progress:

@@ -120,14 +120,7 @@ class _Observed:
                 )
             check_room(outline, tokens)
 
-        self._model = load_checked(
-            model,
-            check,
-            self._console,
-            policy="full",
-            dtype=dtype,
-            merge_adapter=True,
-        )
+        self._model = load_checked(model, check, self._console, options.FULL, dtype=dtype)
         say_if_slow(self._model, self._console)
         tokenizer = load_tokenizer(model)
         self._inputs = {
