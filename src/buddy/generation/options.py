@@ -4,16 +4,23 @@ transformers drops an option that its loop does not use. Here nothing is dropped
 in transformers, or is refused with the reason.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.utils.deprecation import deprecate_kwarg
 
+from buddy.budget.read import BudgetLike
+from buddy.engine.state.cache import KVPolicy
+from buddy.engine.state.sequence import Reroute
+from buddy.engine.steer import BatchRoute
 from buddy.errors import PolicyError
+from buddy.generation.trace import DepthTrace
 
 OWN: Final = frozenset(
     {
@@ -95,14 +102,39 @@ _HARMLESS: Final = {"use_cache": True, "cache_implementation": "dynamic", "num_b
 """Values that say what is done anyway; so do None and False, but for `use_cache`."""
 
 
-def check_inputs(others: dict[str, Any]) -> None:
+class ForwardOptions(TypedDict, total=False):
+    """What `forward` takes beside its inputs."""
+
+    prefill_budget: BudgetLike | None
+    """Of the prompt's tokens, where it is another than the answer's; the prompt is what a session
+    is first fed."""
+    budget_rows: Int[Tensor, " batch"] | None
+    """By row, its place in `budget`, where that is a tuple of sources."""
+    reroute: Reroute
+    """"step", "prefill" or a number of decode steps."""
+    batch_route: BatchRoute
+    """"independent" ranks blocks for each row; "shared" has one ranking."""
+    kv_policy: KVPolicy | None
+    """What skipped blocks leave in a new session's cache."""
+    use_cache: bool | None
+    """Return a session to continue from; by default when gradients are off."""
+    trace: DepthTrace | None
+    """Collects plans and times."""
+    num_items_in_batch: int | Tensor | None
+    """The loss is divided by it, in place of the number of targets."""
+    return_dict: bool | None
+    """False returns a tuple, in which what ran has no place."""
+
+
+def check_inputs(options: Mapping[str, Any]) -> None:
     """Refuse what transformers' models take in `forward`, and Buddy's does not.
 
     Raises:
         PolicyError: There is such an input.
     """
-    for name, value in others.items():
-        if value is not None and value is not False:
+    for name, value in options.items():
+        is_ours = name in ForwardOptions.__annotations__
+        if not is_ours and value is not None and value is not False:
             why = _REFUSED.get(name, "it is no input of this model; is it misspelt?")
             raise PolicyError(f"forward takes no {name}: {why}")
 
