@@ -153,11 +153,10 @@ def built(tmp_path_factory):
     folder = repository(tmp_path_factory.mktemp("build") / "checkout")
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
-    for part in ("buddy/__init__.py", "buddy/provenance.py", "buddy_lm_eval"):
+    for part in ("buddy/__init__.py", "buddy/provenance.py"):
         place = folder / "src" / part
         place.parent.mkdir(parents=True, exist_ok=True)
-        source = ROOT / "src" / part
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, place)
+        shutil.copy(ROOT / "src" / part, place)
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "All")
     build = "import sys; from hatchling import build as b; getattr(b, sys.argv[1])(sys.argv[2])"

@@ -1,4 +1,4 @@
-"""`buddy load`: mistakes are one line, and are found before anything is sent."""
+"""`buddy load-test`, as `buddy load`: mistakes are one line, found before anything is sent."""
 
 import json
 import subprocess

@@ -218,7 +218,7 @@ def test_wrong_tasks_and_data_are_refused(data, tmp_path):
         load_tasks(["piqa"], data_dir=data)
 
 
-def test_lm_eval_finds_the_class_by_its_name(model, data, tmp_path):
+def test_the_launcher_lets_lm_eval_find_the_class_by_its_name(model, data, tmp_path):
     folder = tmp_path / "checkpoint"
     model.save_pretrained(folder, include_backbone=True, tokenizer=word_tokenizer())
     task = tmp_path / "words.yaml"
@@ -233,7 +233,7 @@ def test_lm_eval_finds_the_class_by_its_name(model, data, tmp_path):
         'doc_to_choice: "{{[sol1, sol2]}}"\n'
         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "buddy"]
+    command = [sys.executable, "-m", "buddy.lab.lm_eval", "run", "--model", "buddy"]
     command += ["--model_args", f"pretrained={folder},budget=0.67,policy=routed"]
     command += ["--tasks", str(task), "--output_path", str(tmp_path / "out")]
     environment = {

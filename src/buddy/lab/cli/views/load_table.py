@@ -1,4 +1,4 @@
-"""What `buddy load` shows at the end: a row for each rate."""
+"""What `buddy load-test` shows at the end: a row for each rate."""
 
 from collections.abc import Sequence
 from typing import Any, Final

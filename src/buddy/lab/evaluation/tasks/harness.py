@@ -1,4 +1,4 @@
-"""Buddy as a model of lm-evaluation-harness: `lm_eval --model buddy`, and `buddy eval tasks`."""
+"""Buddy as a model of lm-evaluation-harness: behind `buddy eval tasks` and the launcher."""
 
 import hashlib
 import json
