@@ -21,9 +21,10 @@ from buddy.lab.evaluation.rouge.samsum import read_dialogues
 from buddy.lab.evaluation.tasks.export import export_rows, read_questions
 from buddy.settings import read_recipe
 from buddy.training.predictor.recipe import BudgetRecipe
-from buddy.training.predictor.run import BudgetListener, train_budget
+from buddy.training.predictor.run import train_budget
 from buddy.training.router.recipe import Recipe
-from buddy.training.router.run import Listener, train
+from buddy.training.router.run import train
+from buddy.training.run import RunListener
 from tests.lab.evaluation.task_rows import ROWS, write
 from tests.product.training.made import save_stage_1, write_recipe
 from tests.tiny import tiny_model
@@ -373,10 +374,10 @@ def test_what_training_leaves_out_is_said_logged_and_recorded(folder, tmp_path, 
     if stage == 1:
         changes += [f"model.name='{folder}'", "router.prior=none", "lora.rank=2"]
         recipe = read_recipe(Recipe, path, changes)
-        train(recipe, tmp_path / "out", listener=Listener(warned=told.append))
+        train(recipe, tmp_path / "out", listener=RunListener(warned=told.append))
     else:
         recipe = read_recipe(BudgetRecipe, path, changes)
-        train_budget(recipe, tmp_path / "out", listener=BudgetListener(warned=told.append))
+        train_budget(recipe, tmp_path / "out", listener=RunListener(warned=told.append))
     left_out = [f"{rows}: of 6 rows, 2 with an empty answer left out"]
     assert told[:1] == left_out
     first = json.loads((tmp_path / "out/log.jsonl").read_text().splitlines()[0])

@@ -51,8 +51,6 @@ class Method:
     """What tables and figures call it; its name where None."""
     keeps_budget: bool = True
     """False where it decides while it runs, and a threshold sets its mean depth."""
-    is_joint: bool = False
-    """Its training tells the listener of the joint training."""
     name: str = ""
     """Given by the registry: that of the entry point, or of the folder with - for _."""
     package: str = ""

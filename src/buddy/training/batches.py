@@ -1,5 +1,6 @@
 """Batches: which examples each step sees, fixed by the seed alone, whoever computes them."""
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,14 @@ def check_context(
             f"data.max_tokens must be at most {model.backbone.context:,}, {named}, got "
             f"{max_tokens:,}"
         )
+
+
+def rows_identity(examples: Sequence[Example]) -> str:
+    """SHA-256 of prompts and answers, in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.prompt, example.answer)).encode())
+    return digest.hexdigest()
 
 
 def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[int]]:

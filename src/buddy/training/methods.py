@@ -1,7 +1,7 @@
-"""The methods that `buddy train` trains: a recipe names one, and the registry says the rest."""
+"""Stages and methods that `buddy train` trains: a recipe tells which, the registry the rest."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,51 +12,69 @@ from buddy.settings import build, read_values
 DEFAULT_METHOD: Final = "buddy"
 KEY: Final = "method"
 """Key at the top of a recipe, as in `method = "pudding"`."""
-_JOINT: Final = Method(
-    name=DEFAULT_METHOD,
-    policy="buddy.policies.routed:RoutedPolicy",
-    recipe="buddy.training.router.recipe:Recipe",
-    train="buddy.training.router.run:train",
-    label="Buddy",
-    is_joint=True,
-)
+_POLICY: Final = "buddy.policies.routed:RoutedPolicy"
+STAGES: Final = {
+    stage.name: stage
+    for stage in (
+        Method(
+            name=DEFAULT_METHOD,
+            policy=_POLICY,
+            recipe="buddy.training.router.recipe:Recipe",
+            train="buddy.training.router.run:train",
+            label="Buddy",
+        ),
+        Method(
+            name="predictor",
+            policy=_POLICY,
+            recipe="buddy.training.predictor.recipe:BudgetRecipe",
+            train="buddy.training.predictor.run:train_budget",
+        ),
+        Method(
+            name="ledger",
+            policy=_POLICY,
+            recipe="buddy.training.ledger.recipe:LedgerRecipe",
+            train="buddy.training.ledger.run:train_ledger",
+        ),
+    )
+}
+"""The stages of Buddy's own training."""
+_TOLD_BY: Final = {
+    "ledger": "ledger",
+    **dict.fromkeys(("grpo", "measure", "predictor"), "predictor"),
+}
+"""Tables that one stage alone has."""
 
 
 def trained_methods() -> dict[str, Method]:
     """Every method that has a training, by the name that a recipe gives it."""
-    return {method.name: method for method in (_JOINT, *methods()) if method.train is not None}
+    return {
+        method.name: method for method in (*STAGES.values(), *methods()) if method.train is not None
+    }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunListener:
-    """Whom the run of a method tells how it goes."""
-
-    measured: Callable[[str, int, int], None] = lambda what, done, total: None
-    """What is measured before the first step, how much of it is done, and of how much."""
-    started: Callable[[int, int], None] = lambda step, steps: None
-    """Steps done by an earlier run, and steps in all."""
-    stepped: Callable[[int, float], None] = lambda step, loss: None
-    """Called after every step: how many are done, and the loss of the last."""
-    told: Callable[[str], None] = lambda text: None
-    """A line about what was found, such as an evaluation."""
-    warned: Callable[[str], None] = lambda text: None
-    """When something looks wrong."""
-
-
-def read_method(path: Path, changes: Sequence[str] = ()) -> tuple[Method, Any]:
-    """The method that a recipe names, and the recipe.
+def read_method(
+    path: Path, changes: Sequence[str] = (), stage: str | None = None
+) -> tuple[Method, Any]:
+    """The stage or the method that a recipe is of, and the recipe.
 
     Args:
-        path: TOML; without a key `method` at its top it is one of `buddy`.
+        path: TOML. Its key `method` names what is trained; where it has none, tables that one stage
+            alone has tell the stage, and others are of `buddy`.
         changes: As `settings.read_recipe` takes them; `method=NAME` changes the method.
+        stage: One of `STAGES`, that a recipe without the key is of, and no recipe is not.
 
     Raises:
-        RecipeError: The file cannot be read, there is no such method, or a key or a value does not
-            fit it.
+        RecipeError: The file cannot be read, there is no such method, it is not of this stage, or a
+            key or a value does not fit it.
     """
     values = read_values(path, changes)
-    name = values.pop(KEY, DEFAULT_METHOD)
-    method = _JOINT if name == DEFAULT_METHOD else None
+    by_table = next((told for table, told in _TOLD_BY.items() if table in values), DEFAULT_METHOD)
+    name = values.pop(KEY, stage or by_table)
+    if stage not in (None, name):
+        raise RecipeError(
+            f"{path}: {KEY}: expected {stage}, got {shown(name)}: buddy train runs it"
+        )
+    method = STAGES.get(name) if isinstance(name, str) else None
     try:
         if method is None and isinstance(name, str):
             method = find_method(name)

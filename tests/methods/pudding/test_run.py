@@ -19,7 +19,8 @@ from buddy.methods.pudding.recipe import FitSettings, SetSettings
 from buddy.methods.pudding.run import train_pudding
 from buddy.methods.pudding.sets import Search, plan_searches, search_set, task_costs
 from buddy.methods.pudding.targets import Targets, measure, measure_targets, set_masks
-from buddy.training.methods import RunListener, read_method
+from buddy.training.methods import read_method
+from buddy.training.run import RunListener
 from tests.product.policies.made import ORDERS
 from tests.tiny import NUM_BLOCKS, delete_blocks, random_ids, tiny_model
 from tests.words import say, word_tokenizer
@@ -336,7 +337,7 @@ def test_stopped_anywhere_and_resumed_a_run_ends_bit_for_bit_the_same(whole, fol
             if name.startswith(what) and done == when:
                 raise Stopped
 
-        def stepped(step, loss):
+        def stepped(step, numbers):
             if what == "steps" and step == when:
                 raise Stopped
 

@@ -6,7 +6,7 @@ import torch
 
 from buddy import BuddyForCausalLM
 from buddy.records import RunRecord
-from buddy.training.methods import RunListener
+from buddy.training.run import RunListener
 from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
 
 from .policy import ToyPart, ToySizes
@@ -22,7 +22,7 @@ def train_toy(recipe, out, *, resume=False, listener=None):
     draw = torch.Generator().manual_seed(recipe.seed)
     with torch.no_grad():
         part.scores.copy_(torch.rand(model.num_blocks, generator=draw))
-    listener.stepped(1, 0.0)
+    listener.stepped(1, {"loss": 0.0})
     model.learned = part
     model.set_policy(ToyPart.policy)
     make_folder(out)

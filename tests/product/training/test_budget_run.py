@@ -11,7 +11,8 @@ from buddy import BuddyForCausalLM
 from buddy.errors import CheckpointError, DataError, RecipeError, TrainingError
 from buddy.settings import read_recipe
 from buddy.training.predictor.recipe import BudgetRecipe
-from buddy.training.predictor.run import BudgetListener, train_budget
+from buddy.training.predictor.run import train_budget
+from buddy.training.run import RunListener
 from tests.product.training.made import save_stage_1, write_recipe
 from tests.tiny import random_ids
 
@@ -85,11 +86,11 @@ def test_what_is_saved_reads_summaries_as_they_are(folder):
 def kill_at(step):
     """Stops a run after so many steps, as Ctrl-C would."""
 
-    def stepped(report):
-        if report.step == step:
+    def stepped(done, numbers):
+        if done == step:
             raise KeyboardInterrupt
 
-    return BudgetListener(stepped=stepped)
+    return RunListener(stepped=stepped)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_killed_and_resumed_it_comes_to_the_same_end(folder, precompute, standar
         run(folder, "out", listener=kill_at(17), **options)
     assert not (folder / "out/checkpoint").exists()
     begun = []
-    listener = BudgetListener(started=lambda step, steps: begun.append((step, steps)))
+    listener = RunListener(started=lambda step, steps: begun.append((step, steps)))
     run(folder, "out", resume=True, listener=listener, **options)
     assert begun == [(10, 24)]
     whole, again = state(folder, "whole"), state(folder)
@@ -125,7 +126,7 @@ def test_a_constant_predictor_is_warned_of(folder):
     warnings = []
     run(
         folder,
-        listener=BudgetListener(warned=warnings.append),
+        listener=RunListener(warned=warnings.append),
         grpo__lambda_perf=0.0,
         grpo__lambda_cost=5.0,
         log__evaluate_every=0,
@@ -161,7 +162,7 @@ def test_a_loss_that_becomes_nan_leaves_state_and_tables(folder, monkeypatch):
     run(
         folder,
         resume=True,
-        listener=BudgetListener(started=lambda step, steps: begun.append(step)),
+        listener=RunListener(started=lambda step, steps: begun.append(step)),
     )
     assert begun == [20]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from buddy.errors import RecipeError
-from buddy.settings import read_recipe
 from buddy.training.ledger.recipe import LedgerRecipe
 from buddy.training.methods import read_method, trained_methods
 from buddy.training.predictor.recipe import BudgetRecipe
@@ -53,10 +52,38 @@ def test_an_unknown_key_of_the_method_is_refused_by_its_file(tmp_path):
     "path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda one: one.name
 )
 def test_every_recipe_of_ours_can_be_read(path):
-    if path.name.endswith("-budget.toml"):
-        read_recipe(BudgetRecipe, path)
-    elif path.name.endswith("-ledger.toml"):
-        read_recipe(LedgerRecipe, path)
-    else:
-        method, _ = read_method(path)
+    method, recipe = read_method(path)
+    kinds = {"budget": ("predictor", BudgetRecipe), "ledger": ("ledger", LedgerRecipe)}
+    name, kind = kinds.get(path.stem.rpartition("-")[2], (None, None))
+    if name is None:
         assert method.name == "buddy" or path.stem == method.name
+    else:
+        assert (method.name, type(recipe)) == (name, kind)
+        assert read_method(path, stage=name) == (method, recipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", "buddy"),
+        ("[grpo]\nsamples = 2\n", "predictor"),
+        ("[measure]\nprecompute = false\n", "predictor"),
+        ("[predictor]\nrank = 2\n", "predictor"),
+        ("[ledger]\nlevels = [2, 4]\n", "ledger"),
+    ],
+)
+def test_a_table_that_one_stage_alone_has_tells_the_stage(tmp_path, text, name):
+    model = '[model]\nname = "x"\n'
+    assert read(tmp_path / "recipe.toml", model + SMALL + text)[0].name == name
+    named = f'method = "{name}"\n' + model + SMALL + text
+    assert read(tmp_path / "recipe.toml", named)[0].name == name
+
+
+def test_a_recipe_of_another_stage_than_its_command_is_refused(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'method = "pudding"\n{SMALL}')
+    with pytest.raises(RecipeError, match="method: expected predictor, got 'pudding': buddy train"):
+        read_method(path, stage="predictor")
+    path.write_text(SMALL)  # as a recipe of stage 2 that names its checkpoint alone
+    method, recipe = read_method(path, ["model.name=x"], "predictor")
+    assert (method.name, recipe.model.name) == ("predictor", "x")

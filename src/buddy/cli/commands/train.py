@@ -1,4 +1,4 @@
-"""`buddy train`: adapters and router together, or another method, by a recipe."""
+"""`buddy train`: what a recipe is of, adapters and router first of all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,13 +30,33 @@ def train(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train LoRA and router (stage 1), or the recipe's own method."""
-    from buddy.cli.views.method_bar import MethodBar
-    from buddy.cli.views.training_bar import TrainingBar
+    """Train LoRA and router, or what else the recipe is of: a stage, a method."""
+    with resumable(out):
+        run_recipe(recipe, out, changes, resume)
+
+
+def run_recipe(
+    recipe: Path,
+    out: Path,
+    changes: list[str] | None,
+    resume: bool = False,
+    *,
+    stage: str | None = None,
+) -> None:
+    """Run a recipe under a bar, and print the checkpoint's folder.
+
+    Args:
+        recipe: TOML.
+        out: Folder of the run.
+        changes: Of settings, as `--set` takes them.
+        resume: Go on from the state in `out`.
+        stage: That the recipe must be of; by the recipe if not given.
+    """
+    from buddy.cli.views.run_bar import RunBar
     from buddy.training.methods import read_method
 
-    method, settings = read_method(recipe, changes or [])
-    with resumable(out), (TrainingBar if method.is_joint else MethodBar)() as bar:
+    method, settings = read_method(recipe, changes or [], stage)
+    with RunBar() as bar:
         checkpoint = method.load("train")(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")

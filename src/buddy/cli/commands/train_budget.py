@@ -1,11 +1,10 @@
-"""`buddy train-budget`: stage 2, the Budget Predictor of a trained checkpoint, by a recipe."""
+"""`buddy train-budget`: `buddy train` for recipes of the Budget Predictor, stage 2."""
 
-import sys
 from pathlib import Path
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.commands.train import resumable
+from buddy.cli.commands.train import resumable, run_recipe
 
 
 def train_budget(
@@ -15,15 +14,8 @@ def train_budget(
     resume: options.Resume = False,
 ) -> None:
     """Train the predictor of each prompt's budget (stage 2)."""
-    from buddy.cli.views.budget_bar import BudgetBar
-    from buddy.settings import read_recipe
-    from buddy.training.predictor.recipe import BudgetRecipe
-    from buddy.training.predictor.run import train_budget as run
-
-    settings = read_recipe(BudgetRecipe, recipe, changes or [])
-    with resumable(out), BudgetBar() as bar:
-        checkpoint = run(settings, out, resume=resume, listener=bar.listener())
-    sys.stdout.write(f"{checkpoint}\n")
+    with resumable(out):
+        run_recipe(recipe, out, changes, resume, stage="predictor")
 
 
 COMMAND = Command(name="train-budget", group="train", place=3, run=train_budget)

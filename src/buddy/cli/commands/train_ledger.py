@@ -1,11 +1,10 @@
-"""`buddy train-ledger`: what depth is worth to each token of an answer, measured by a recipe."""
+"""`buddy train-ledger`: `buddy train` for recipes of the ledger, which keep no state."""
 
 from pathlib import Path
 
-import typer
-
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.commands.train import run_recipe
 
 
 def train_ledger(
@@ -14,15 +13,7 @@ def train_ledger(
     changes: options.Changes = None,
 ) -> None:
     """Fit the ledger, which spends a mean over an answer."""
-    from buddy.cli.views.ledger_bar import LedgerBar
-    from buddy.settings import read_recipe
-    from buddy.training.ledger.recipe import LedgerRecipe
-    from buddy.training.ledger.run import train_ledger as run
-
-    settings = read_recipe(LedgerRecipe, recipe, changes or [])
-    with LedgerBar() as bar:
-        checkpoint = run(settings, out, listener=bar.listener())
-    typer.echo(f"{checkpoint}")
+    run_recipe(recipe, out, changes, stage="ledger")
 
 
 COMMAND = Command(name="train-ledger", group="train", place=4, run=train_ledger)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.card import Card
-from buddy.checkpoint.resolve import load_tokenizer
-from buddy.data.examples import Example, check_source, read_all
+from buddy.data.examples import Example
 from buddy.errors import DataError, RecipeError
 from buddy.methods.adainfer.logistic import cross_validated, fit_logistic
 from buddy.methods.adainfer.policy import (
@@ -24,13 +23,11 @@ from buddy.methods.adainfer.policy import (
 from buddy.methods.adainfer.recipe import AdaInferRecipe
 from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.model import BuddyForCausalLM
-from buddy.records import RunRecord
 from buddy.training.batches import check_context, collate, draw_rows
 from buddy.training.fast import fast_passes
-from buddy.training.methods import RunListener
 from buddy.training.packing import PackedRun
 from buddy.training.router.straight_through import begin_pass
-from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
+from buddy.training.run import Run, RunListener
 
 _BATCH: Final = 8
 _AT_ONCE: Final = 128
@@ -183,63 +180,49 @@ def train_adainfer(
         DataError: A data file is missing, empty or malformed.
         TrainingError: No threshold has the mean depth, or the run cannot begin.
     """
-    listener, settings = listener or RunListener(), recipe.classifier
-    check_folder(out, resume)
-    for source in (*recipe.data.train, *recipe.data.validation):
-        check_source(source)
+    run, settings = Run(recipe, out, resume=resume, listener=listener), recipe.classifier
     config = _check(recipe, BuddyForCausalLM.outline(recipe.model.name))
-    model = BuddyForCausalLM.from_pretrained(
-        recipe.model.name, dtype=getattr(torch, recipe.model.dtype), policy="full"
-    )
-    tokenizer, left_out = load_tokenizer(recipe.model.name), list[str]()
-    examples, validation = (
-        read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
-        for sources in (recipe.data.train, recipe.data.validation)
-    )
-    for note in left_out:
-        listener.warned(note)
+    model, rows = run.load_model(policy="full"), run.read_rows()
+    run.warn(rows.left_out)
     exits = collect_exit_features(
         model,
-        examples,
+        rows.train,
         config.first_exit,
         tokens=settings.tokens,
         seed=settings.seed,
-        on_rows=lambda rows: listener.measured("full depth", rows, len(examples)),
+        on_rows=lambda done: run.listener.measured("full depth", done, len(rows.train)),
     )
-    listener.started(0, config.num_blocks - config.first_exit)
+    run.listener.started(0, config.num_blocks - config.first_exit)
 
-    def tell(one: Fitted) -> None:
-        listener.stepped(one.block - config.first_exit + 1, one.loss)
-        listener.told(
-            f"before block {one.block}: {one.settled:.1%} of tokens have settled, "
-            f"{one.accuracy:.1%} told right"
+    def tell(fitted: Fitted) -> None:
+        run.listener.stepped(fitted.block - config.first_exit + 1, {"loss": fitted.loss})
+        run.listener.told(
+            f"before block {fitted.block}: {fitted.settled:.1%} of tokens have settled, "
+            f"{fitted.accuracy:.1%} told right"
         )
 
-    classifier, fitted = fit_classifier(
+    classifier, fits = fit_classifier(
         exits, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
     )
-    rows = draw_rows(validation or examples, settings.depth_rows, settings.seed)
-    threshold, depth = _threshold(recipe, model, classifier, rows, listener)
+    drawn = draw_rows(rows.validation or rows.train, settings.depth_rows, settings.seed)
+    threshold, depth = _threshold(model, classifier, drawn, run)
     classifier.config = replace(config, threshold=threshold)
     model.learned = classifier.to(model.device)
     model.set_policy(AdaInferClassifier.policy)
-    make_folder(out)
     model.card = _card(recipe, len(exits.rows), threshold, depth)
-    model.eval().save_pretrained(out / CHECKPOINT)
-    RunRecord(
+    return run.finish(
+        model,
         kind="training",
-        model=model.facts(),
-        config={"method": AdaInferClassifier.policy, **asdict(recipe)},
+        rows=rows,
+        config={"method": AdaInferClassifier.policy},
         results={
             "tokens": len(exits.rows),
-            "rows": len(examples),
-            "left_out": left_out,
-            "classifiers": [asdict(one) for one in fitted],
+            "rows": len(rows.train),
+            "classifiers": [asdict(fitted) for fitted in fits],
             "threshold": threshold,
             "mean_blocks": depth,
         },
-    ).save(out / RECORD)
-    return out / CHECKPOINT
+    )
 
 
 def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
@@ -269,20 +252,16 @@ def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
 
 
 def _threshold(
-    recipe: AdaInferRecipe,
-    model: BuddyForCausalLM,
-    classifier: AdaInferClassifier,
-    rows: Sequence[Example],
-    listener: RunListener,
+    model: BuddyForCausalLM, classifier: AdaInferClassifier, rows: Sequence[Example], run: Run
 ) -> tuple[float, float]:
     """The threshold, given or searched, and its mean depth on these rows."""
-    settings = recipe.classifier
+    settings = run.recipe.classifier
     wanted = settings.wanted_depth(model.num_blocks)
 
     def depth_at(threshold: float) -> float:
         policy = AdaInferPolicy(classifier, model.backbone, threshold)
         depth = mean_depth(model, policy, rows)
-        listener.told(f"threshold {threshold:.6f}: {depth:.2f} blocks a token")
+        run.listener.told(f"threshold {threshold:.6f}: {depth:.2f} blocks a token")
         return depth
 
     if wanted is None:

@@ -9,5 +9,4 @@ METHOD = Method(
     recipe="buddy.methods.gated.recipe:GatedRecipe",
     train="buddy.methods.gated.run:train_gated",
     keeps_budget=False,
-    is_joint=True,
 )

@@ -9,5 +9,4 @@ METHOD = Method(
     recipe="buddy.methods.gated.recipe:GatedRecipe",
     train=".run:train_first",
     keeps_budget=False,
-    is_joint=True,
 )

@@ -1,11 +1,9 @@
 """FiRST's training: its routers first, then adapters under them."""
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Final
 
-from buddy.methods.gated.recipe import GatedRecipe
 from buddy.methods.gated.run import GATED, GatedTrainer
-from buddy.training.router.run import Listener, train_as
 from buddy.training.schedule import learning_rate_share
 
 
@@ -32,13 +30,5 @@ class FirstTrainer(GatedTrainer):
         return learning_rate_share(self.recipe.optim, step - begun, ends - begun)
 
 
-def train_first(
-    recipe: GatedRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
-) -> Path:
-    """Train FiRST by a recipe; see `training.router.run.train_as`.
-
-    Raises:
-        BuddyError: As there.
-    """
-    kind = replace(GATED, trainer=FirstTrainer)
-    return train_as(kind, recipe, out, resume=resume, listener=listener)
+train_first: Final = replace(GATED, trainer=FirstTrainer).train
+"""Trains FiRST by a recipe."""

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,7 +17,7 @@ from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.router.evaluate import Evaluation
 from buddy.training.router.model import build_model
-from buddy.training.router.run import Kind, Listener, train_as
+from buddy.training.router.run import TrainingMethod
 from buddy.training.router.straight_through import begin_pass
 from buddy.training.router.trainer import JointTrainer, RowReport
 
@@ -142,15 +141,6 @@ def evaluate_online(
     return [found], counts
 
 
-def train_gated(
-    recipe: GatedRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
-) -> Path:
-    """Train a gated method by a recipe; see `training.router.run.train_as`.
-
-    Raises:
-        BuddyError: As there.
-    """
-    return train_as(GATED, recipe, out, resume=resume, listener=listener)
-
-
-GATED: Final = Kind(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)
+GATED: Final = TrainingMethod(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)
+train_gated: Final = GATED.train
+"""Trains a gated method by a recipe."""

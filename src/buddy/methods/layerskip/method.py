@@ -7,5 +7,4 @@ METHOD = Method(
     policy=".policy:LayerSkipPolicy",
     recipe=".recipe:LayerSkipRecipe",
     train=".run:train_layerskip",
-    is_joint=True,
 )

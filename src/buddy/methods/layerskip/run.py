@@ -1,6 +1,6 @@
 """LayerSkip's training: blocks dropped at random, the loss taken at exits by the shared head."""
 
-from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -12,7 +12,7 @@ from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import PackedRun
-from buddy.training.router.run import Kind, Listener, train_as
+from buddy.training.router.run import TrainingMethod
 from buddy.training.router.straight_through import begin_pass
 from buddy.training.router.trainer import JointTrainer, RowReport
 
@@ -65,13 +65,5 @@ class LayerSkipTrainer(JointTrainer):
         )
 
 
-def train_layerskip(
-    recipe: LayerSkipRecipe, out: Path, *, resume: bool = False, listener: Listener | None = None
-) -> Path:
-    """Train LoRA for early exits by a recipe; see `training.router.run.train_as`.
-
-    Raises:
-        BuddyError: As there.
-    """
-    kind = Kind(trainer=LayerSkipTrainer)
-    return train_as(kind, recipe, out, resume=resume, listener=listener)
+train_layerskip: Final = TrainingMethod(trainer=LayerSkipTrainer).train
+"""Trains LoRA for early exits by a recipe."""

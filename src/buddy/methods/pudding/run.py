@@ -1,15 +1,12 @@
 """A run of PuDDing from its recipe to a checkpoint: sets, targets, classifier; resumable."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from buddy.checkpoint.resolve import load_tokenizer
-from buddy.data.examples import Example, check_source
+from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError
 from buddy.importance.search.sleb import check_rounds
@@ -20,22 +17,13 @@ from buddy.methods.pudding.recipe import PuddingRecipe
 from buddy.methods.pudding.sets import Search, plan_searches, search_set
 from buddy.methods.pudding.targets import Targets, measure_targets
 from buddy.model import BuddyForCausalLM
-from buddy.records import RunRecord
 from buddy.training.batches import check_context
 from buddy.training.card import with_pudding
-from buddy.training.log import TrainingLog, need_tensorboard
-from buddy.training.methods import RunListener
+from buddy.training.log import TrainingLog
 from buddy.training.router.recipe import BudgetSettings
 from buddy.training.router.trainer import budget_range
-from buddy.training.state import (
-    CHECKPOINT,
-    RECORD,
-    STATE,
-    check_folder,
-    load_state,
-    make_folder,
-    save_state,
-)
+from buddy.training.run import Rows, Run, RunListener, Steps
+from buddy.training.state import make_folder
 
 SETS: Final = "sets"
 """Folder of the orders' records, within that of the run."""
@@ -69,61 +57,33 @@ def train_pudding(
         TrainingError: The run cannot begin, or not go on.
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
-    listener = listener or RunListener()
-    check_folder(out, resume)
-    for source in (*recipe.data.train, *recipe.data.validation):
-        check_source(source)
-    if recipe.log.tensorboard:
-        need_tensorboard()
+    run = Run(recipe, out, resume=resume, listener=listener)
     depths = _check(recipe, BuddyForCausalLM.outline(recipe.model.name, policy="full"))
-    tokenizer = load_tokenizer(recipe.model.name)
-    left_out: list[str] = []
-    questions, held_out = (
-        read_questions(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
-        for sources in (recipe.data.train, recipe.data.validation)
-    )
-    for note in left_out:
-        listener.warned(note)
-    searches = plan_searches(recipe.sets, questions)
-    model = BuddyForCausalLM.from_pretrained(
-        recipe.model.name,
-        dtype=getattr(torch, recipe.model.dtype),
-        policy="full",
-        merge_adapter=True,
-    )
-    for note in notes_on_dtype(model.backbone):
-        listener.warned(note)
-    model.eval().requires_grad_(False)
+    rows = run.read_rows(read_questions)
+    run.warn(rows.left_out)
+    searches = plan_searches(recipe.sets, rows.train)
+    model = run.load_model(policy="full", merge_adapter=True)
+    run.warn(notes_on_dtype(model.backbone))
     make_folder(out)
-    facts = model.facts()
     config = PuddingConfig(
         num_blocks=model.num_blocks,
         width=model.backbone.kv_width,
-        orders=_search(model, searches, recipe, out, facts, listener),
+        orders=_search(model, searches, run),
         depths=depths,
         hidden=recipe.classifier.hidden,
     )
-    measurer = _Measurer(model, config, recipe, facts, listener)
-    targets = measurer.measure("training", questions, out / TRAIN_TARGETS)
-    validation = (
-        measurer.measure("validation", held_out, out / VALIDATION_TARGETS) if held_out else None
-    )
-    fit = PuddingFit(config, targets, recipe.optim)
+    measure = partial(_measure, model, config, run)
+    targets = measure("training", rows.train, out / TRAIN_TARGETS)
+    validation = None
+    if rows.validation:
+        validation = measure("validation", rows.validation, out / VALIDATION_TARGETS)
     settings = asdict(recipe)
     settings.pop("log")
-    identity = {**settings, "weights": facts, "orders": config.orders, "rows": len(targets)}
-    run = _Run(recipe, out, fit, targets, validation, identity, listener)
-    run.left_out = left_out
-    run.go(resume)
-    # Loaded again: a backbone that is written must be in the dtype that it was saved in.
-    whole = BuddyForCausalLM.from_pretrained(recipe.model.name, device="cpu", policy="full")
-    whole.learned = fit.classifier()
-    whole.set_policy(whole.default_policy())
-    names = [search.name for search in searches]
-    whole.card = with_pudding(whole.card, recipe.model.name, recipe.data.train, names, depths)
-    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.origin.source else tokenizer)
-    run.record(whole, names).save(out / RECORD)
-    return out / CHECKPOINT
+    measured = {"weights": model.facts(), "orders": config.orders, "rows": len(targets)}
+    fit = PuddingFit(config, targets, recipe.optim)
+    steps = _FitSteps(run, fit, {**settings, **measured}, rows, targets, validation)
+    steps.go()
+    return steps.finish([search.name for search in searches])
 
 
 def _check(recipe: PuddingRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:
@@ -140,147 +100,130 @@ def _check(recipe: PuddingRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:
 
 
 def _search(
-    model: BuddyForCausalLM,
-    searches: Sequence[Search],
-    recipe: PuddingRecipe,
-    out: Path,
-    facts: dict[str, Any],
-    listener: RunListener,
+    model: BuddyForCausalLM, searches: Sequence[Search], run: Run
 ) -> tuple[tuple[int, ...], ...]:
-    (out / SETS).mkdir(exist_ok=True)
+    """The order of each search, from its record where it is done."""
+    folder, facts = run.out / SETS, model.facts()
+    folder.mkdir(exist_ok=True)
     return tuple(
         search_set(
             model.backbone,
-            one,
-            recipe.sets,
-            out / SETS / f"{one.name}.json",
+            search,
+            run.recipe.sets,
+            folder / f"{search.name}.json",
             model=facts,
-            on_blocks=lambda done, rounds, name=one.name: listener.measured(  # type: ignore[misc]  # a default binds the loop's value
-                f"blocks removed for {name}", done, rounds
-            ),
+            on_blocks=partial(run.listener.measured, f"blocks removed for {search.name}"),
         )
-        for one in searches
+        for search in searches
     )
 
 
-class _Measurer:
-    """Measures targets on one model."""
+def _measure(
+    model: BuddyForCausalLM,
+    config: PuddingConfig,
+    run: Run,
+    what: str,
+    questions: Sequence[Question],
+    path: Path,
+) -> Targets:
+    """The targets of some questions, from their file as far as it has them."""
+    examples: list[Example] = [question.right for question in questions]
+    return measure_targets(
+        model.backbone,
+        config,
+        examples,
+        path,
+        batch_size=run.recipe.targets.batch_size,
+        identity={
+            "measured": "pudding-targets",
+            "model": model.facts(),
+            "dtype": str(model.dtype),
+        },
+        on_rows=partial(run.listener.measured, f"measuring {what} prompts"),
+    )
+
+
+class _FitSteps(Steps[PuddingFit]):
+    """The steps of the classifier; it is evaluated at the end alone."""
 
     def __init__(
         self,
-        model: BuddyForCausalLM,
-        config: PuddingConfig,
-        recipe: PuddingRecipe,
-        facts: dict[str, Any],
-        listener: RunListener,
-    ) -> None:
-        self._backbone, self._config, self._listener = model.backbone, config, listener
-        self._batch_size = recipe.targets.batch_size
-        self._identity = {"measured": "pudding-targets", "model": facts, "dtype": str(model.dtype)}
-
-    def measure(self, what: str, questions: Sequence[Question], path: Path) -> Targets:
-        examples: list[Example] = [one.right for one in questions]
-        return measure_targets(
-            self._backbone,
-            self._config,
-            examples,
-            path,
-            batch_size=self._batch_size,
-            identity=self._identity,
-            on_rows=lambda done, rows: self._listener.measured(
-                f"measuring {what} prompts", done, rows
-            ),
-        )
-
-
-class _Run:
-    """The loop over steps, and what happens between them."""
-
-    left_out: Sequence[str] = ()
-
-    def __init__(
-        self,
-        recipe: PuddingRecipe,
-        out: Path,
+        run: Run,
         fit: PuddingFit,
+        identity: dict[str, Any],
+        rows: Rows,
         targets: Targets,
         validation: Targets | None,
-        identity: dict[str, Any],
-        listener: RunListener,
     ) -> None:
-        self.recipe, self.out, self.fit, self.targets = recipe, out, fit, targets
-        self.validation, self.identity, self.listener = validation, identity, listener
-        self.window: list[float] = []
-        self.found: list[FitEvaluation] = []
+        super().__init__(run, fit, identity, rows)
+        self._targets, self._validation = targets, validation
+        self._window: list[float] = []
+        self._evaluations: list[FitEvaluation] = []
 
-    def go(self, resume: bool) -> None:
-        """Take all steps that are left."""
-        begun = 0
-        state = load_state(self.out / STATE, **self._saved()) if resume else None
-        if state is not None:
-            begun, extra = state
-            self.window = [float(loss) for loss in extra["window"]]
-        self.listener.started(begun, self.fit.steps)
-        log = TrainingLog(self.out, begun, tensorboard=self.recipe.log.tensorboard)
-        with closing(log):
-            if self.left_out and begun == 0:
-                log.write(0, "data", left_out=list(self.left_out))
-            for step in range(begun, self.fit.steps):
-                self._step(log, step)
-            if self.validation is not None:
-                self._evaluate(log, self.validation)
+    def step(self, step: int) -> dict[str, float]:
+        """Take a step, counted from 0."""
+        self._window.append(self.trainer.step(step))
+        return {"loss": self._window[-1]}
 
-    def _step(self, log: TrainingLog, step: int) -> None:
-        loss, done = self.fit.step(step), step + 1
-        self.window.append(loss)
-        self.listener.stepped(done, loss)
-        last = done == self.fit.steps
-        if done % self.recipe.log.every == 0 or last:
-            log.write(done, "train", loss=sum(self.window) / len(self.window))
-            self.window = []
-        if done % self.recipe.log.save_every == 0 or last:
-            extra = {"window": self.window}
-            save_state(self.out / STATE, step=done, extra=extra, **self._saved())
+    def log_line(self) -> dict[str, Any]:
+        """The mean loss since the last line."""
+        window, self._window = self._window, []
+        return {"loss": sum(window) / len(window)}
 
-    def _saved(self) -> dict[str, Any]:
-        return {
-            "identity": self.identity,
-            "parameters": self.fit.parameters,
-            "optimizer": self.fit.optimizer,
-        }
-
-    def _evaluate(self, log: TrainingLog, held_out: Targets) -> None:
-        self.found = evaluate_fit(self.fit.classifier(), self.targets, held_out)
-        for one in self.found:
-            values = asdict(one)
-            log.write(self.fit.steps, f"evaluation/{one.blocks}", **values)
-            self.listener.told(
-                f"{one.blocks} blocks: {len(one.chosen)} sets chosen for {len(held_out)} prompts, "
-                f"mean log-likelihood {one.log_likelihood:.4f}; best constant set "
-                f"{one.constant:.4f}, best of each {one.best:.4f}"
+    def evaluate(self, log: TrainingLog, step: int) -> None:
+        """Evaluate on the validation targets, and warn of a choice that is none."""
+        if self._validation is None:
+            return
+        self._evaluations = evaluate_fit(self.trainer.classifier(), self._targets, self._validation)
+        num_prompts = len(self._validation)
+        for evaluation in self._evaluations:
+            blocks, num_sets = evaluation.blocks, len(evaluation.chosen)
+            log.write(step, f"evaluation/{blocks}", **asdict(evaluation))
+            self.run.listener.told(
+                f"{blocks} blocks: {num_sets} sets chosen for {num_prompts} prompts, "
+                f"mean log-likelihood {evaluation.log_likelihood:.4f}; best constant set "
+                f"{evaluation.constant:.4f}, best of each {evaluation.best:.4f}"
             )
-            if len(one.chosen) == 1 and len(held_out) > 1:
+            if num_sets == 1 and num_prompts > 1:
                 text = (
-                    f"at {one.blocks} blocks the classifier chooses one set for every validation "
+                    f"at {blocks} blocks the classifier chooses one set for every validation "
                     "prompt: a static order would do the same"
                 )
-                log.write(self.fit.steps, "warning", text=text)
-                self.listener.warned(text)
+                log.write(step, "warning", text=text)
+                self.run.listener.warned(text)
 
-    def record(self, model: BuddyForCausalLM, sets: Sequence[str]) -> RunRecord:
-        """What was run, and how it ended."""
-        return RunRecord(
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether there is an evaluation; no state carries one."""
+        return bool(self._evaluations)
+
+    def carried(self) -> dict[str, Any]:
+        """The losses since the last line of the log."""
+        return {"window": self._window}
+
+    def restore(self, begun: int, carried: dict[str, Any]) -> None:
+        """Take up what a state carried."""
+        self._window = [float(loss) for loss in carried["window"]]
+
+    def finish(self, sets: Sequence[str]) -> Path:
+        """Write checkpoint and record: the model that was named, sets and classifier."""
+        recipe, part = self.run.recipe, self.trainer.classifier()
+        whole = self.run.load_as_saved(policy="full")
+        whole.learned = part
+        whole.set_policy(whole.default_policy())
+        name, sources, depths = recipe.model.name, recipe.data.train, part.config.depths
+        whole.card = with_pudding(whole.card, name, sources, sets, depths)
+        return self.run.finish(
+            whole,
             kind="training-pudding",
-            model=model.facts(),
-            config=asdict(self.recipe),
+            rows=self.rows,
             results={
-                "steps": self.fit.steps,
-                "rows": len(self.targets),
-                "left_out": list(self.left_out),
-                "trained_parameters": sum(p.numel() for p in self.fit.parameters.values()),
+                "steps": self.steps,
+                "rows": len(self._targets),
+                "trained_parameters": sum(p.numel() for p in self.trainer.parameters.values()),
                 "sets": list(sets),
-                "orders": [list(order) for order in self.fit.classifier().config.orders],
-                "mean_log_likelihoods": self.targets.log_likelihoods.mean(0).tolist(),
-                "evaluation": [asdict(one) for one in self.found],
+                "orders": [list(order) for order in part.config.orders],
+                "mean_log_likelihoods": self._targets.log_likelihoods.mean(0).tolist(),
+                "evaluation": [asdict(evaluation) for evaluation in self._evaluations],
             },
         )

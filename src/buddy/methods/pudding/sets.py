@@ -19,10 +19,9 @@ from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
 from buddy.records import RunRecord, read_record
 from buddy.resume import check_same
-from buddy.training.batches import collate
+from buddy.training.batches import collate, rows_identity
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
-from buddy.training.predictor.reward_model import rows_identity
 from buddy.training.predictor.shared_prefix import run_plans
 
 KIND: Final = "importance-pudding"

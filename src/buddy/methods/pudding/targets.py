@@ -15,10 +15,9 @@ from buddy.depth.policy import Observation
 from buddy.errors import TrainingError
 from buddy.methods.pudding.policy import CONTEXT_LAYER, PuddingConfig, prompt_summary
 from buddy.resume import ResumeFile, fingerprint
-from buddy.training.batches import collate
+from buddy.training.batches import collate, rows_identity
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
-from buddy.training.predictor.reward_model import rows_identity
 from buddy.training.predictor.shared_prefix import run_plans
 
 

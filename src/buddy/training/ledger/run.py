@@ -1,47 +1,31 @@
-"""A run from a recipe to a checkpoint with a ledger, and to what the ledger gains."""
+"""The ledger from its recipe to a checkpoint, and to what the ledger gains."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from buddy.budget.blocks import check_spendable
-from buddy.checkpoint.resolve import load_tokenizer
-from buddy.data.examples import Example, check_source, read_all
+from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
-from buddy.records import RunRecord
 from buddy.training.batches import check_context
 from buddy.training.ledger.fit import fit_ledger
 from buddy.training.ledger.measure import measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerRecipe
-from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerListener:
-    """Whom a run tells how it goes."""
-
-    measured: Callable[[str, int, int], None] = lambda what, done, of: None
-    """Training rows or means that are done, and how many there are."""
-    found: Callable[[dict[str, Any]], None] = lambda one: None
-    """What was found at one mean."""
-    warned: Callable[[str], None] = lambda text: None
-    """When rows are left out."""
+from buddy.training.run import Rows, Run, RunListener
 
 
 def train_ledger(
-    recipe: LedgerRecipe, out: Path, *, listener: LedgerListener | None = None
+    recipe: LedgerRecipe, out: Path, *, resume: bool = False, listener: RunListener | None = None
 ) -> Path:
     """Fit a ledger to a checkpoint.
 
     Args:
         recipe: Everything that fixes the run.
         out: Folder for `checkpoint/` and the record.
+        resume: A fit keeps no state, so it begins again.
         listener: Told how it goes.
 
     Returns:
@@ -52,55 +36,41 @@ def train_ledger(
         ModelError: The checkpoint cannot be loaded.
         DataError: A data file is missing, empty or malformed.
     """
-    listener, settings = listener or LedgerListener(), recipe.ledger
-    check_folder(out, resume=True)
-    for source in (*recipe.data.train, *recipe.data.validation):
-        check_source(source)
-    model = BuddyForCausalLM.from_pretrained(
-        recipe.model.name, dtype=getattr(torch, recipe.model.dtype)
-    )
-    model.eval().requires_grad_(False)
+    run, settings = Run(recipe, out, resume=True, listener=listener), recipe.ledger
+    model = run.load_model()
     check_context(recipe.data.max_tokens, model)
     prompt = _check_levels(recipe, model)
-    tokenizer, left_out = load_tokenizer(recipe.model.name), list[str]()
-    examples, held_out = (
-        read_all(sources, tokenizer, max_tokens=recipe.data.max_tokens, note=left_out.append)
-        for sources in (recipe.data.train, recipe.data.validation)
-    )
-    for note in left_out:
-        listener.warned(note)
-    _check_answers(examples, held_out)
+    rows = run.read_rows()
+    run.warn(rows.left_out)
+    _check_answers(rows)
     answers = measure_levels(
         model,
-        examples,
+        rows.train,
         settings.levels,
         prompt,
         batch_size=settings.batch_size,
-        on_rows=lambda done: listener.measured("training answers", done, len(examples)),
+        on_rows=lambda done: run.listener.measured(
+            "measuring training answers", done, len(rows.train)
+        ),
     )
     model.ledger = fit_ledger(answers, settings)
-    found = _evaluate(model, held_out, prompt, recipe, listener) if held_out else []
-    # Loaded again: a backbone that is written must be in the dtype that it was saved in.
-    whole = BuddyForCausalLM.from_pretrained(recipe.model.name, device="cpu")
+    evaluation = _evaluate(model, rows.validation, prompt, run) if rows.validation else []
+    whole = run.load_as_saved()
     whole.ledger = model.ledger
-    make_folder(out)
-    whole.save_pretrained(out / CHECKPOINT, tokenizer=None if whole.origin.source else tokenizer)
-    record = RunRecord(
+    return run.finish(
+        whole,
         kind="training-ledger",
-        model=whole.facts(),
-        config={**asdict(recipe), "num_blocks": model.num_blocks, "prompt_blocks": prompt},
+        rows=rows,
+        config={"num_blocks": model.num_blocks, "prompt_blocks": prompt},
         results={
-            "rows": len(examples),
-            "tokens": sum(len(one.token_ids) for one in answers),
-            "left_out": left_out,
+            "rows": len(rows.train),
+            "tokens": sum(len(answer.token_ids) for answer in answers),
             "losses": model.ledger.losses.tolist(),
             "prices": model.ledger.prices.tolist(),
             "known_tokens": model.ledger.config.tokens,
-            "evaluation": found,
+            "evaluation": evaluation,
         },
     )
-    record.save(out / RECORD)
-    return out / CHECKPOINT
 
 
 def _check_levels(recipe: LedgerRecipe, model: BuddyForCausalLM) -> int:
@@ -116,15 +86,18 @@ def _check_levels(recipe: LedgerRecipe, model: BuddyForCausalLM) -> int:
     return prompt
 
 
-def _check_answers(examples: list[Example], held_out: list[Example]) -> None:
+def _check_answers(rows: Rows) -> None:
     """Refuse rows that tell nothing, before any is measured: an answer's first token is not fed."""
-    longer, tested = (sum(len(one.answer) > 1 for one in rows) for rows in (examples, held_out))
-    if longer < 2:
+    fitted, tested = (
+        sum(len(example.answer) > 1 for example in examples)
+        for examples in (rows.train, rows.validation)
+    )
+    if fitted < 2:
         raise RecipeError(
-            f"data.train has {longer} answers of two tokens or more, and a ledger is fitted to 2 "
+            f"data.train has {fitted} answers of two tokens or more, and a ledger is fitted to 2 "
             "at least: add rows"
         )
-    if held_out and not tested:
+    if rows.validation and not tested:
         raise RecipeError(
             "data.validation has no answer of two tokens or more, so it tells nothing of a "
             "ledger: add rows, or leave it out"
@@ -132,27 +105,23 @@ def _check_answers(examples: list[Example], held_out: list[Example]) -> None:
 
 
 def _evaluate(
-    model: BuddyForCausalLM,
-    examples: list[Example],
-    prompt: int,
-    recipe: LedgerRecipe,
-    listener: LedgerListener,
+    model: BuddyForCausalLM, examples: list[Example], prompt: int, run: Run
 ) -> list[dict[str, Any]]:
     """Ledger and constant depth on the same answers, at each mean; differences are paired."""
     ledger = model.ledger
     assert ledger is not None
-    means = recipe.means or ledger.config.means
-    found, size = [], recipe.ledger.batch_size
+    means = run.recipe.means or ledger.config.means
+    evaluations, size = [], run.recipe.ledger.batch_size
     constant = measure_levels(model, examples, means, prompt, batch_size=size)
     for place, mean in enumerate(means):
         spend = ledger.budget(Fraction(mean)).levels
         lost, ran = measure_depths(model, examples, spend, prompt, batch_size=size)
-        flat = [float(one.losses[:, place].sum(dtype=np.float64)) for one in constant]
-        tokens = np.array([len(one) for one in ran])
+        flat = [float(answer.losses[:, place].sum(dtype=np.float64)) for answer in constant]
+        tokens = np.array([len(blocks) for blocks in ran])
         gain = np.array(lost) - np.array(flat)
         # Of a ratio of sums: answers are drawn, tokens come with them.
         apart = gain - gain.sum() / tokens.sum() * tokens
-        one = {
+        at_mean = {
             "mean": mean,
             "constant": sum(flat) / tokens.sum(),
             "ledger": sum(lost) / tokens.sum(),
@@ -162,7 +131,11 @@ def _evaluate(
             "answers": len(ran),
             "tokens": int(tokens.sum()),
         }
-        found.append(one)
-        listener.measured("means", place + 1, len(means))
-        listener.found(one)
-    return found
+        evaluations.append(at_mean)
+        run.listener.measured("measuring means", place + 1, len(means))
+        run.listener.told(
+            f"mean {mean:2d} blocks  constant {at_mean['constant']:.3f}  ledger "
+            f"{at_mean['ledger']:.3f} at {at_mean['blocks']:.2f}  difference "
+            f"{at_mean['difference']:+.3f} ± {at_mean['stderr']:.3f}"
+        )
+    return evaluations

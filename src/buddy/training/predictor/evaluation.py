@@ -62,6 +62,14 @@ class PredictorEvaluation:
         """Whether all prompts, and enough of them to tell, have one budget."""
         return self.rows >= _FEW_ROWS and len(self.choices) == 1
 
+    def describe(self) -> str:
+        """One line: what is chosen, and what it is worth beside a constant depth."""
+        return (
+            f"{self.blocks:.1f} blocks, {len(self.choices)} distinct  reward {self.reward:.3f}  "
+            f"best constant {self.constant_reward:.3f} ({self.constant_blocks} blocks)  "
+            f"best of each {self.best_reward:.3f}"
+        )
+
 
 @torch.no_grad()
 def evaluate_predictor(

@@ -16,7 +16,8 @@ from buddy.data.examples import Example
 from buddy.errors import TrainingError
 from buddy.resume import ResumeFile, Words
 from buddy.routing.budget_predictor import NUM_PINNED
-from buddy.training.predictor.reward_model import RewardModel, model_identity, rows_identity
+from buddy.training.batches import rows_identity
+from buddy.training.predictor.reward_model import RewardModel, model_identity
 
 _WORDS: Final = Words(
     file="the table ",

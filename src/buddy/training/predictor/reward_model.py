@@ -92,11 +92,3 @@ def model_identity(model: BuddyForCausalLM) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().double().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def rows_identity(examples: Sequence[Example]) -> str:
-    """SHA-256 of prompts and answers, in their order."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(repr((example.prompt, example.answer)).encode())
-    return digest.hexdigest()

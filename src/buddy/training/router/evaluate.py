@@ -36,6 +36,16 @@ class Evaluation:
     mask_entropy: float
 
 
+def describe(step: int, evaluations: Sequence[Evaluation]) -> str:
+    """Two lines about an evaluation after a step, the budgets of both in columns."""
+    losses = "  ".join(f"{each.blocks}: {each.cross_entropy:.3f}" for each in evaluations)
+    plans = "  ".join(f"{each.blocks}: {each.distinct_plans}" for each in evaluations)
+    return (
+        f"step {step}  cross-entropy by blocks  {losses}\n"
+        f"{'':>{len(str(step)) + 5}}  distinct plans           {plans}"
+    )
+
+
 @torch.no_grad()
 def answer_pass(
     model: BuddyForCausalLM, batch: Batch, depths: Int[Tensor, "batch tokens"]
