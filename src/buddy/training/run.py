@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -165,6 +165,7 @@ class Run:
         return checkpoint
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """What takes steps, as far as a run has to know it."""
 
