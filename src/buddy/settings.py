@@ -82,6 +82,18 @@ def check_ranges(settings: Any, error: type[BuddyError]) -> None:
             raise error(f"{name} must be {allowed}, got {shown(value)}")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeTable:
+    """A table of a recipe; one with a number outside the range of its field cannot be made.
+
+    Raises:
+        RecipeError: A number is outside its range.
+    """
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+
+
 def _extras(hint: Any) -> tuple[Any, ...]:
     """What `Annotated` says of a hint, or of the part of a union that is not None."""
     if get_origin(hint) in (Union, types.UnionType):

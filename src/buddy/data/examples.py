@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from buddy.data.chat import apply_chat
 from buddy.data.rows import Note, Row, read_rows, refused
@@ -12,6 +12,7 @@ from buddy.errors import DataError, reason, shown
 from buddy.files import check_readable
 from buddy.settings import Range, check_ranges
 
+Made = TypeVar("Made")
 Template = Literal["chat", "alpaca"]
 """How an instruction is put to the model: its own chat template, or that of Stanford Alpaca."""
 
@@ -116,31 +117,52 @@ def read_examples(
     Raises:
         DataError: Rows are missing, malformed or of no kind that is understood, or none is left.
     """
-    rows = load_rows(source)[source.start : source.stop]
     encode = encoder(source.template, tokenizer)
-    examples = []
-    left_out = Counter[str]()
-    for where, row in rows:
+
+    def read(where: str, row: Row) -> Example | str:
         prompt, answer = encode(row, where)
         if not answer:
-            left_out["an empty answer"] += 1
-        elif not prompt:
-            left_out["an empty prompt"] += 1
-        elif len(prompt) >= max_tokens:
-            left_out[f"a prompt of {max_tokens} tokens or more"] += 1
+            return "an empty answer"
+        if not prompt:
+            return "an empty prompt"
+        if len(prompt) >= max_tokens:
+            return f"a prompt of {max_tokens} tokens or more"
+        answer = answer[: max_tokens - len(prompt)]
+        return Example(tuple(prompt), tuple(answer), row_source(row, where, source))
+
+    return usable_rows(source, read, note)
+
+
+def usable_rows(source: Source, read: Callable[[str, Row], Made | str], note: Note) -> list[Made]:
+    """What the rows of a source give, in its order; each row once.
+
+    Args:
+        source: File or hub data set.
+        read: Takes where a row stands, as a message begins, and the row; what the row gives, or
+            what it has that makes it give nothing.
+        note: Told of rows that give nothing.
+
+    Raises:
+        DataError: Rows are missing, or none gives anything.
+    """
+    rows = load_rows(source)[source.start : source.stop]
+    usable, left_out = list[Made](), Counter[str]()
+    for where, row in rows:
+        made = read(where, row)
+        if isinstance(made, str):
+            left_out[made] += 1
         else:
-            answer = answer[: max_tokens - len(prompt)]
-            examples.append(Example(tuple(prompt), tuple(answer), row_source(row, where, source)))
+            usable.append(made)
     name = source.path or source.hub
     reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
-    if not examples:
+    if not usable:
         raise DataError(
             f"{name} has no usable row from {source.start} to {source.stop or 'its end'}: "
             f"{reasons or 'it ends before'}"
         )
     if left_out:
         note(f"{name}: of {len(rows)} rows, {reasons} left out")
-    return examples
+    return usable
 
 
 def row_source(row: Row, where: str, source: Source) -> str:

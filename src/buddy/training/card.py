@@ -1,6 +1,7 @@
 """Drafts the model card of a trained checkpoint: what only its maker knows is left to be stated."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from buddy.checkpoint.card import Card
 from buddy.data.examples import Source
@@ -8,7 +9,7 @@ from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.router.evaluate import Evaluation
 from buddy.training.router.recipe import Recipe
 
-_TO_STATE = """\
+TO_STATE: Final = """\
 ## To be stated by who publishes it
 
 Licence (those of the base model, the data and a teacher bind it), intended use, and limits. Name
@@ -40,7 +41,7 @@ by {chosen}.
 {adapters} on `{recipe.model.name}`{by}, {steps:,} steps of {optim.batch_size} examples at a peak
 learning rate of {optim.learning_rate:g}. `record.json` beside this folder has every setting.
 
-{_sources(recipe.data.train)}
+{list_sources(recipe.data.train)}
 """
     if found:
         rows = "\n".join(
@@ -56,7 +57,7 @@ Held-out rows of the recipe, nats a token:
 {rows}
 """
     facts = {"base_model": recipe.model.name, "library_name": "buddy-llm", "license": "unknown"}
-    return Card(text=f"{text}\n{_TO_STATE}", facts=facts)
+    return Card(text=f"{text}\n{TO_STATE}", facts=facts)
 
 
 def with_stage_2(card: Card | None, recipe: BudgetRecipe) -> Card:
@@ -69,44 +70,13 @@ def with_stage_2(card: Card | None, recipe: BudgetRecipe) -> Card:
 
 Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
 
-{_sources(recipe.data.train)}
+{list_sources(recipe.data.train)}
 """
     return Card(text=text, facts=before.facts)
 
 
-def with_pudding(
-    card: Card | None,
-    base: str,
-    sources: Sequence[Source],
-    sets: Sequence[str],
-    depths: Sequence[int],
-) -> Card:
-    """A card with the sets and the classifier of PuDDing.
-
-    Args:
-        card: Of the model that they were made for; None where it has none.
-        base: That model, as the recipe names it.
-        sources: Of the training rows.
-        sets: Names of the sets.
-        depths: Blocks that ran when the classifier's targets were measured.
-    """
-    facts = {"base_model": base, "library_name": "buddy-llm", "license": "unknown"}
-    before = card or Card(text="# A Buddy checkpoint\n", facts=facts)
-    text = f"""\
-{before.text.rstrip()}
-
-## PuDDing
-
-A classifier chooses one of {len(sets)} sets of blocks for each prompt ({", ".join(sets)}). It
-reads the mean of the first block's values, and was trained on the answers' log-likelihoods at
-{", ".join(map(str, depths))} blocks, of rows from:
-
-{_sources(sources)}
-"""
-    return Card(text=f"{text}\n{_TO_STATE}" if card is None else text, facts=before.facts)
-
-
-def _sources(sources: Sequence[Source]) -> str:
+def list_sources(sources: Sequence[Source]) -> str:
+    """Where rows come from, a line each."""
     lines = []
     for one in sources:
         end = "the end" if one.stop is None else one.stop

@@ -6,19 +6,19 @@ from typing import Annotated, Final
 from buddy.errors import RecipeError, shown
 from buddy.methods.gated.gates import GatedPart
 from buddy.policies.registry import find_method, methods
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import SHARE
 from buddy.training.router.recipe import (
     BudgetSettings,
     LogSettings,
     Recipe,
     RouterSettings,
-    check_answers_alone,
+    check_rival,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateSettings:
+class GateSettings(RecipeTable):
     """How gates are trained, and what holds their depth down."""
 
     penalty: Annotated[float, Range(0, 1000)]
@@ -34,9 +34,6 @@ class GateSettings:
     are trained in every step, but for `first`, which trains adapters in steps of their own."""
     learning_rate: Annotated[float, Range(0, 1)] = 1e-3
     """Peak learning rate of the gates."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 _ALL_READ: Final = ("penalty", "learning_rate")
@@ -104,11 +101,12 @@ class GatedRecipe(Recipe):
                 "lora.rank is 0, and the steps beyond gates.gate_steps train adapters: set a rank, "
                 f"or gates.gate_steps to 1, got {self.gates.gate_steps:g}"
             )
-        if self.router != _no_router():
-            raise RecipeError("router: a gated method has none: leave the table out")
-        if self.budget != _full_budget():
-            raise RecipeError("budget: a gated method keeps none: leave the table out")
-        check_answers_alone(self, self.method)
+        check_rival(
+            self,
+            self.method,
+            router=(_no_router(), "a gated method has none"),
+            budget=(_full_budget(), "a gated method keeps none"),
+        )
         if self.log.evaluate_budgets == LogSettings().evaluate_budgets:  # not named
             object.__setattr__(self, "log", replace(self.log, evaluate_budgets=("1.0",)))
         if self.log.evaluate_budgets != ("1.0",):

@@ -3,16 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from buddy.errors import RecipeError
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import SHARE
-from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings, check_answers_alone
+from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings, check_rival
 
 Curriculum = Literal["rotational", "gradual"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExitSettings:
+class ExitSettings(RecipeTable):
     """Which blocks are dropped, and where the loss is taken."""
 
     dropout: Annotated[float, SHARE] = 0.2
@@ -24,9 +23,6 @@ class ExitSettings:
     """Distance between two exits of `rotational`, in blocks."""
     scale: Annotated[float, Range(0, 1)] = 1.0
     """Weight of early exits beside the last."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 def _exits_alone() -> RouterSettings:
@@ -43,12 +39,13 @@ class LayerSkipRecipe(Recipe):
     """There is none."""
 
     def __post_init__(self) -> None:
-        if self.router != _exits_alone():
-            raise RecipeError("router: layerskip has none: leave the table out")
-        if self.budget != BudgetSettings():
-            raise RecipeError(
-                "budget: layerskip draws no budgets, its exits are those of exits.curriculum: "
-                "leave the table out"
-            )
-        check_answers_alone(self, "layerskip")
+        check_rival(
+            self,
+            "layerskip",
+            router=(_exits_alone(), "layerskip has none"),
+            budget=(
+                BudgetSettings(),
+                "layerskip draws no budgets, its exits are those of exits.curriculum",
+            ),
+        )
         Recipe.__post_init__(self)

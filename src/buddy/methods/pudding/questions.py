@@ -1,13 +1,11 @@
 """Questions: a prompt, its right answer, and the wrong ones it is told from, as tokens."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from buddy.data.examples import Encode, Example, Source, encoder, load_rows, row_source
+from buddy.data.examples import Encode, Example, Source, encoder, row_source, usable_rows
 from buddy.data.rows import Note, Row, refused
-from buddy.errors import DataError
 
 WRONG: Final = "wrong"
 """Field of a row: its wrong answers, each an object as the row is one, with a prompt of its own."""
@@ -49,39 +47,33 @@ def read_questions(
     Raises:
         DataError: Rows are missing or malformed, or none is left.
     """
-    return [one for source in sources for one in _read(source, tokenizer, max_tokens, note)]
+    return [
+        question
+        for source in sources
+        for question in _read(source, tokenizer, max_tokens, note) * source.repeat
+    ]
 
 
 def _read(source: Source, tokenizer: Any, max_tokens: int, note: Note) -> list[Question]:
-    rows = load_rows(source)[source.start : source.stop]
     encode = encoder(source.template, tokenizer)
-    found, left_out = [], Counter[str]()
-    for where, row in rows:
+
+    def read(where: str, row: Row) -> Question | str:
         task = row_source(row, where, source)
-        asked = [_example(encode, one, where, task) for one in (row, *_wrong(row, where))]
-        if any(not one.prompt or not one.answer for one in asked):
-            left_out["an empty prompt or answer"] += 1
-        elif any(one.num_tokens > max_tokens for one in asked):
-            left_out[f"more than {max_tokens} tokens"] += 1
-        else:
-            found.append(Question(asked[0], tuple(asked[1:])))
-    name = source.path or source.hub
-    reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
-    if not found:
-        raise DataError(
-            f"{name} has no usable row from {source.start} to {source.stop or 'its end'}: "
-            f"{reasons or 'it ends before'}"
-        )
-    if left_out:
-        note(f"{name}: of {len(rows)} rows, {reasons} left out")
-    return found * source.repeat
+        right, *wrong = [_example(encode, each, where, task) for each in (row, *_wrong(row, where))]
+        if any(not example.prompt or not example.answer for example in (right, *wrong)):
+            return "an empty prompt or answer"
+        if any(example.num_tokens > max_tokens for example in (right, *wrong)):
+            return f"more than {max_tokens} tokens"
+        return Question(right, tuple(wrong))
+
+    return usable_rows(source, read, note)
 
 
 def _wrong(row: Row, where: str) -> list[Row]:
-    found = row.get(WRONG, [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise refused(where, WRONG, "a list of objects with prompt and completion", found)
-    return found
+    wrong = row.get(WRONG, [])
+    if not isinstance(wrong, list) or not all(isinstance(each, dict) for each in wrong):
+        raise refused(where, WRONG, "a list of objects with prompt and completion", wrong)
+    return wrong
 
 
 def _example(encode: Encode, row: Row, where: str, task: str) -> Example:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable, check_ranges
 from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -63,18 +63,15 @@ class TargetSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifierSettings:
+class ClassifierSettings(RecipeTable):
     """Its size."""
 
     hidden: Annotated[int, Range(1, 2**16)] = 64
     """Width of the hidden layer."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FitSettings:
+class FitSettings(RecipeTable):
     """AdamW on the mean squared error; the learning rate rises, then stays."""
 
     learning_rate: Annotated[float, LEARNING_RATE] = 1e-3
@@ -90,12 +87,9 @@ class FitSettings:
     seed: Annotated[int, RUN_SEED] = 0
     """Fixes the order of rows and the classifier's start."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FitLogSettings:
+class FitLogSettings(RecipeTable):
     """What is written while the classifier learns."""
 
     every: Annotated[int, STEPS] = 10
@@ -104,9 +98,6 @@ class FitLogSettings:
     """Steps between two training states, from which a run can go on."""
     tensorboard: bool = True
     """Write TensorBoard events beside the JSON lines."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

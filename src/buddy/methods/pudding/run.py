@@ -10,6 +10,7 @@ from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError
 from buddy.importance.search.sleb import check_rounds
+from buddy.methods.pudding.card import with_pudding
 from buddy.methods.pudding.fit import FitEvaluation, PuddingFit, evaluate_fit
 from buddy.methods.pudding.policy import PuddingConfig
 from buddy.methods.pudding.questions import Question, read_questions
@@ -18,7 +19,6 @@ from buddy.methods.pudding.sets import Search, plan_searches, search_set
 from buddy.methods.pudding.targets import Targets, measure_targets
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import check_context
-from buddy.training.card import with_pudding
 from buddy.training.log import TrainingLog
 from buddy.training.router.recipe import BudgetSettings
 from buddy.training.router.trainer import budget_range

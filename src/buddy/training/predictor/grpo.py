@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.errors import RecipeError
 from buddy.routing.budget_predictor import NUM_PINNED
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GRPOSettings:
+class GRPOSettings(RecipeTable):
     """The paper's settings; `entropy` is ours, as the paper gives none."""
 
     samples: Annotated[int, Range(2, 1024)] = 4
@@ -26,9 +25,6 @@ class GRPOSettings:
     """Weight of the policy's entropy, which keeps it from settling too soon."""
     epsilon: Annotated[float, Range(1e-12, 1)] = 1e-6
     """Keeps the advantage finite where all rewards of a group are equal."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 def rewards(

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from buddy.errors import RecipeError
 from buddy.routing.budget_predictor import BudgetPredictorConfig
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.predictor.grpo import GRPOSettings
 from buddy.training.recipe import (
     BATCH_SIZE,
@@ -20,7 +19,7 @@ from buddy.training.recipe import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictorOptimSettings:
+class PredictorOptimSettings(RecipeTable):
     """AdamW, at a constant learning rate."""
 
     learning_rate: Annotated[float, LEARNING_RATE] = 1e-5
@@ -37,12 +36,9 @@ class PredictorOptimSettings:
     seed: Annotated[int, RUN_SEED] = 0
     """Of the order, the drawn budgets and the predictor's start."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasureSettings:
+class MeasureSettings(RecipeTable):
     """How losses are come by."""
 
     precompute: bool = True
@@ -51,12 +47,9 @@ class MeasureSettings:
     batch_size: Annotated[int, BATCH_SIZE] = 4
     """Prompts measured at a time."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictorLogSettings:
+class PredictorLogSettings(RecipeTable):
     """What is written while training."""
 
     every: Annotated[int, STEPS] = 50
@@ -69,9 +62,6 @@ class PredictorLogSettings:
     """Steps between two training states, from which a run can go on."""
     tensorboard: bool = True
     """Write TensorBoard events beside the JSON lines."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

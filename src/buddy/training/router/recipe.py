@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from buddy.budget.read import AUTO, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
 from buddy.routing.prior import PriorConfig
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable, check_ranges
 from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -47,7 +47,7 @@ def _check_budgets(name: str, budgets: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoraSettings:
+class LoraSettings(RecipeTable):
     """Adapters on all linear layers of the blocks."""
 
     rank: Annotated[int, Range(0, 4096)] = 8
@@ -60,9 +60,6 @@ class LoraSettings:
     """A Buddy checkpoint of the same base model whose adapters are trained on; else new ones."""
     keep_context: bool = False
     """No adapter on what the router reads: prompts look to it as they did before the first step."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,16 +302,20 @@ class Recipe:
             raise RecipeError("nothing to train: lora.rank and optim.router_learning_rate are 0")
 
 
-def check_answers_alone(recipe: Recipe, method: str) -> None:
-    """Refuse objectives that a method's own training does not have.
+def check_rival(recipe: Recipe, method: str, **absent: tuple[Any, str]) -> None:
+    """Refuse what the training of a rival method does not have.
 
     Args:
         recipe: Of the method.
         method: Its name.
+        **absent: Tables that its recipe does not have: what stands there by default, and why.
 
     Raises:
-        RecipeError: A teacher is named, or prompts have a weight.
+        RecipeError: One of them is there, a teacher is named, or prompts have a weight.
     """
+    for table, (default, why) in absent.items():
+        if getattr(recipe, table) != default:
+            raise RecipeError(f"{table}: {why}: leave the table out")
     if recipe.teacher.name is not None:
         raise RecipeError(f"teacher: {method} is trained without one: leave the table out")
     if recipe.optim.prompt_loss > 0:
