@@ -20,7 +20,7 @@ import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
-from buddy.importance.search.greedy import greedy_order
+from buddy.methods.pudding.greedy import greedy_order
 from buddy.policies.measured import read_order
 from buddy.records import RunRecord
 from buddy.training.batches import collate

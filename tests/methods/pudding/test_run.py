@@ -11,8 +11,8 @@ from buddy import BuddyForCausalLM
 from buddy.cli.main import app
 from buddy.data.examples import Example
 from buddy.errors import BuddyError, DataError, RecipeError, ResultError, TrainingError
-from buddy.importance.search.greedy import greedy_order
 from buddy.methods.pudding.fit import PuddingFit, evaluate_fit
+from buddy.methods.pudding.greedy import greedy_order
 from buddy.methods.pudding.policy import PuddingConfig, PuddingPolicy
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import FitSettings, SetSettings

@@ -41,22 +41,22 @@ def fit_logistic(
     wide, target = features.double(), labels.double()
     mean, spread = wide.mean(0), wide.std(0, correction=0).clamp(min=1e-9)
     scaled = (wide - mean) / spread
-    made = torch.zeros(wide.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    fitted = torch.zeros(wide.shape[1] + 1, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS(
-        [made], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+        [fitted], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:
         search.zero_grad()
-        score = scaled @ made[:-1] + made[-1]
-        value = binary_cross_entropy_with_logits(score, target) + ridge / 2 * made.square().sum()
+        score = scaled @ fitted[:-1] + fitted[-1]
+        value = binary_cross_entropy_with_logits(score, target) + ridge / 2 * fitted.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     with torch.enable_grad():
         search.step(loss)  # type: ignore[no-untyped-call]
-    weight = made.detach()[:-1] / spread
-    return Linear(weight, made.detach()[-1] - weight @ mean)
+    weight = fitted.detach()[:-1] / spread
+    return Linear(weight, fitted.detach()[-1] - weight @ mean)
 
 
 def cross_validated(
@@ -79,8 +79,8 @@ def cross_validated(
     fold = groups % folds
     for held_out in sorted(set(fold.tolist())):
         mine = fold == held_out
-        made = fit_logistic(features[~mine], labels[~mine], ridge)
-        scores, told = made.scores(features[mine]), labels[mine]
-        right += int(((scores > 0) == told).sum())
-        lost += float(binary_cross_entropy_with_logits(scores, told.double(), reduction="sum"))
+        fitted = fit_logistic(features[~mine], labels[~mine], ridge)
+        scores, target = fitted.scores(features[mine]), labels[mine]
+        right += int(((scores > 0) == target).sum())
+        lost += float(binary_cross_entropy_with_logits(scores, target.double(), reduction="sum"))
     return right / len(labels), lost / len(labels)

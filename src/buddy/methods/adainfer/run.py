@@ -86,11 +86,11 @@ def collect_exit_features(
         seed: Of the draw.
         on_rows: Told of rows done.
     """
-    total = sum(len(one.answer) for one in examples)
+    total = sum(len(example.answer) for example in examples)
     draw = torch.Generator().manual_seed(seed)
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[torch.randperm(total, generator=draw)[:tokens]] = True
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    batches: list[tuple[Tensor, Tensor, Tensor]] = []
     begun = 0
     for start in range(0, len(examples), _BATCH):
         batch = collate(examples[start : start + _BATCH], model.device)
@@ -108,10 +108,10 @@ def collect_exit_features(
                 best.append(seen[1])
                 if block < model.num_blocks:
                     run.blocks(range(block, block + 1), None)
-        settled = torch.stack([one == best[-1] for one in best[:-1]], 1)
-        found.append((torch.stack(features[:-1], 1).cpu(), settled.cpu(), (rows + start).cpu()))
+        settled = torch.stack([token == best[-1] for token in best[:-1]], 1)
+        batches.append((torch.stack(features[:-1], 1).cpu(), settled.cpu(), (rows + start).cpu()))
         on_rows(min(len(examples), start + _BATCH))
-    return ExitFeatures(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return ExitFeatures(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
 def _features_and_best(
@@ -147,18 +147,18 @@ def fit_classifier(
             "the classifiers are validated on rows that they were not fitted on: expected answer "
             "tokens of 2 rows or more; add rows to data.train"
         )
-    made, fitted = AdaInferClassifier(config), []
+    classifier, fitted = AdaInferClassifier(config), []
     for place in range(config.num_blocks - config.first_exit):
         block, features = config.first_exit + place, exits.features[:, place]
         settled = exits.settled[:, place]
-        one = fit_logistic(features, settled, ridge)
+        linear = fit_logistic(features, settled, ridge)
         with torch.no_grad():
-            made.weight[block] = one.weight.float()
-            made.bias[block] = one.bias.float()
-        told = cross_validated(features, settled, exits.rows, folds, ridge)
-        fitted.append(Fitted(block, float(settled.float().mean()), *told))
+            classifier.weight[block] = linear.weight.float()
+            classifier.bias[block] = linear.bias.float()
+        accuracy_and_loss = cross_validated(features, settled, exits.rows, folds, ridge)
+        fitted.append(Fitted(block, float(settled.float().mean()), *accuracy_and_loss))
         on_fitted(fitted[-1])
-    return made, fitted
+    return classifier, fitted
 
 
 def train_adainfer(

@@ -93,12 +93,12 @@ class GatedTrainer(JointTrainer):
                 loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
             loss.backward()  # type: ignore[no-untyped-call]
         self._sum_gradients()
-        kept = kept_by_row(run.gates, model.num_blocks, part.governed)
-        depth = (kept.sum(2) * real).sum(1) / batch.lengths
+        block_masks = kept_by_row(run.gates, model.num_blocks, part.governed)
+        depth = (block_masks.sum(2) * real).sum(1) / batch.lengths
         reports = []
         for row, place in enumerate(mine):
             first = int(batch.is_prompt[row].sum())
-            plan = tuple(kept[row, first].nonzero()[:, 0].tolist())
+            plan = tuple(block_masks[row, first].nonzero()[:, 0].tolist())
             loss_of_row = float(by_row[row].detach())
             reports.append((loss_of_row, round(float(depth[row])), plan, weights[place]))
         return self._gather(reports)
@@ -137,8 +137,8 @@ def evaluate_online(
         counts.add(out.lanes.last_plan.executed_sets)
     model.train(was_training)
     entropy = counts.mask_entropy(model.num_blocks)
-    found = Evaluation(round(ran / fed), total / tokens, counts.num_distinct, entropy)
-    return [found], counts
+    evaluation = Evaluation(round(ran / fed), total / tokens, counts.num_distinct, entropy)
+    return [evaluation], counts
 
 
 GATED: Final = TrainingMethod(build=build_gated, trainer=GatedTrainer, evaluate=evaluate_online)

@@ -57,8 +57,8 @@ class LayerSkipTrainer(JointTrainer):
         depths = plan.host.sum(1).tolist()
         return self._gather(
             [
-                (float(one), depth, executed, float(weight))
-                for one, depth, executed, weight in zip(
+                (float(loss_of_row), depth, executed, float(weight))
+                for loss_of_row, depth, executed, weight in zip(
                     by_row.detach(), depths, plan.executed_sets, by_example, strict=True
                 )
             ]

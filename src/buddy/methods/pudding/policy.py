@@ -178,9 +178,9 @@ class PuddingPolicy(DepthPolicy):
         predicted, is_decided = self.part(prompt_summary(seen)), seen.router_sees.any(1)
         if state is None:
             return PuddingState(predicted, is_decided)
-        kept = state.is_decided
+        was = state.is_decided
         return PuddingState(
-            torch.where(kept[:, None, None], state.predicted, predicted), kept | is_decided
+            torch.where(was[:, None, None], state.predicted, predicted), was | is_decided
         )
 
     def choose(self, state: PuddingState, blocks: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:

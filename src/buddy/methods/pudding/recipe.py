@@ -120,5 +120,5 @@ class PuddingRecipe:
     """Logs and states."""
 
     def __post_init__(self) -> None:
-        if any(one.repeat > 1 for one in (*self.data.train, *self.data.validation)):
+        if any(source.repeat > 1 for source in (*self.data.train, *self.data.validation)):
             raise RecipeError("data: rows are measured once: leave repeat out")

@@ -14,7 +14,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.errors import DataError, RecipeError, TrainingError
-from buddy.importance.search.greedy import GreedyOrder, greedy_order
+from buddy.methods.pudding.greedy import GreedyOrder, greedy_order
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
 from buddy.records import RunRecord, read_record
@@ -58,24 +58,24 @@ def plan_searches(settings: SetSettings, questions: Sequence[Question]) -> list[
         DataError: A question has no wrong answer, and a loss needs one.
     """
     by_task: dict[str, list[Question]] = {}
-    for one in questions:
-        by_task.setdefault(one.source, []).append(one)
+    for question in questions:
+        by_task.setdefault(question.source, []).append(question)
     missing = [task for task in settings.tasks if task not in by_task]
     if missing:
         raise RecipeError(
             f"sets.tasks: no training row is of {missing[0]!r}: expected some of "
             f"{', '.join(sorted(by_task))}"
         )
-    found = []
+    searches = []
     for task in settings.tasks or sorted(by_task):
         rows = tuple(by_task[task][: settings.items])
-        if "margin" in settings.losses and not all(one.wrong for one in rows):
+        if "margin" in settings.losses and not all(question.wrong for question in rows):
             raise DataError(
                 f"a row of {task} has no wrong answers, which the loss margin compares with: write "
                 'rows with buddy data --wrong, or set sets.losses=["likelihood"]'
             )
-        found += [Search(task, loss, rows) for loss in settings.losses]
-    return found
+        searches += [Search(task, loss, rows) for loss in settings.losses]
+    return searches
 
 
 def weighted_answers(search: Search) -> list[tuple[Example, float]]:
@@ -84,11 +84,14 @@ def weighted_answers(search: Search) -> list[tuple[Example, float]]:
     The cost of a set is the weighted sum over the number of questions.
     """
     if search.loss == "likelihood":
-        return [(one.right, 1.0) for one in search.questions]
+        return [(question.right, 1.0) for question in search.questions]
     return [
         pair
-        for one in search.questions
-        for pair in ((one.right, float(len(one.wrong))), *((wrong, -1.0) for wrong in one.wrong))
+        for question in search.questions
+        for pair in (
+            (question.right, float(len(question.wrong))),
+            *((wrong, -1.0) for wrong in question.wrong),
+        )
     ]
 
 
@@ -155,7 +158,7 @@ def search_set(
         "task": search.task,
         "loss": search.loss,
         "items": len(search.questions),
-        "rows": rows_identity([one for one, _ in weighted_answers(search)]),
+        "rows": rows_identity([answer for answer, _ in weighted_answers(search)]),
         "rounds": rounds,
         "batch_size": settings.batch_size,
         "dtype": str(backbone.dtype),

@@ -101,22 +101,22 @@ def measure_targets(
         "text": fingerprint(torch.tensor([[example.num_tokens for example in rows]])),
     }
     file = ResumeFile(path, identity)
-    found = file.read("summaries", "log_likelihoods") or {
+    measured = file.read("summaries", "log_likelihoods") or {
         "summaries": torch.zeros(0, config.width),
         "log_likelihoods": torch.zeros(0, len(config.depths), len(config.orders)),
     }
-    on_rows(len(found["summaries"]), len(rows))
-    while (done := len(found["summaries"])) < len(rows):
+    on_rows(len(measured["summaries"]), len(rows))
+    while (done := len(measured["summaries"])) < len(rows):
         some = rows[done : done + batch_size]
-        for name, new in zip(found, measure(backbone, config, some), strict=True):
-            found[name] = torch.cat([found[name], new.cpu()])
-        if not bool(found["log_likelihoods"][done:].isfinite().all()):
+        for name, new in zip(measured, measure(backbone, config, some), strict=True):
+            measured[name] = torch.cat([measured[name], new.cpu()])
+        if not bool(measured["log_likelihoods"][done:].isfinite().all()):
             raise TrainingError(
                 f"a log-likelihood is not a number (of rows {done + 1} to {done + len(some)}, by "
                 "length): the model's weights are broken, or its dtype is too narrow; try "
                 "model.dtype=float32"
             )
         on_rows(done + len(some), len(rows))
-        file.write_if_due(lambda: found)
-    file.write(found)
-    return Targets(found["summaries"], found["log_likelihoods"])
+        file.write_if_due(lambda: measured)
+    file.write(measured)
+    return Targets(measured["summaries"], measured["log_likelihoods"])

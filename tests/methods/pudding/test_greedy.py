@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from buddy.errors import ModelError
-from buddy.importance.search.greedy import greedy_order
 from buddy.importance.search.sleb import sleb_search
+from buddy.methods.pudding.greedy import greedy_order
 from tests.tiny import delete_blocks, random_ids, tiny_buddy, tiny_model
 
 PRICES = torch.tensor([100.0, 3.0, 1.0, 1.0, 5.0, 100.0])

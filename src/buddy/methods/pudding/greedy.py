@@ -15,7 +15,7 @@ Cost = Callable[[Bool[Tensor, "candidates blocks"]], Float[Tensor, " candidates"
 
 @dataclass(frozen=True, slots=True)
 class GreedyOrder:
-    """What the loop has found so far.
+    """The order as far as the loop has come.
 
     Attributes:
         order: The middle blocks, each once: those removed, and the others as the last round ranks
@@ -35,7 +35,7 @@ def greedy_order(
     cost: Cost,
     *,
     begin: Sequence[int] = (),
-    on_round: Callable[[GreedyOrder], None] = lambda found: None,
+    on_round: Callable[[GreedyOrder], None] = lambda search: None,
 ) -> GreedyOrder:
     """Remove blocks one by one; the first and the last stay, and of equals the shallower goes.
 
@@ -44,16 +44,16 @@ def greedy_order(
         rounds: Removals to search; fewer where no block is left.
         cost: Of the sets in which one more block is gone.
         begin: Blocks that are gone already, in their order.
-        on_round: Told what was found, after every round.
+        on_round: Told the order so far, after every round.
 
     Raises:
         ModelError: A cost is NaN or infinite.
 
     Source: SLEB.
     """
-    found = GreedyOrder(tuple(begin), (), len(begin))
+    search = GreedyOrder(tuple(begin), (), len(begin))
     for _ in range(min(rounds, num_blocks - 2 - len(begin))):
-        gone = found.order[: found.num_removed]
+        gone = search.order[: search.num_removed]
         rest = [block for block in range(1, num_blocks - 1) if block not in gone]
         sets = torch.ones(len(rest), num_blocks, dtype=torch.bool)
         for row, block in enumerate(rest):
@@ -65,8 +65,8 @@ def greedy_order(
                 "its number format overflows; load it in bfloat16 or float32"
             )
         ranked = [rest[place] for place in torch.argsort(costs, stable=True).tolist()]
-        found = GreedyOrder(
-            (*gone, *ranked), (*found.costs, float(costs.min())), found.num_removed + 1
+        search = GreedyOrder(
+            (*gone, *ranked), (*search.costs, float(costs.min())), search.num_removed + 1
         )
-        on_round(found)
-    return found
+        on_round(search)
+    return search
