@@ -5,7 +5,6 @@ a prefill in one pass; so is the cache, whatever parts the prompt is fed in.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.budget.blocks import check_spendable
 from buddy.depth.policy import DepthPolicy, Observation, Policy
 from buddy.depth.select import select_blocks
 from buddy.engine.state.sequence import RouteRow
@@ -33,11 +31,6 @@ class PlannedPrompt:
     route: RouteRow
 
 
-def plans_ahead(policy: Policy) -> bool:
-    """Whether the plan of a prompt is known before any block has run."""
-    return policy.plans_ahead
-
-
 @torch.no_grad()
 def plan_prompt(policy: Policy, token_ids: Int[Tensor, " tokens"], blocks: int) -> PlannedPrompt:
     """The plan of a prompt by its own scores, as a prefill in one pass would make it.
@@ -51,17 +44,16 @@ def plan_prompt(policy: Policy, token_ids: Int[Tensor, " tokens"], blocks: int) 
         BudgetError: The budget cannot be spent.
         PolicyError: The policy knows no plan before blocks have run.
     """
-    if not plans_ahead(policy):
+    if not isinstance(policy, DepthPolicy) or not policy.plans_ahead:
         raise PolicyError(
             f"policy {policy.name!r} plans while blocks run: feed its prompts in one pass"
         )
-    scoring = cast(DepthPolicy, policy)
-    check_spendable({blocks}, scoring.num_blocks, scoring.pinned)
+    policy.check_spendable({blocks})
     seen = Observation(token_ids[None], torch.ones_like(token_ids[None], dtype=torch.bool))
-    state = scoring.observe(None, seen)
+    state = policy.observe(None, seen)
     route = RouteRow(state, 0, 1)
-    if blocks == scoring.num_blocks:
+    if blocks == policy.num_blocks:
         return PlannedPrompt(np.ones(blocks, np.bool_), route)
     budget = torch.tensor([blocks], device=token_ids.device)
-    plan = select_blocks(scoring.scores(state, budget), budget, pinned=scoring.pinned)
+    plan = select_blocks(policy.scores(state, budget), budget, pinned=policy.pinned)
     return PlannedPrompt(plan.host[0], route)

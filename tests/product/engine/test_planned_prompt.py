@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from buddy.budget.source import ConstantBudget
 from buddy.engine.naive import naive_hidden
-from buddy.engine.planned_prompt import plan_prompt, plans_ahead
+from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.run import run_step
 from buddy.engine.step import Feed, Step
 from buddy.errors import PolicyError, PromptError
@@ -183,6 +183,6 @@ def test_tokens_with_budgets_of_their_own_are_routed_apart_too():
 
 def test_a_plan_that_needs_blocks_is_refused():
     buddy = tiny_buddy()
-    assert not plans_ahead(buddy.policy)
+    assert not buddy.policy.plans_ahead
     with pytest.raises(PolicyError, match="in one pass"):
         plan_prompt(buddy.policy, random_ids(1, 3)[0], 4)

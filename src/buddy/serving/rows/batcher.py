@@ -21,7 +21,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.executors.protocol import Executor
-from buddy.engine.planned_prompt import plan_prompt, plans_ahead
+from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.run import run_step
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.steer import BatchRoute, check_batch_route
@@ -96,7 +96,7 @@ class Batcher:
             model.executor.refresh()
             self._policy: Policy = model.inference_policy()
         self._executor = model.executor.fast_path()
-        self._plans_ahead = plans_ahead(self._policy)
+        self._plans_ahead = self._policy.plans_ahead
         self._vocab = int(self._backbone.embedding.num_embeddings)
         session = model.new_session(options.rows, options.slots)
         kept = options.kept_prefixes if self._plans_ahead else 0

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from buddy.budget.blocks import check_spendable
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
@@ -82,7 +81,7 @@ def _check_levels(recipe: LedgerRecipe, model: BuddyForCausalLM) -> int:
         raise RecipeError(
             f"ledger: {too_deep[0]} blocks, and {recipe.model.name} has {model.num_blocks}"
         )
-    check_spendable({*levels, prompt}, model.num_blocks, policy.pinned)
+    policy.check_spendable({*levels, prompt})
     return prompt
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buddy.budget.blocks import check_spendable
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.errors import PolicyError, RecipeError
@@ -78,7 +77,7 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
     made = BuddyForCausalLM(
         adapted, prior=order, router=router, policy=settings.policy, origin=base.origin
     )
-    check_spendable(budgets, made.num_blocks, made.scoring_policy.pinned)
+    made.scoring_policy.check_spendable(budgets)
     return made.train()
 
 
