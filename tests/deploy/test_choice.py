@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from buddy.budget.read import parse_budget
+from buddy.budget.request import read_budget
 from buddy.errors import BudgetError
 from buddy.serving.http.budget_rules import BudgetRules, split_model
-from buddy.serving.request import Fixed
 from tests.deploy.recipe import FOLDER, load
 
 recipe = load()
@@ -24,11 +23,12 @@ def test_a_budget_is_read_as_the_server_reads_it(num_blocks):
     read = 0
     for one in written:
         try:
-            theirs = parse_budget(one, num_blocks)
+            theirs = read_budget(one)
+            blocks = None if theirs.number is None else theirs.number.blocks(num_blocks)
         except BudgetError:
             continue  # the server refuses it, whichever it is
         ours = recipe.blocks_of(one, num_blocks)
-        assert ours == (None if theirs == "auto" else theirs.blocks), one
+        assert ours == blocks, one
         read += 1
     assert read > 100
     wrong = [*written[-8:], None, [0.5], {}]
@@ -70,7 +70,7 @@ def test_a_request_says_how_deep_it_may_run_at_most(body, blocks):
         budget = BudgetRules(num_blocks=L, has_predictor=True, means=(15, L)).read(
             budget, suffix, None
         )
-        most = max(budget.prefill, budget.decode) if isinstance(budget, Fixed) else budget.most
+        most = max(budget.prompt, budget.most) if budget.is_contract else budget.most
         assert most == blocks
 
 

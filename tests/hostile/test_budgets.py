@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buddy.budget.blocks import Budget
-from buddy.budget.read import parse_budget, read_budget, split_phases
-from buddy.budget.source import CalledBudget, Progress
+from buddy.budget.request import CalledBudget, read_blocks, read_budget
+from buddy.budget.resolved import Limits
+from buddy.budget.source import Progress
 from buddy.errors import BudgetError
-from buddy.generation.budgets import read_budgets, read_prefill_budget
+from buddy.generation.budgets import read_rows
 
 NUM_BLOCKS = 30
+LIMITS = Limits(num_blocks=NUM_BLOCKS, least=3, has_predictor=True)
+
+
+def blocks_of(value, batch=1):
+    """Blocks of each row; None where the predictor is to choose."""
+    return tuple(request.resolve(LIMITS).blocks for request in read_rows(value, batch))
+
 
 REFUSED = [
     "\u0660.\u0665",
@@ -96,7 +104,7 @@ REFUSED = [
 @pytest.mark.parametrize("value", REFUSED, ids=lambda one: f"{type(one)}")
 def test_what_is_no_budget_is_refused_in_one_short_line(value):
     with pytest.raises(BudgetError) as caught:
-        read_budgets(value, NUM_BLOCKS, 1)
+        blocks_of(value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     str(caught.value).encode()
@@ -107,7 +115,7 @@ def test_what_is_no_budget_is_refused_in_one_short_line(value):
 def test_each_phase_is_read_by_the_same_parser(value, phases):
     text = phases.format(value)
     with pytest.raises(BudgetError) as caught:
-        [read_prefill_budget(one, NUM_BLOCKS) for one in split_phases(text)]
+        read_budget(text).resolve(LIMITS)
     assert "\n" not in str(caught.value)
 
 
@@ -144,13 +152,13 @@ def test_each_phase_is_read_by_the_same_parser(value, phases):
     ],
 )
 def test_a_number_is_read_whatever_holds_it(value, blocks):
-    assert read_budgets(value, NUM_BLOCKS, 1) == (blocks,)
+    assert blocks_of(value) == (blocks,)
 
 
 def test_auto_is_no_number_of_the_prompt_nor_of_a_callable():
-    assert read_budgets(" AUTO ", NUM_BLOCKS, 2) == (None, None)
+    assert blocks_of(" AUTO ", 2) == (None, None)
     for refuse in (
-        lambda: read_prefill_budget("auto", NUM_BLOCKS),
+        lambda: read_blocks("auto", "prefill_budget"),
         lambda: CalledBudget(lambda _: "auto").ask(
             Progress(is_prompt=True, new_tokens=1, num_blocks=NUM_BLOCKS)
         ),
@@ -183,14 +191,18 @@ def refusal(call, *arguments):
 
 @given(anything, st.integers(1, 128))
 def test_only_a_budget_error_comes_out_and_what_is_read_can_be_written_again(value, num_blocks):
-    budget, refused = refusal(parse_budget, value, num_blocks)
+    limits = Limits(num_blocks=num_blocks, least=1, has_predictor=True)
+    resolved, refused = refusal(lambda: read_budget(value).resolve(limits))
     assert "\n" not in refused
-    if isinstance(budget, Budget):
-        assert parse_budget(f"{budget.blocks} blocks", num_blocks) == budget
-        assert parse_budget(budget, num_blocks) == budget
-        assert parse_budget(budget.ratio, num_blocks) == budget
-    else:
-        assert refused or value.strip().lower() == budget == "auto"
+    if refused:
+        return
+    blocks = resolved.blocks
+    if blocks is None:
+        assert value.strip().lower() == resolved.written(num_blocks) == "auto"
+        return
+    budget = Budget(blocks, num_blocks)
+    for again in (f"{blocks} blocks", budget, budget.ratio):
+        assert read_budget(again).resolve(limits) == resolved
 
 
 @given(
@@ -198,18 +210,21 @@ def test_only_a_budget_error_comes_out_and_what_is_read_can_be_written_again(val
     | number_like.map("prefill:{},decode:0.5".format)
     | st.from_regex(r"\A[a-z:,0-9. ]*\Z")
 )
-def test_phases_are_split_or_refused(text):
-    phases, refused = refusal(split_phases, text)
+def test_text_is_a_budget_of_some_form_or_refused(text):
+    limits = Limits(num_blocks=NUM_BLOCKS, least=3, has_predictor=True, means=(3, NUM_BLOCKS))
+    request, refused = refusal(read_budget, text)
     assert "\n" not in refused
-    for one in phases or ():
-        if one is not None:
-            read, refused = refusal(read_budget, one)
-            assert refused or isinstance(read, int | Fraction) or read == "auto"
+    if not refused:
+        assert request.text == text
+        resolved, refused = refusal(request.resolve, limits)
+        assert refused or 3 <= resolved.prompt <= NUM_BLOCKS
 
 
 @given(st.integers(1, 10**6), st.integers(6, 9))
 def test_a_decimal_is_read_exactly(digits, places):
     text = f"{digits:0{places + 1}d}"
     exact = Fraction(digits, 10**places)
-    assert read_budget(f"{text[:-places]}.{text[-places:]}") == exact
-    assert read_budget(f"{text[:-places] + text[-places:][:2]}.{text[-places:][2:]}%") == exact
+    assert read_blocks(f"{text[:-places]}.{text[-places:]}").amount == exact
+    assert (
+        read_blocks(f"{text[:-places] + text[-places:][:2]}.{text[-places:][2:]}%").amount == exact
+    )

@@ -114,7 +114,7 @@ NUMBERS = [
     ]
 ]
 CHOICES = [
-    (GENERATE, "--prefill-budget=auto", "prefill_budget must be a number"),
+    (GENERATE, "--prefill-budget=auto", "must be a fraction or a count of blocks"),
     (GENERATE, "--prefill-budget=abc", "budget 'abc' cannot be read"),
     (GENERATE, "--budget=auto --prefill-budget=1.0", "chosen for prompt and answer together"),
     (GENERATE, "--budget=auto --model=smollm2-135m", "trained Budget Predictor"),
@@ -172,7 +172,7 @@ MEASURING = [
         ("-b 1.0 -b 2_0%", "budget '2_0%' cannot be read"),
         ("-b prefill:1.0", "prefill:1.0,decode:0.5"),
         ("-b prefill:x,decode:0.5", "budget 'x' cannot be read"),
-        ("-b prefill:auto,decode:0.5", "prefill_budget must be a number"),
+        ("-b prefill:auto,decode:0.5", "must be a fraction or a count of blocks"),
         ("-b 0.5 --policy nonsense", "no policy 'nonsense'"),
         ("-b 0.5 --policy mine=static:{tmp}/none.json", "none.json cannot be read"),
         ("-b 0.5 --policy static:1", "cannot be spent"),

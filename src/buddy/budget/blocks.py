@@ -1,20 +1,17 @@
 """Numbers of Transformer blocks that may run, and those that a model can run at all."""
 
 import math
-import reprlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
+from buddy.budget.amount import share_of
 from buddy.errors import BudgetError
 
 MIN_BLOCKS: Final = 3
 """The first block feeds the router, the last feeds the head, and one is left to choose. A model of
 fewer blocks has nothing to choose, and runs at full depth alone."""
-
-
-EXAMPLES = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
 
 
 def least_blocks(num_blocks: int, num_pinned: int = 1) -> int:
@@ -102,21 +99,3 @@ class Budget:
                 f"expected {_allowed(num_blocks)}"
             )
         return cls(blocks, num_blocks)
-
-
-def share_of(number: Any) -> Fraction:
-    """The decimal that the caller wrote, which is in (0, 1]."""
-    if not 0 < number <= 1:  # false of NaN
-        is_count = number > 1 and number == number // 1 and number < 10**9
-        hint = f'; for a count write "{int(number)} blocks"' if is_count else ""
-        shown = f"{float(number):g}" if abs(number) < 10**9 else shown_value(number)
-        raise BudgetError(f"budget {shown} is not allowed: expected {EXAMPLES}{hint}")
-    return number if isinstance(number, Fraction) else Fraction(repr(float(number)))
-
-
-def shown_value(value: object) -> str:
-    """On one line, and cut short."""
-    try:
-        return " ".join(reprlib.repr(value).split())
-    except ValueError:  # Python writes no number of so many digits
-        return "of thousands of digits"

@@ -1,12 +1,11 @@
 """Who says how many blocks the new tokens of a sequence may run, asked at every step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 from buddy.budget.blocks import Budget
-from buddy.budget.read import AUTO, BudgetLike, parse_budget
 from buddy.errors import BudgetError
 
 
@@ -76,27 +75,6 @@ class PhasedBudget:
     def ask(self, progress: Progress) -> int | Sequence[int]:
         """By the phase."""
         return self.prompt if progress.is_prompt else self.answer.ask(progress)
-
-
-@dataclass(frozen=True, slots=True)
-class CalledBudget:
-    """A callable of the caller's, which names a budget as a caller writes one."""
-
-    call: Callable[[Progress], BudgetLike]
-
-    def ask(self, progress: Progress) -> int:
-        """What the callable says.
-
-        Raises:
-            BudgetError: It says what is no budget, or "auto".
-        """
-        said = parse_budget(self.call(progress), progress.num_blocks)
-        if said == AUTO:
-            raise BudgetError(
-                'a budget that is a callable must return a number such as 0.6 or "18 blocks", '
-                "got 'auto': it is asked at every step, and auto is chosen once from the prompt"
-            )
-        return said.blocks
 
 
 def reads_tokens(source: BudgetSource) -> bool:

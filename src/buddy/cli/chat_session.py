@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
+from buddy.budget.request import BudgetRequest
+from buddy.budget.resolved import ResolvedBudget
 from buddy.cli.loading import load_checked
 from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions, parse_reroute
 from buddy.cli.views.display import fetch_progress, prepare_engine, show_summary
@@ -40,24 +42,15 @@ def check_message(role: str, content: str) -> None:
         raise PromptError("the prompt is empty: write what the model is to answer")
 
 
-def check_budget(
-    model: "BuddyForCausalLM", budget: str | None, prefill_budget: str | None
-) -> int | None:
-    """Blocks that a budget allows, None if each prompt or token decides.
+def check_budget(model: "BuddyForCausalLM", budget: BudgetRequest) -> ResolvedBudget:
+    """A budget in blocks of a model.
 
     Raises:
-        BudgetError: It cannot be read, or the model or its policy cannot spend it.
+        BudgetError: The model or its policy cannot spend it.
     """
-    from buddy.budget.read import read_mean
-    from buddy.budget.source import Progress, blocks_of_lanes
-
-    is_mean = read_mean(budget) is not None
-    source = model.read_sources(budget, prefill_budget, 1)[0]
-    if source is not None:
-        for is_prompt in (True,) if is_mean else (True, False):
-            asked = Progress(is_prompt=is_prompt, new_tokens=1, num_blocks=model.num_blocks)
-            model.policy.check_spendable(blocks_of_lanes(source, asked))
-    return None if is_mean else model.read_budgets(budget, 1)[0]
+    resolved = budget.resolve(model.limits)
+    model.policy.check_spendable(resolved.depths())
+    return resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ class ChatSession:
         self.reroute = check_reroute(parse_reroute(routing.reroute))
         self.model = load_checked(
             model,
-            lambda outline: check_budget(outline, budgets.budget, budgets.prefill_budget),
+            lambda outline: check_budget(outline, budgets.request),
             console,
             routing,
         )
@@ -111,19 +104,16 @@ class ChatSession:
         untrained = "" if self.model.router is not None else ", no trained router"
         return self.model.policy.describe() + untrained
 
-    def check_budget(self, budgets: BudgetOptions) -> int | None:
-        """Blocks that a budget allows, None if each prompt decides; refuses what cannot be."""
-        return check_budget(self.model, budgets.budget, budgets.prefill_budget)
+    def check_budget(self, budget: BudgetRequest) -> ResolvedBudget:
+        """A budget in blocks of the model; refuses what cannot be."""
+        return check_budget(self.model, budget)
 
-    def _prepare(self, budgets: BudgetOptions) -> None:
+    def _prepare(self, budget: BudgetRequest) -> None:
         """Have the policy measure what it needs of the model, before the answer is timed."""
-        from buddy.generation.budgets import read_prefill_budget
-
-        num_blocks = self.model.num_blocks
-        blocks = self.check_budget(budgets)
-        depths = [num_blocks if blocks is None else blocks]  # what auto needs is trained
-        if budgets.prefill_budget is not None:
-            depths.append(read_prefill_budget(budgets.prefill_budget, num_blocks))
+        resolved = self.check_budget(budget)
+        depths = [resolved.blocks or self.model.num_blocks]  # what auto needs is trained
+        if resolved.prefill is not None:
+            depths.append(resolved.prefill)
         with fetch_progress(self.console) as on_progress:
             self.model.policy.prepare_for(depths, on_progress)
 
@@ -174,7 +164,7 @@ class ChatSession:
 
         for message in messages:
             check_message(**message)
-        self._prepare(budgets)
+        self._prepare(budgets.request)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -189,8 +179,7 @@ class ChatSession:
             with _no_warnings(), _explained_by_wishes(self.model.generation_config):
                 self.model.generate(
                     ids,
-                    budget=budgets.budget,
-                    prefill_budget=budgets.prefill_budget,
+                    budget=budgets.request,
                     reroute=self.reroute,
                     streamer=collector,
                     trace=trace,

@@ -13,7 +13,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from buddy.budget.read import read_budget, read_mean, split_phases
+from buddy.budget.request import (
+    Blocks,
+    BudgetRequest,
+    DefaultBudget,
+    read_blocks,
+    read_budget,
+)
 from buddy.files import check_writable
 from buddy.settings import SEED, Range
 
@@ -76,27 +82,16 @@ def seed(help: str) -> Any:
     return number(SEED, help=help)
 
 
-def check_budget(text: str) -> None:
-    """Refuse what is no budget of any model.
+def read_by(read: Callable[[str], Any], *names: str, help: str, **more: Any) -> Any:
+    """An option that gives what a function reads in its text, or in each of a list."""
 
-    Raises:
-        BudgetError: It cannot be read.
-    """
-    read_budget(text)
+    def callback(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [read(text) for text in value]
+        return None if value is None else read(value)
 
-
-def check_answer_budget(text: str) -> None:
-    """As `check_budget`; or a mean over the tokens of an answer."""
-    if read_mean(text) is None:
-        read_budget(text)
-
-
-def check_phases(text: str) -> None:
-    """As `check_answer_budget`; prompt and answer may have a budget each."""
-    prompt, answer = split_phases(text)
-    check_answer_budget(answer)
-    if prompt is not None:
-        check_budget(prompt)
+    # Typer takes a ValueError of a parser for its own, so that ours is not told: it parses text.
+    return typer.Option(*names, help=help, parser=str, metavar="TEXT", callback=callback, **more)
 
 
 def _check_temperature(value: float) -> None:
@@ -170,19 +165,19 @@ Model = Annotated[
     typer.Option("--model", "-m", help="Preset, hub id, folder, GGUF file or Buddy checkpoint."),
 ]
 Budget = Annotated[
-    str | None,
-    checked(
-        check_answer_budget,
+    BudgetRequest | None,
+    read_by(
+        read_budget,
         "--budget",
         "-b",
-        help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto; mean:0.75 is a mean over '
-        "the tokens of the answer. Full depth if not given.",
+        help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto; mean:0.75 is a mean '
+        "over the tokens of the answer. Full depth if not given.",
     ),
 ]
 PrefillBudget = Annotated[
-    str | None,
-    checked(
-        check_budget,
+    Blocks | None,
+    read_by(
+        read_blocks,
         help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding.",
     ),
 ]
@@ -256,6 +251,15 @@ class BudgetOptions:
 
     budget: Budget = None
     prefill_budget: PrefillBudget = None
+
+    @property
+    def request(self) -> BudgetRequest:
+        """Both as one budget.
+
+        Raises:
+            BudgetError: Prompt and answer cannot have a budget each.
+        """
+        return (self.budget or DefaultBudget()).with_prefill(self.prefill_budget)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

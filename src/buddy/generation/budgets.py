@@ -1,89 +1,49 @@
-"""What a caller's budgets come to, in blocks: named ones as they are, `auto` from the prompt."""
+"""What a caller's budgets come to in a model: sources of blocks, `auto` chosen from the prompt."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.blocks import Budget
-from buddy.budget.read import (
-    AUTO,
-    BudgetLike,
-    check_mean,
-    no_predictor,
-    parse_budget,
-    parse_budgets,
-    read_mean,
-)
-from buddy.budget.source import (
-    BudgetSource,
-    CalledBudget,
-    ConstantBudget,
-    PhasedBudget,
-    Progress,
-)
+from buddy.budget.blocks import least_blocks
+from buddy.budget.request import BudgetLike, BudgetRequest, read_blocks, read_budget
+from buddy.budget.resolved import Limits
+from buddy.budget.source import BudgetSource, ConstantBudget
+from buddy.depth.policy import Policy
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.routing.ledger import Ledger, LedgerBudget
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
-OneBudget = BudgetLike | BudgetSource | Callable[[Progress], BudgetLike]
-"""A budget as a caller writes it, a source, or a callable that is asked at every step."""
-
-Budgets = OneBudget | Sequence[OneBudget] | Tensor
+Budgets = BudgetLike | Sequence[BudgetLike] | Tensor
 """One budget for all rows, one per row, or a tensor [rows] of block counts."""
 
 
-Numbers = BudgetLike | Sequence[BudgetLike] | Tensor
-"""Budgets that can be read before any step."""
-
-
-def read_budgets(budget: Numbers | None, num_blocks: int, batch: int) -> tuple[int | None, ...]:
-    """Blocks that each row runs; None where the Budget Predictor is to choose.
+def read_rows(budget: Any, batch: int) -> list[BudgetRequest]:
+    """The budget of each row.
 
     Raises:
-        BudgetError: A budget cannot be read or spent.
+        BudgetError: A budget cannot be read, or there is another number of them.
     """
-    if budget is None:
-        return (num_blocks,) * batch
     if isinstance(budget, Tensor) and budget.ndim > 0:
         budget = [f"{blocks} blocks" for blocks in budget.reshape(-1).tolist()]
-    parsed = parse_budgets(budget, num_blocks, batch)
-    return tuple(None if one == AUTO else one.blocks for one in parsed)
-
-
-def read_prefill_budget(budget: BudgetLike, num_blocks: int) -> int:
-    """Blocks that the tokens of a prompt run.
-
-    Raises:
-        BudgetError: It is no number.
-    """
-    parsed = parse_budget(budget, num_blocks)
-    if parsed == AUTO:
+    if isinstance(budget, str) or not isinstance(budget, Sequence):
+        return [read_budget(budget)] * batch
+    if len(budget) != batch:
         raise BudgetError(
-            "prefill_budget must be a number such as 1.0 or \"24 blocks\", got 'auto': the "
-            "predictor chooses one budget for prompt and answer"
+            f"got {len(budget)} budgets for a batch of {batch} rows: "
+            "give one budget per row, or a single budget for all"
         )
-    return parsed.blocks
-
-
-def _as_source(given: object, blocks: int | None) -> BudgetSource | None:
-    """What was given, or a constant; None where the predictor is to choose."""
-    if given is None:
-        return None if blocks is None else ConstantBudget(blocks)
-    return given if isinstance(given, BudgetSource) else CalledBudget(cast(Any, given))
-
-
-def _is_source(budget: object) -> bool:
-    return not isinstance(budget, Budget) and (isinstance(budget, BudgetSource) or callable(budget))
+    return [read_budget(row_budget) for row_budget in budget]
 
 
 def check_predictor(predictor: BudgetPredictor | None, router: Router | None) -> None:
@@ -111,16 +71,21 @@ class BudgetReader:
     predictor: BudgetPredictor | None
     ledger: Ledger | None
 
-    def read_budgets(self, budget: Numbers | None, batch: int) -> tuple[int | None, ...]:
-        """Blocks that each row runs; None where the predictor is to choose.
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Who chooses the blocks."""
 
-        Raises:
-            BudgetError: A budget cannot be read, or needs a predictor that is not there.
-        """
-        wanted = read_budgets(budget, self.backbone.num_blocks, batch)
-        if None in wanted and self.predictor is None:
-            raise no_predictor()
-        return wanted
+    @property
+    def limits(self) -> Limits:
+        """What budgets it can spend."""
+        num_blocks = self.backbone.num_blocks
+        return Limits(
+            num_blocks=num_blocks,
+            least=least_blocks(num_blocks, self.policy.num_pinned),
+            has_predictor=self.predictor is not None,
+            means=None if self.ledger is None else self.ledger.range,
+        )
 
     def read_sources(
         self, budget: Budgets | None, prefill_budget: BudgetLike | None, batch: int
@@ -130,38 +95,10 @@ class BudgetReader:
         Raises:
             BudgetError: A budget cannot be read, or needs a predictor that is not there.
         """
-        num_blocks = self.backbone.num_blocks
-        is_list = isinstance(budget, Sequence) and not isinstance(budget, str)
-        rows = list(cast(Sequence[object], budget)) if is_list else [budget]
-        rows = [self.ledger_budget(one) or one for one in rows]
-        called = [one if _is_source(one) else None for one in rows]
-        plain: Any = [Budget.full(num_blocks) if _is_source(one) else one for one in rows]
-        wanted = self.read_budgets(plain if is_list else plain[0], batch)
-        called = called if is_list else called * batch
-        made = [_as_source(source, blocks) for source, blocks in zip(called, wanted, strict=True)]
-        if prefill_budget is None:
-            return tuple(made)
-        prompt = read_prefill_budget(prefill_budget, num_blocks)
-        if None in made:
-            raise BudgetError(
-                "budget 'auto' is chosen for prompt and answer together: leave prefill_budget out, "
-                "or name the budget"
-            )
-        return tuple(PhasedBudget(prompt, one) for one in made if one is not None)
-
-    def ledger_budget(self, budget: object) -> LedgerBudget | None:
-        """What spends a mean; None where another budget is asked for.
-
-        Raises:
-            BudgetError: The model's ledger cannot spend it, or there is none.
-        """
-        read = read_mean(budget)
-        if read is None:
-            return None
-        mean = read.blocks(self.backbone.num_blocks)
-        check_mean(mean, None if self.ledger is None else self.ledger.range)
-        assert self.ledger is not None
-        return self.ledger.budget(mean)
+        prompt = None if prefill_budget is None else read_blocks(prefill_budget, "prefill_budget")
+        limits = self.limits
+        requests = [request.with_prefill(prompt) for request in read_rows(budget, batch)]
+        return tuple(request.resolve(limits).source(self.ledger) for request in requests)
 
     def choose_sources(
         self,
@@ -172,54 +109,30 @@ class BudgetReader:
     ) -> tuple[BudgetSource, ...]:
         """Let the predictor choose for the rows that name no budget, each from its own prompt."""
         if None not in wanted:
-            return tuple(one for one in wanted if one is not None)
-        asked = tuple(None if one is None else 1 for one in wanted)
-        chosen = self.choose_budgets(asked, token_ids, valid, router_sees)
+            return tuple(source for source in wanted if source is not None)
+        rows = [row for row, source in enumerate(wanted) if source is None]
+        chosen = iter(self.choose_budgets(token_ids[rows], valid[rows], router_sees[rows]))
         return tuple(
-            ConstantBudget(blocks) if one is None else one
-            for one, blocks in zip(wanted, chosen, strict=True)
+            ConstantBudget(next(chosen)) if source is None else source for source in wanted
         )
-
-    def resolve_budgets(self, budget: Numbers | None, batch: int) -> tuple[int, ...]:
-        """Blocks that each row runs, where there is no prompt that could decide.
-
-        Raises:
-            BudgetError: A budget cannot be read, or is `auto`.
-        """
-        wanted = self.read_budgets(budget, batch)
-        if None in wanted:
-            raise BudgetError(
-                "budget 'auto' is chosen for each prompt, and one for all is needed here: "
-                'name a budget such as 0.75 or "18 blocks"'
-            )
-        return tuple(blocks for blocks in wanted if blocks is not None)
 
     def choose_budgets(
         self,
-        wanted: Sequence[int | None],
         token_ids: Int[Tensor, "batch tokens"],
         valid: Bool[Tensor, "batch tokens"],
         router_sees: Bool[Tensor, "batch tokens"],
-    ) -> tuple[int, ...]:
-        """Let the predictor choose for the rows that name no budget, each from its own prompt.
+    ) -> list[int]:
+        """Blocks that the predictor chooses for each row, from its own prompt.
 
         Args:
-            wanted: As `read_budgets` gives it.
             token_ids: Prompts, and whatever follows them.
             valid: False for pads.
             router_sees: Tokens that the choice may depend on.
         """
-        rows = [row for row, blocks in enumerate(wanted) if blocks is None]
-        chosen: list[int] = []
-        if rows:
-            assert self.router is not None
-            assert self.predictor is not None
-            summary = read_summary(
-                self.backbone, self.router, token_ids[rows], valid[rows], router_sees[rows]
-            )
-            chosen = self.predictor.choose(summary).tolist()
-        by_row = dict(zip(rows, chosen, strict=True))
-        return tuple(by_row[row] if named is None else named for row, named in enumerate(wanted))
+        assert self.router is not None
+        assert self.predictor is not None
+        summary = read_summary(self.backbone, self.router, token_ids, valid, router_sees)
+        return [int(blocks) for blocks in self.predictor.choose(summary).tolist()]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerationMixin
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.read import BudgetLike, parse_budget
+from buddy.budget.request import BudgetLike, read_blocks
 from buddy.budget.source import BudgetSource
 from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import KVPolicy
@@ -315,9 +315,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         prepared: Prepared,
         options: dict[str, Any],
     ) -> int:
-        draft, config = parse_budget(budget, self.backbone.num_blocks), prepared.config
-        if draft == "auto":
-            raise PolicyError("draft_budget is a number: auto is chosen for what is put out")
+        config = prepared.config
+        draft = read_blocks(budget, "draft_budget").blocks(self.backbone.num_blocks)
         if prepared.is_guided or options.get("custom_generate") or not prepared.writes_tokens_alone:
             raise PolicyError(
                 "draft_budget goes with greedy decoding and sampling alone, and returns tokens: "
@@ -325,8 +324,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
                 "return_dict_in_generate"
             )
         batch = len(sources) * (config.num_return_sequences or 1)
-        check_speculation(batch, sources[0], self.backbone.num_blocks, draft.blocks)
-        return draft.blocks
+        check_speculation(batch, sources[0], self.backbone.num_blocks, draft)
+        return draft
 
     def _sample(  # transformers calls the four methods below, and leaves its own untyped
         self,

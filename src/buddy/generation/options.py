@@ -15,7 +15,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.utils.deprecation import deprecate_kwarg
 
-from buddy.budget.read import BudgetLike
+from buddy.budget.request import BudgetLike
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute
 from buddy.engine.steer import BatchRoute

@@ -8,26 +8,20 @@ before its pass begins, and depends on the tokens and on what ran, on nothing el
 Source: ours.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.budget.read import check_mean
-from buddy.budget.source import Progress
+from buddy.budget.ledger import LedgerBudget, check_mean
 from buddy.errors import PolicyError
 from buddy.routing.float32 import Float32Module
 from buddy.routing.tensor_version import mark_of
 from buddy.settings import Range, check_ranges
-
-HASTE: Final = 0.5
-"""How much cheaper a block gets for each mean that the account holds, so that it is used up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +106,7 @@ class Ledger(Float32Module):
             listed = self._listed = _Listed(mark, self.losses.tolist(), by_token)
         return listed
 
-    def budget(self, mean: Fraction) -> "LedgerBudget":
+    def budget(self, mean: Fraction) -> LedgerBudget:
         """A mean number of blocks, to be spent on the tokens of an answer.
 
         Raises:
@@ -122,9 +116,14 @@ class Ledger(Float32Module):
         return LedgerBudget(self, mean)
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        """Blocks that a token may run, rising."""
+        return self.config.levels
+
+    @property
     def range(self) -> tuple[int, int]:
         """The smallest and the largest mean that it can spend, in blocks."""
-        return self.config.levels[0], self.config.levels[-1]
+        return self.levels[0], self.levels[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,54 +141,3 @@ class _Listed:
     other: list[float]
     rows: dict[float, list[float]]
     prices: dict[float, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LedgerBudget:
-    """A budget source: a ledger, and the mean that it spends.
-
-    The prompt's tokens run the mean, rounded down.
-    """
-
-    ledger: Ledger
-    mean: Fraction
-
-    reads_tokens = True
-
-    @property
-    def prompt(self) -> int:
-        """Blocks of the prompt's tokens."""
-        return math.floor(self.mean)
-
-    def ask(self, progress: Progress) -> int | Sequence[int]:
-        """By the tokens that are fed and what the answer has run."""
-        if progress.is_prompt:
-            return self.prompt
-        tokens, executed = progress.answer_tokens, progress.answer_executed
-        said = []
-        for token_id in progress.token_ids:
-            said.append(self.level(token_id, tokens, executed))
-            tokens, executed = tokens + 1, executed + said[-1]
-        return said
-
-    def level(self, token_id: int, tokens: int, executed: int) -> int:
-        """Blocks of the next token, after so many of an answer that have run so many blocks.
-
-        An answer that ran more than the mean under another budget runs the least level until that
-        is made up for.
-        """
-        held = self.mean * tokens - executed
-        most = math.floor(held + self.mean)
-        if most < self.ledger.config.levels[0]:
-            return self.ledger.config.levels[0]
-        block = self.ledger.price(float(self.mean)) * math.exp(-HASTE * float(held / self.mean))
-        levels = self.ledger.config.levels
-        allowed = zip(self.ledger.expected(token_id), levels, strict=True)
-        return min((loss + block * level, level) for loss, level in allowed if level <= most)[1]
-
-    def levels(self, token_ids: Sequence[int]) -> list[int]:
-        """Blocks of each token of an answer."""
-        progress = Progress(
-            is_prompt=False, new_tokens=len(token_ids), num_blocks=0, token_ids=tuple(token_ids)
-        )
-        return list(self.ask(progress))  # type: ignore[arg-type]  # a list, of an answer

@@ -2,67 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BuddyError
 
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fixed:
-    """A contract: these blocks run, whatever the load."""
-
-    prefill: int
-    """Blocks that each token of the prompt runs."""
-    decode: int
-    """Blocks that each token of the answer runs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OnAverage(Fixed):
-    """A contract for the whole answer: its ledger spends so many blocks a token, and never more."""
-
-    mean: Fraction
-    """Over the tokens of the answer, in blocks; `decode` is it, rounded up."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Auto:
-    """The Budget Predictor chooses from the prompt; under load, less."""
-
-    least: int
-    """Blocks below which it is never lowered."""
-    most: int
-    """Blocks above which it never goes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deadline:
-    """As deep as the time for a token allows."""
-
-    ms_per_token: float
-    least: int
-    most: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DefaultBudget:
-    """The request names nothing: full depth, or the server's default.
-
-    Under load it is less, where the server has a target for the time between tokens.
-    """
-
-    least: int
-    most: int
-
-
-ResolvedBudget = Fixed | Auto | Deadline | DefaultBudget
-"""The budget of a request, in blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

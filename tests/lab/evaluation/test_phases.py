@@ -1,5 +1,7 @@
 """Conditions in which prompt and answer have budgets of their own, and online policies."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_phases_make_conditions_of_their_own():
     assert "prefill_blocks" not in plain.describe()
     assert phased.label != plain.label
     assert len({one.key for one in (full, plain, phased, other)}) == 4
-    assert (other.blocks, other.prefill_blocks) == (NUM_BLOCKS, 3)
+    assert (other.blocks, other.budget.prefill) == (NUM_BLOCKS, 3)
 
 
 def test_samples_are_named_by_what_ran_and_not_by_the_file_that_said_so(tmp_path):
@@ -66,14 +68,14 @@ def test_so_are_samples_under_a_mean(tmp_path):
 
 def test_phases_that_are_equal_are_one_budget():
     [condition] = plan_conditions(tiny_buddy(), POLICY, ("0.5", "prefill:3 blocks,decode:0.5"))
-    assert condition.prefill_blocks is None
+    assert condition.budget.prefill is None
 
 
 @pytest.mark.parametrize(
     ("budget", "says"),
     [
         ("prefill:1.0", "write prefill:1.0,decode:0.5"),
-        ("prefill:auto,decode:0.5", "must be a number"),
+        ("prefill:auto,decode:0.5", "must be a fraction or a count"),
         ("prefill:2,decode:0.5", "budget 2 is not allowed"),
         ("prefill:1.0,decode:auto", "name both as numbers"),
     ],
@@ -100,7 +102,7 @@ def test_a_mean_is_spent_over_the_tokens_after_the_prompt():
     assert len({one.key for one in (mean, more, phased, plain)}) == 4
     assert mean.fixed_blocks() is None
     assert mean.describe()["budget"] == "mean:0.75"
-    assert phased.source.answer is phased.mean
+    assert phased.source.answer.mean == phased.budget.mean == Fraction(9, 2)
 
 
 @torch.no_grad()
@@ -126,7 +128,7 @@ def test_the_mean_beside_a_prompt_of_its_own_is_the_answers_alone(tmp_path):
     model = with_ledger()
     example = Example((5, 2, 1), (1, 7, 7, 1, 7), "any")
     (phased,) = plan_conditions(model, POLICY, ("prefill:1.0,decode:mean:0.75",), means=True)
-    spent = phased.mean.levels(example.answer[:-1])
+    spent = phased.source.answer.levels(example.answer[:-1])
     with SampleLog(tmp_path / "log", {}) as log:
         log.declare(phased.describe() | {"key": phased.key})
         found = run_answers(model, [phased], [example], log=log)

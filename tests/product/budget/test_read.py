@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buddy.budget.blocks import Budget
-from buddy.budget.read import AUTO, Mean, parse_budget, parse_budgets, read_mean
+from buddy.budget.request import Auto, Blocks, Mean, read_blocks, read_budget
 from buddy.errors import BudgetError
+from buddy.generation.budgets import read_rows
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ from buddy.errors import BudgetError
     ],
 )
 def test_a_budget_is_read_as_written(value, num_blocks, blocks):
-    assert parse_budget(value, num_blocks) == Budget(blocks, num_blocks)
+    assert read_blocks(value).blocks(num_blocks) == blocks
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_budget_is_read_as_written(value, num_blocks, blocks):
 )
 def test_any_other_budget_is_refused_with_what_is_allowed(value, says):
     with pytest.raises(BudgetError, match=says) as caught:
-        parse_budget(value, 30)
+        read_blocks(value).blocks(30)
     assert "\n" not in str(caught.value)
 
 
@@ -70,7 +71,7 @@ def test_a_model_of_few_blocks_runs_at_full_depth_alone(num_blocks):
     assert Budget.full(num_blocks).ratio == 1
     for wrong in (0.4, f"{num_blocks - 1} blocks", f"{num_blocks + 1} blocks", 0.0, 1.5):
         with pytest.raises(BudgetError) as caught:
-            parse_budget(wrong, num_blocks)
+            read_blocks(wrong).blocks(num_blocks)
         assert "\n" not in str(caught.value)
         if wrong not in (0.0, 1.5):
             assert f"full depth alone, {num_blocks} block" in str(caught.value)
@@ -80,31 +81,33 @@ def test_a_model_of_few_blocks_runs_at_full_depth_alone(num_blocks):
 
 def test_a_budget_that_was_made_for_another_depth_is_refused():
     mine = Budget(18, 32)
-    assert parse_budget(mine, 32) is mine
+    assert read_blocks(mine).blocks(32) == 18
     with pytest.raises(BudgetError, match=r"18 of 30 blocks is for a model of 30, and .* has 32"):
-        parse_budget(Budget(18, 30), 32)
+        read_blocks(Budget(18, 30)).blocks(32)
     with pytest.raises(BudgetError, match="is for a model of 32"):
-        parse_budgets([0.5, mine], 30, 2)
+        [row_budget.blocks(30) for row_budget in read_rows([0.5, mine], 2)]
 
 
 def test_a_mean_is_read_and_a_bad_one_is_quoted_whole():
-    assert read_mean("mean:0.7") == Mean(Fraction(7, 10))
-    assert read_mean("0.7") is None
+    assert read_budget("mean:0.7") == Mean(mean=Blocks(amount=Fraction(7, 10)))
+    assert read_budget("0.7") == Blocks(amount=Fraction(7, 10))
     for bad in ("mean:", "mean:2", "mean:auto"):
         with pytest.raises(BudgetError, match=f"budget '{bad}' cannot be read: .*mean:0.7"):
-            read_mean(bad)
+            read_budget(bad)
 
 
 def test_auto_is_left_to_the_predictor():
-    assert parse_budget("auto", 30) == AUTO
+    assert read_budget("auto") == Auto()
 
 
 def test_a_list_has_one_budget_a_row():
-    blocks = [budget.blocks for budget in parse_budgets([0.5, "18 blocks"], 30, 2)]
-    assert blocks == [15, 18]
-    assert [budget.blocks for budget in parse_budgets(0.5, 30, 3)] == [15, 15, 15]
+    def blocks_of(budget, batch):
+        return [row_budget.blocks(30) for row_budget in read_rows(budget, batch)]
+
+    assert blocks_of([0.5, "18 blocks"], 2) == [15, 18]
+    assert blocks_of(0.5, 3) == [15, 15, 15]
     with pytest.raises(BudgetError, match="2 budgets for a batch of 3 rows"):
-        parse_budgets([0.5, 0.6], 30, 3)
+        read_rows([0.5, 0.6], 3)
 
 
 @given(st.integers(1, 128), st.floats(0, 1, exclude_min=True))

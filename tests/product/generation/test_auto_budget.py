@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
+from buddy.budget.request import read_blocks
 from buddy.engine.run import run_once
 from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
@@ -142,8 +143,8 @@ def test_a_predictor_serves_other_policies_too():
 def test_without_a_prompt_or_a_predictor_auto_is_refused():
     with pytest.raises(BudgetError, match="trained Budget Predictor"):
         tiny_buddy().generate(random_ids(1, 4), budget="auto", max_new_tokens=2)
-    with pytest.raises(BudgetError, match="chosen for each prompt"):
-        tiny_buddy(predictor=True).resolve_budgets("auto", 1)
+    with pytest.raises(BudgetError, match="must be a fraction or a count of blocks"):
+        read_blocks("auto")
 
 
 def test_a_predictor_needs_the_router_that_it_was_made_for():

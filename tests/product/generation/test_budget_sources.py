@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM, DepthTrace
-from buddy.budget.read import split_phases
+from buddy.budget.request import Phases, read_blocks, read_budget
 from buddy.budget.source import Progress
 from buddy.engine.naive import naive_decode
 from buddy.errors import BudgetError
@@ -149,10 +149,16 @@ def test_a_source_may_answer_in_numbers_of_numpy_and_torch():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"prefill_budget": "auto", "budget": 0.5}, "prefill_budget must be a number"),
+        (
+            {"prefill_budget": "auto", "budget": 0.5},
+            "prefill_budget must be a fraction or a count",
+        ),
         ({"prefill_budget": 7.0, "budget": 0.5}, "budget 7 is not allowed"),
         ({"prefill_budget": 1.0, "budget": "auto"}, "leave prefill_budget out"),
-        ({"budget": lambda progress: "auto"}, "must return a number"),
+        (
+            {"budget": lambda progress: "auto"},
+            "a callable returns at a step must be a fraction",
+        ),
         ({"budget": lambda progress: "much"}, "cannot be read"),
         ({"budget": Short()}, "names 1 budgets for 5 new tokens"),
         ({"budget": Says(2.5)}, "whole numbers of blocks, got 2.5"),
@@ -169,9 +175,13 @@ def test_what_cannot_be_is_refused_in_one_line(options, says):
 
 
 def test_phases_are_read_as_they_are_typed():
-    assert split_phases("0.5") == (None, "0.5")
-    assert split_phases("prefill:1.0,decode:0.5") == ("1.0", "0.5")
-    assert split_phases(" prefill: 24 blocks , decode: 60% ") == ("24 blocks", "60%")
+    assert read_budget("0.5") == read_blocks(0.5)
+    for text, prompt, answer in (
+        ("prefill:1.0,decode:0.5", 1.0, 0.5),
+        (" prefill: 24 blocks , decode: 60% ", "24 blocks", 0.6),
+    ):
+        read = read_budget(text)
+        assert read == Phases(prompt=read_blocks(prompt), answer=read_blocks(answer))
     for text in ("prefill:1.0", "decode:0.5,prefill:1.0", "prompt:1,decode:1"):
         with pytest.raises(BudgetError, match="write prefill"):
-            split_phases(text)
+            read_budget(text)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buddy.budget.ledger import HASTE
 from buddy.budget.source import Progress, blocks_of_lanes
 from buddy.errors import BudgetError, PolicyError
-from buddy.routing.ledger import HASTE, Ledger, LedgerConfig
+from buddy.routing.ledger import Ledger, LedgerConfig
 
 
 def ledger(levels, losses, rows, prices, means=None):

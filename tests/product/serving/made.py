@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from buddy import BuddyForCausalLM
 from buddy.serving.control.protocol import NoControl
-from buddy.serving.request import Delta, Failed, Finished, Fixed, GenerationRequest, Sampling
+from buddy.serving.request import Delta, Failed, Finished, GenerationRequest, Sampling
 from buddy.serving.rows.batcher import Batcher, BatcherOptions
 from buddy.serving.rows.row import Submitted
+from tests.budgets import fixed
 from tests.tiny import CONFIGS, random_predictor, random_router
 
 END = 256
@@ -83,7 +84,7 @@ def request(prompt, max_tokens=8, budget=4, **more):
     return GenerationRequest(
         prompt=tuple(int(token) for token in prompt),
         max_tokens=max_tokens,
-        budget=Fixed(prefill=budget, decode=budget) if isinstance(budget, int) else budget,
+        budget=fixed(prefill=budget, decode=budget) if isinstance(budget, int) else budget,
         sampling=Sampling(**{"temperature": 0.0} | sampling),
         **more,
     )
@@ -167,8 +168,8 @@ def alone(buddy, asked):
     out = buddy.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        prefill_budget=f"{asked.budget.prefill} blocks",
-        budget=f"{asked.budget.decode} blocks",
+        prefill_budget=f"{asked.budget.prompt} blocks",
+        budget=f"{asked.budget.most} blocks",
         max_new_tokens=asked.max_tokens,
         do_sample=False,
     )

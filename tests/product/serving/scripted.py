@@ -11,22 +11,11 @@ import numpy as np
 
 from buddy.errors import BudgetError
 from buddy.serving.client import EngineFacts, Overloaded, Unavailable
-from buddy.serving.request import (
-    Auto,
-    Deadline,
-    Delta,
-    Failed,
-    Finished,
-    Fixed,
-    OnAverage,
-    TokenLogprobs,
-    Usage,
-)
+from buddy.serving.request import Delta, Failed, Finished, TokenLogprobs, Usage
 
 NUM_BLOCKS = 30
 AUTO_BLOCKS = 18
 DEADLINE_BLOCKS = 20
-SOURCES = {Fixed: "fixed", OnAverage: "mean", Auto: "auto", Deadline: "deadline"}
 
 
 def token_at(request, step):
@@ -36,9 +25,9 @@ def token_at(request, step):
 
 def blocks_of(budget):
     """Blocks that a token of the answer runs."""
-    if isinstance(budget, Fixed):
-        return budget.decode
-    most = {Auto: AUTO_BLOCKS, Deadline: DEADLINE_BLOCKS}.get(type(budget), budget.most)
+    if budget.is_contract:
+        return budget.most
+    most = {"auto": AUTO_BLOCKS, "deadline": DEADLINE_BLOCKS}.get(budget.kind, budget.most)
     return max(budget.least, min(budget.most, most))
 
 
@@ -84,7 +73,7 @@ class ScriptedEngine:
         with self._lock:
             if self.state != "ready":
                 raise Unavailable(f"the engine is {self.state}")
-            if isinstance(request.budget, Deadline) and request.budget.ms_per_token < 2:
+            if request.budget.has_deadline and request.budget.ms_per_token < 2:
                 raise BudgetError(
                     f"{request.budget.ms_per_token:g} ms a token is out of reach: this machine "
                     "needs at least 2"
@@ -172,6 +161,6 @@ class ScriptedEngine:
             budget_blocks=blocks,
             blocks_per_token=float(blocks),
             distinct_plans=tokens,
-            source=SOURCES.get(type(request.budget), "default"),
+            source=request.budget.kind,
             lowered_from=None,
         )

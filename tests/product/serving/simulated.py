@@ -8,7 +8,8 @@ from buddy.errors import BudgetError
 from buddy.serving.client import Overloaded
 from buddy.serving.control.cost import CostModel, StepShape, fit
 from buddy.serving.control.protocol import QueueView, RowView, StepReport
-from buddy.serving.request import Deadline, DefaultBudget, Fixed, GenerationRequest, Usage
+from buddy.serving.request import GenerationRequest, Usage
+from tests.budgets import default
 
 L = 30
 LEAST = 9
@@ -112,9 +113,7 @@ class Engine:
         todo = sorted(requests, key=lambda one: one.at_s)
         for number, one in enumerate(todo):
             one.number = number
-            one.wanted = one.depth = (
-                one.budget.decode if isinstance(one.budget, Fixed) else one.budget.most
-            )
+            one.wanted = one.depth = one.budget.most
         admits = True
         while self.now < until_s and (todo or self.waiting or self.rows):
             if not self.waiting and not self.rows:
@@ -136,7 +135,7 @@ class Engine:
                 depth=one.depth,
                 steps=one.steps,
                 context=one.fed + one.made,
-                is_elastic=not isinstance(one.budget, Fixed),
+                is_elastic=not one.budget.is_contract,
                 prompt_left=one.prompt - one.fed,
             )
             for one in self.rows
@@ -146,7 +145,7 @@ class Engine:
         for one in self.rows:
             wanted = orders.depths.get(one.number, one.depth)
             if wanted != one.depth:
-                assert not isinstance(one.budget, Fixed)
+                assert not one.budget.is_contract
                 one.depth, one.steps = wanted, 0
         decoding = [one for one in self.rows if one.fed == one.prompt]
         left, lanes, blocks, deepest, fed = orders.prompt_tokens, 0, 0, 0, []
@@ -186,7 +185,7 @@ class Engine:
         for one in self.rows:
             if one.fed == one.prompt:
                 one.made, one.steps, one.last_s = one.made + 1, one.steps + 1, self.now
-        elastic = [one.depth for one in decoding if not isinstance(one.budget, Fixed)]
+        elastic = [one.depth for one in decoding if not one.budget.is_contract]
         if elastic:
             self.depths.append((self.now, max(elastic), len(self.rows)))
         control.report(
@@ -219,9 +218,9 @@ def usage_of(one):
         blocks_per_token=one.blocks / max(len(one.gaps), 1),
         distinct_plans=1,
         source="fixed"
-        if isinstance(one.budget, Fixed)
+        if one.budget.is_contract
         else "deadline"
-        if isinstance(one.budget, Deadline)
+        if one.budget.has_deadline
         else "default",
         lowered_from=None,
     )
@@ -239,6 +238,6 @@ def poisson(rate, start_s, stop_s, *, seed=0, prompt=64, tokens=48, budget=None)
                 at_s=at,
                 prompt=max(1, round(prompt * rng.uniform(0.5, 1.5))),
                 tokens=max(2, round(tokens * rng.uniform(0.5, 1.5))),
-                budget=budget or DefaultBudget(least=3, most=L),
+                budget=budget or default(least=3, most=L),
             )
         )

@@ -17,7 +17,8 @@ from buddy.serving.control.admission import (
 )
 from buddy.serving.control.protocol import QueueView
 from buddy.serving.control.trim import Trim, percentile
-from buddy.serving.request import Deadline, DefaultBudget, GenerationRequest
+from buddy.serving.request import GenerationRequest
+from tests.budgets import deadline, default
 
 PACE = Pace(step_s=0.05, prompt_tokens_per_s=1000.0, tokens_per_answer=40.0, rows=8, fixed_s=0.1)
 
@@ -33,7 +34,7 @@ def queue(size=0, prompt_tokens=0, oldest_s=0.0, running=0, prompt_tokens_runnin
 
 
 def request(prompt=100, budget=None):
-    budget = budget or DefaultBudget(least=3, most=30)
+    budget = budget or default(least=3, most=30)
     return GenerationRequest(prompt=(5,) * prompt, max_tokens=8, budget=budget)
 
 
@@ -100,7 +101,7 @@ def test_who_will_find_a_free_row_takes_no_place_in_the_queue():
 
 
 def test_a_deadline_below_what_is_reached_names_what_is():
-    budget = Deadline(ms_per_token=4.0, least=3, most=30)
+    budget = deadline(ms_per_token=4.0, least=3, most=30)
     with pytest.raises(BudgetError, match=r"at least 7\.3 ms here at 3 blocks"):
         Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 7.21)
     Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 4.0)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from buddy.serving.control.protocol import NoControl, Orders
-from buddy.serving.request import Auto, DefaultBudget, Delta, Fixed
+from buddy.serving.request import Delta
+from tests.budgets import auto, default, fixed
 from tests.product.serving.made import VOCAB, Bench, alone, byte_buddy, prompts, request
 
 
@@ -18,7 +19,7 @@ def mixed(count, seed, blocks=(3, 6)):
         request(
             prompt,
             max_tokens=draw.randint(1, 6),
-            budget=Fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
+            budget=fixed(prefill=draw.randint(*blocks), decode=draw.randint(*blocks)),
             seed=draw.choice([None, 1, 2]),
         )
         for prompt in prompts(count, seed, 1, 12)
@@ -29,15 +30,15 @@ def check_blocks(asked, told):
     """Blocks that ran are the budget, at every token."""
     depths = [int(runs.sum()) for runs in told.runs]
     budget = asked.budget
-    assert depths == [budget.prefill, *[budget.decode] * (len(depths) - 1)]
+    assert depths == [budget.prompt, *[budget.most] * (len(depths) - 1)]
     if told.ended:
         usage = told.finished.usage
-        fed = budget.prefill * (len(asked.prompt) - usage.cached_tokens)
-        assert usage.blocks_executed == fed + budget.decode * (len(depths) - 1)
+        fed = budget.prompt * (len(asked.prompt) - usage.cached_tokens)
+        assert usage.blocks_executed == fed + budget.most * (len(depths) - 1)
         assert usage.completion_tokens == len(depths)
         assert usage.blocks_per_token == sum(depths) / len(depths)
         assert usage.distinct_plans == len({runs.tobytes() for runs in told.runs})
-        assert usage.budget_blocks == budget.decode
+        assert usage.budget_blocks == budget.most
         assert usage.lowered_from is None
 
 
@@ -101,7 +102,7 @@ def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine)
     # A later turn: the prompt has the answer of an earlier one in it.
     told = cold.run(*first)
     again = [
-        request((*one.prompt, *heard.tokens, 7), budget=one.budget.decode)
+        request((*one.prompt, *heard.tokens, 7), budget=one.budget.most)
         for one, heard in zip(first, told, strict=True)
     ]
     fresh = told + cold.run(*again)
@@ -189,7 +190,7 @@ def test_one_seed_is_one_text_alone_and_in_company():
         request(p, max_tokens=12, budget=budget, seed=5, temperature=0.9, top_p=0.9)
         for p, budget in zip(
             prompts(3, 8),
-            (4, Auto(least=3, most=6), DefaultBudget(least=3, most=5)),
+            (4, auto(least=3, most=6), default(least=3, most=5)),
             strict=True,
         )
     ]
@@ -214,9 +215,9 @@ def test_control_may_lower_who_is_elastic_and_nobody_else():
     prompt = prompts(1, 3, 6, 6)[0]
     told = bench.run(
         request(prompt, budget=5),
-        request(prompt, budget=DefaultBudget(least=2, most=5)),
-        request(prompt, budget=DefaultBudget(least=4, most=6)),
-        request(prompt, budget=DefaultBudget(least=2, most=5), seed=1),
+        request(prompt, budget=default(least=2, most=5)),
+        request(prompt, budget=default(least=4, most=6)),
+        request(prompt, budget=default(least=2, most=5), seed=1),
     )
     depths = [[int(runs.sum()) for runs in one.runs] for one in told]
     assert depths == [[5] * 8, [5] + [3] * 7, [6] + [4] * 7, [5] * 8]
@@ -229,7 +230,7 @@ def test_control_may_lower_who_is_elastic_and_nobody_else():
 def test_auto_is_what_generate_chooses():
     buddy = byte_buddy(predictor=True)
     for prompt in prompts(4, 7):
-        (told,) = Bench(buddy).run(request(prompt, budget=Auto(least=1, most=6)))
+        (told,) = Bench(buddy).run(request(prompt, budget=auto(least=1, most=6)))
         ids = torch.tensor([prompt])
         expected = buddy.generate(
             ids,
@@ -257,7 +258,7 @@ def test_ends_and_what_ignores_them():
 
 
 def test_the_first_token_counts_at_the_depth_of_the_prompt_that_made_it():
-    budget = Fixed(prefill=6, decode=3)
+    budget = fixed(prefill=6, decode=3)
     one, three = Bench().run(
         request([1, 2], max_tokens=1, budget=budget), request([1, 2], max_tokens=3, budget=budget)
     )

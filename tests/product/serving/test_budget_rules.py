@@ -4,9 +4,10 @@ from fractions import Fraction
 
 import pytest
 
+from buddy.budget.request import read_budget
 from buddy.errors import BudgetError
 from buddy.serving.http.budget_rules import BudgetRules, parse_efforts, split_model
-from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, OnAverage
+from tests.budgets import auto, deadline, default, fixed, on_average
 
 RULES = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30), min_budget="12 blocks")
 
@@ -14,27 +15,27 @@ RULES = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30), min_budge
 @pytest.mark.parametrize(
     ("budget", "wish"),
     [
-        (0.6, Fixed(prefill=18, decode=18)),
-        (1, Fixed(prefill=30, decode=30)),
-        ("60%", Fixed(prefill=18, decode=18)),
-        ("0.55", Fixed(prefill=16, decode=16)),
-        ("18 blocks", Fixed(prefill=18, decode=18)),
-        ("auto", Auto(least=12, most=30)),
-        ({"prefill": 1.0, "decode": 0.5}, Fixed(prefill=30, decode=15)),
-        ({"prefill": "24 blocks", "decode": "50%"}, Fixed(prefill=24, decode=15)),
-        ({"prefill": 0.9, "decode": 0.5, "min": 0.5, "max": 0.9}, Fixed(prefill=27, decode=15)),
-        ({"mean": 0.7}, OnAverage(prefill=21, decode=21, mean=Fraction(21))),
-        ({"mean": "75%", "prefill": 1.0}, OnAverage(prefill=30, decode=23, mean=Fraction(45, 2))),
-        ("mean:20 blocks", OnAverage(prefill=20, decode=20, mean=Fraction(20))),
-        ({"ms_per_token": 12}, Deadline(ms_per_token=12.0, least=12, most=30)),
-        ({"tokens_per_s": 80}, Deadline(ms_per_token=12.5, least=12, most=30)),
+        (0.6, fixed(prefill=18, decode=18)),
+        (1, fixed(prefill=30, decode=30)),
+        ("60%", fixed(prefill=18, decode=18)),
+        ("0.55", fixed(prefill=16, decode=16)),
+        ("18 blocks", fixed(prefill=18, decode=18)),
+        ("auto", auto(least=12, most=30)),
+        ({"prefill": 1.0, "decode": 0.5}, fixed(prefill=30, decode=15)),
+        ({"prefill": "24 blocks", "decode": "50%"}, fixed(prefill=24, decode=15)),
+        ({"prefill": 0.9, "decode": 0.5, "min": 0.5, "max": 0.9}, fixed(prefill=27, decode=15)),
+        ({"mean": 0.7}, on_average(prefill=21, decode=21, mean=Fraction(21))),
+        ({"mean": "75%", "prefill": 1.0}, on_average(prefill=30, decode=23, mean=Fraction(45, 2))),
+        ("mean:20 blocks", on_average(prefill=20, decode=20, mean=Fraction(20))),
+        ({"ms_per_token": 12}, deadline(ms_per_token=12.0, least=12, most=30)),
+        ({"tokens_per_s": 80}, deadline(ms_per_token=12.5, least=12, most=30)),
         (
             {"ms_per_token": 12.5, "min": 0.5, "max": "24 blocks"},
-            Deadline(ms_per_token=12.5, least=15, most=24),
+            deadline(ms_per_token=12.5, least=15, most=24),
         ),
         # The operator's smallest budget holds, but not against what the client allows at most.
-        ({"tokens_per_s": 10, "min": 0.2}, Deadline(ms_per_token=100.0, least=12, most=30)),
-        ({"tokens_per_s": 10, "max": 0.3}, Deadline(ms_per_token=100.0, least=9, most=9)),
+        ({"tokens_per_s": 10, "min": 0.2}, deadline(ms_per_token=100.0, least=12, most=30)),
+        ({"tokens_per_s": 10, "max": 0.3}, deadline(ms_per_token=100.0, least=9, most=9)),
     ],
 )
 def test_each_form_has_its_wish(budget, wish):
@@ -90,11 +91,11 @@ def test_an_explicit_budget_goes_before_the_name_and_the_name_before_the_effort(
     rules = BudgetRules(
         num_blocks=30, has_predictor=False, default="0.8", efforts={"low": "0.5", "high": "1.0"}
     )
-    assert rules.read(0.6, "0.7", "low") == Fixed(prefill=18, decode=18)
-    assert rules.read(None, "0.7", "low") == Fixed(prefill=21, decode=21)
-    assert rules.read(None, None, "low") == Fixed(prefill=15, decode=15)
-    assert rules.read(None, None, None) == DefaultBudget(least=3, most=24)
-    assert BudgetRules(num_blocks=30, has_predictor=False).read(None, None, "low") == DefaultBudget(
+    assert rules.read(0.6, "0.7", "low") == fixed(prefill=18, decode=18)
+    assert rules.read(None, "0.7", "low") == fixed(prefill=21, decode=21)
+    assert rules.read(None, None, "low") == fixed(prefill=15, decode=15)
+    assert rules.read(None, None, None) == default(least=3, most=24)
+    assert BudgetRules(num_blocks=30, has_predictor=False).read(None, None, "low") == default(
         least=3, most=30
     )
 
@@ -123,8 +124,8 @@ def test_auto_needs_a_predictor_wherever_it_is_written():
 @pytest.mark.parametrize("min_budget", [None, "12 blocks"])
 def test_nothing_elastic_goes_below_what_the_policy_always_runs(min_budget):
     rules = BudgetRules(num_blocks=30, has_predictor=True, num_pinned=20, min_budget=min_budget)
-    assert rules.read(None, None, None) == DefaultBudget(least=20, most=30)
-    assert rules.read("auto", None, None) == Auto(least=20, most=30)
+    assert rules.read(None, None, None) == default(least=20, most=30)
+    assert rules.read("auto", None, None) == auto(least=20, most=30)
     assert rules.read({"ms_per_token": 9, "min": 0.5}, None, None).least == 20
 
 
@@ -150,7 +151,10 @@ def test_a_name_may_have_a_budget_after_its_last_at():
 
 
 def test_efforts_are_read_each_once():
-    assert parse_efforts("low=0.5, high = 24 blocks") == {"low": "0.5", "high": "24 blocks"}
+    assert parse_efforts("low=0.5, high = 24 blocks") == {
+        "low": read_budget("0.5"),
+        "high": read_budget("24 blocks"),
+    }
     for wrong in ["", "low", "low=", "=0.5", "low=0.5,low=0.6", "low=0.5,"]:
         with pytest.raises(BudgetError, match="cannot be read: expected such as"):
             parse_efforts(wrong)
@@ -161,5 +165,5 @@ def test_a_mean_needs_a_ledger_and_may_be_the_default():
     with pytest.raises(BudgetError, match="needs a ledger"):
         plain.read({"mean": 0.7}, None, None)
     rules = BudgetRules(num_blocks=30, has_predictor=False, means=(15, 30), default="mean:0.8")
-    assert rules.read(None, None, None) == OnAverage(prefill=24, decode=24, mean=Fraction(24))
+    assert rules.read(None, None, None) == on_average(prefill=24, decode=24, mean=Fraction(24))
     assert rules.read(None, "mean:0.7", None).mean == 21

@@ -14,7 +14,8 @@ from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Control
 from buddy.serving.control.metrics import ServingMetrics
 from buddy.serving.control.protocol import Control, Gauges, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
-from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, GenerationRequest
+from buddy.serving.request import GenerationRequest
+from tests.budgets import auto, deadline, default, fixed
 from tests.product.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
 
 COST = true_cost()
@@ -53,7 +54,7 @@ def test_on_a_quiet_machine_deadlines_are_met():
     requests, at = [], 0.0
     for _ in range(20):
         at += rng.expovariate(1.4)
-        budget = Deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
+        budget = deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
         requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, budget=budget))
     engine.run(control, requests)
     assert not any(one.refused for one in requests)
@@ -68,7 +69,7 @@ def test_on_a_quiet_machine_deadlines_are_met():
 def test_a_deadline_is_met_though_the_machine_is_slower_than_it_was():
     engine = Engine(slower=lambda now: 1.5)
     control = controller(engine)
-    budget = Deadline(ms_per_token=24.0, least=3, most=L)
+    budget = deadline(ms_per_token=24.0, least=3, most=L)
     (one,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, budget=budget)])
     late = sum(gap > 0.024 for gap in one.gaps[50:])
     assert late <= 0.05 * len(one.gaps)
@@ -78,10 +79,10 @@ def test_a_deadline_is_met_though_the_machine_is_slower_than_it_was():
 def test_contracts_are_never_lowered_and_elastic_rows_pay():
     engine = Engine()
     control = controller(engine, itl_ms=22.0)
-    fixed = [Request(0.0, 20, 60, Fixed(prefill=22, decode=22)) for _ in range(4)]
-    elastic = [Request(0.0, 20, 60, DefaultBudget(least=3, most=L)) for _ in range(4)]
-    engine.run(control, fixed + elastic)
-    assert all(one.blocks == 22 * len(one.gaps) for one in fixed)
+    contracts = [Request(0.0, 20, 60, fixed(prefill=22, decode=22)) for _ in range(4)]
+    elastic = [Request(0.0, 20, 60, default(least=3, most=L)) for _ in range(4)]
+    engine.run(control, contracts + elastic)
+    assert all(one.blocks == 22 * len(one.gaps) for one in contracts)
     assert all(one.blocks < 22 * len(one.gaps) for one in elastic)
 
 
@@ -95,9 +96,9 @@ def test_without_a_target_nothing_is_lowered():
 def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
     engine = Engine()
     control = controller(engine)
-    tight = Deadline(ms_per_token=1.5 * control.least_ms_per_token, least=3, most=L)
-    plain = [Request(0.0, 20, 40, DefaultBudget(least=3, most=L)) for _ in range(2)]
-    chosen = [Request(0.0, 20, 40, Auto(least=3, most=L)) for _ in range(2)]
+    tight = deadline(ms_per_token=1.5 * control.least_ms_per_token, least=3, most=L)
+    plain = [Request(0.0, 20, 40, default(least=3, most=L)) for _ in range(2)]
+    chosen = [Request(0.0, 20, 40, auto(least=3, most=L)) for _ in range(2)]
     engine.run(control, [*plain, *chosen, Request(0.0, 20, 40, tight)])
     assert all(one.blocks == L * len(one.gaps) for one in plain)
     assert all(one.blocks < L * len(one.gaps) for one in chosen)
@@ -107,7 +108,7 @@ def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
 def test_at_a_constant_load_depth_moves_by_a_block_at_most(rows):
     engine = Engine(seed=rows)
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S * 0.7)
-    requests = [Request(0.0, 32, 10_000, DefaultBudget(least=3, most=L)) for _ in range(rows)]
+    requests = [Request(0.0, 32, 10_000, default(least=3, most=L)) for _ in range(rows)]
     engine.run(control, requests, until_s=4.5)
     settled = [depth for now, depth, _ in engine.depths if now > 2.5]
     # Contexts grow, so depth may fall for good; what it never does is swing.
@@ -168,7 +169,7 @@ def goodput(rate, budget=None, seconds=4.0):
 
 def test_elastic_requests_give_more_goodput_than_full_depth_alone():
     """Full depth alone serves about 5 of these a second within the promises."""
-    full = Fixed(prefill=L, decode=L)
+    full = fixed(prefill=L, decode=L)
     alone = max(goodput(5.0, full, seconds=10.0), goodput(7.5, full, seconds=10.0))
     assert 3.5 < alone < 5.7
     assert goodput(7.5, seconds=10.0) >= 1.3 * alone
@@ -177,8 +178,8 @@ def test_elastic_requests_give_more_goodput_than_full_depth_alone():
 def test_prompts_are_put_off_but_not_for_ever():
     engine = Engine()
     control = controller(engine, itl_ms=30.0)
-    deep = [Request(0.0, 8, 150, Fixed(prefill=L, decode=L)) for _ in range(8)]
-    late = Request(0.2, 64, 8, Fixed(prefill=L, decode=L))
+    deep = [Request(0.0, 8, 150, fixed(prefill=L, decode=L)) for _ in range(8)]
+    late = Request(0.2, 64, 8, fixed(prefill=L, decode=L))
     engine.run(control, [*deep, late])
     assert late.done
     assert 1.0 < late.ttft_s < 6.0
@@ -188,13 +189,13 @@ def test_what_the_machine_cannot_reach_is_refused_with_what_it_can():
     control = controller()
     queue = QueueView(size=0, prompt_tokens=0, oldest_s=0.0)
     request = GenerationRequest(
-        prompt=(5,) * 64, max_tokens=8, budget=Deadline(ms_per_token=1.0, least=3, most=L)
+        prompt=(5,) * 64, max_tokens=8, budget=deadline(ms_per_token=1.0, least=3, most=L)
     )
     with pytest.raises(BudgetError, match="ms per token or more") as refused:
         control.admit(request, queue)
     named = float(str(refused.value).split("ask for ")[1].split(" ms")[0])
     assert control.least_ms_per_token <= named <= control.least_ms_per_token * 1.2
-    budget = Deadline(ms_per_token=named, least=3, most=L)
+    budget = deadline(ms_per_token=named, least=3, most=L)
     control.admit(GenerationRequest(prompt=(5,) * 64, max_tokens=8, budget=budget), queue)
 
 
@@ -210,10 +211,10 @@ def budgets(draw):
     return draw(
         st.sampled_from(
             [
-                Fixed(prefill=L, decode=most),
-                Auto(least=least, most=most),
-                DefaultBudget(least=least, most=most),
-                Deadline(ms_per_token=draw(st.floats(0.1, 500)), least=least, most=most),
+                fixed(prefill=L, decode=most),
+                auto(least=least, most=most),
+                default(least=least, most=most),
+                deadline(ms_per_token=draw(st.floats(0.1, 500)), least=least, most=most),
             ]
         )
     )
@@ -222,8 +223,8 @@ def budgets(draw):
 @st.composite
 def row_views(draw, number):
     budget = draw(budgets())
-    if isinstance(budget, Fixed):
-        wanted = depth = budget.decode
+    if budget.is_contract:
+        wanted = depth = budget.most
     else:
         wanted = draw(st.integers(budget.least, budget.most))
         depth = draw(st.integers(budget.least, wanted))
@@ -234,7 +235,7 @@ def row_views(draw, number):
         depth=depth,
         steps=draw(st.integers(0, 20)),
         context=draw(st.integers(0, 2000)),
-        is_elastic=not isinstance(budget, Fixed) and draw(st.booleans()),
+        is_elastic=not budget.is_contract and draw(st.booleans()),
         prompt_left=draw(st.sampled_from([0, 0, 0, 7, 900])),
     )
 
@@ -267,7 +268,7 @@ def test_whatever_comes_contracts_stand_and_no_row_leaves_its_bounds(least, itl_
         for number, depth in orders.depths.items():
             row = rows[number]
             assert row.is_elastic
-            assert itl_ms is not None or not isinstance(row.budget, DefaultBudget)
+            assert itl_ms is not None or not row.budget.is_default
             assert min(max(row.budget.least, least), row.wanted) <= depth <= row.wanted
             assert row.steps >= HOLD_TOKENS or number not in decoded
         assert 0 <= orders.prompt_tokens <= 512
@@ -298,7 +299,7 @@ def served(rate, rows, budget=None, seconds=20.0, **more):
 
 def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():
     """Eight rows at full depth keep the target with ease, and serve no more than 5 a second."""
-    full = served(7.0, 8, Fixed(prefill=L, decode=L))
+    full = served(7.0, 8, fixed(prefill=L, decode=L))
     assert max(one.itl_s for one in full if one.done) < 0.8 * SLO_ITL_S
     assert sum(one.refused is not None for one in full) > 0.2 * len(full)
     elastic = served(7.0, 8)

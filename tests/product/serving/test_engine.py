@@ -8,10 +8,11 @@ import pytest
 from buddy.errors import BudgetError, PromptError
 from buddy.serving.client import EngineClient, Overloaded, Unavailable
 from buddy.serving.control.protocol import NoControl
-from buddy.serving.request import Auto, Deadline, DefaultBudget, Fixed, Grammar
+from buddy.serving.request import Grammar
 from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import Engine
 from buddy.serving.rows.grammar import GrammarError
+from tests.budgets import auto, deadline, default, fixed
 from tests.product.serving.made import Told, alone, byte_buddy, byte_tokenizer, prompts, request
 
 
@@ -173,11 +174,11 @@ REFUSED = [
     (request([264]), PromptError, "264 is not one of"),
     (request([1], logit_bias={-1: 1.0}), PromptError, "-1 is not one of"),
     (request([1], budget=1), BudgetError, "2 of the 6 blocks always run"),
-    (request([1], budget=Fixed(prefill=4, decode=7)), BudgetError, "cannot be spent"),
-    (request([1], budget=DefaultBudget(least=0, most=4)), BudgetError, "cannot be spent"),
-    (request([1], budget=DefaultBudget(least=5, most=4)), BudgetError, "must not"),
-    (request([1], budget=Deadline(ms_per_token=3.0, least=2, most=9)), BudgetError, "spent"),
-    (request([1], budget=Auto(least=2, most=4)), BudgetError, "needs a trained"),
+    (request([1], budget=fixed(prefill=4, decode=7)), BudgetError, "cannot be spent"),
+    (request([1], budget=default(least=0, most=4)), BudgetError, "cannot be spent"),
+    (request([1], budget=default(least=5, most=4)), BudgetError, "must not"),
+    (request([1], budget=deadline(ms_per_token=3.0, least=2, most=9)), BudgetError, "spent"),
+    (request([1], budget=auto(least=2, most=4)), BudgetError, "needs a trained"),
     (request([1], grammar=Grammar(schema="{")), GrammarError, "no JSON"),
 ]
 

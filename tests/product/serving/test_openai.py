@@ -3,7 +3,8 @@
 import openai
 import pytest
 
-from buddy.serving.request import DefaultBudget, Fixed, Grammar
+from buddy.serving.request import Grammar
+from tests.budgets import default, fixed
 from tests.product.serving.scripted import token_at
 from tests.product.serving.serving import served
 
@@ -33,7 +34,7 @@ def test_a_chat_has_the_engines_text_and_usage(client, running):
     )
     request = running.engine.seen[-1]
     assert request.prompt == (10, 11, 5)
-    assert request.budget == Fixed(prefill=18, decode=18)
+    assert request.budget == fixed(prefill=18, decode=18)
     assert request.sampling.temperature == 0
     assert made.object == "chat.completion"
     assert made.choices[0].message.content == words(request, 4)
@@ -209,7 +210,7 @@ def test_null_is_as_good_as_nothing_and_the_unknown_is_ignored(client, running):
     )
     request = running.engine.seen[-1]
     assert request.sampling.temperature == 1.0
-    assert request.budget == DefaultBudget(least=3, most=30)
+    assert request.budget == default(least=3, most=30)
 
 
 def test_an_answer_that_names_no_length_may_fill_the_context(client, running):
@@ -252,4 +253,4 @@ def test_the_async_client_streams_too(running):
             return "".join([c.choices[0].delta.content or "" async for c in stream])
 
     assert asyncio.run(ask()) == words(running.engine.seen[-1], 3)
-    assert running.engine.seen[-1].budget == Fixed(prefill=15, decode=15)
+    assert running.engine.seen[-1].budget == fixed(prefill=15, decode=15)

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from buddy.budget.request import read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.streams import read_line
@@ -86,14 +87,12 @@ class Conversation:
             self._answer(line)
 
     def _change_budget(self, budget: str | None) -> None:
-        from buddy.budget.read import read_mean
-
-        budgets = replace(self._budgets, budget=budget)
-        blocks = self._session.check_budget(budgets)
+        budgets = replace(self._budgets, budget=read_budget(budget))
+        resolved = self._session.check_budget(budgets.request)
         self._budgets = budgets
-        who = "token" if budget and read_mean(budget) else "turn"
+        who = "turn" if resolved.is_auto else "token"
         chosen = f"{budget}: chosen for each {who}, up to"
-        allowed = chosen if blocks is None else f"{blocks} of"
+        allowed = chosen if resolved.blocks is None else f"{resolved.blocks} of"
         num_blocks = self._session.model.num_blocks
         self._session.console.print(f"{allowed} {num_blocks} blocks", style="dim")
 

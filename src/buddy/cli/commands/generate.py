@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buddy.budget.read import read_mean
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.streams import read_stdin
@@ -95,13 +94,12 @@ def _record(
     library = executor.library
     trace = answer.trace.to_json()
     steps = trace.pop("steps")
-    blocks = chat_session.check_budget(options.BudgetOptions(budget=budgets.budget))
-    if blocks is None and steps and read_mean(budgets.budget) is None:
-        blocks = steps[0]["executed"][0]
-    prefill_budget = budgets.prefill_budget
+    resolved = chat_session.check_budget(budgets.request)
+    blocks = steps[0]["executed"][0] if steps and resolved.is_auto else resolved.blocks
+    budget, prefill_budget = budgets.budget, budgets.prefill_budget
     return {
         "model": model,
-        "budget": budgets.budget,
+        "budget": None if budget is None else budget.text,
         "budget_blocks": blocks,
         "policy": chat_session.policy,
         "kv_policy": chat_session.model.kv_policy,
@@ -120,7 +118,7 @@ def _record(
             {"text": text, "blocks": step["blocks"][0], "executed": step["executed"][0]}
             for text, step in zip(answer.token_texts, steps, strict=False)
         ],
-        **({} if prefill_budget is None else {"prefill_budget": prefill_budget}),
+        **({} if prefill_budget is None else {"prefill_budget": prefill_budget.text}),
     }
 
 

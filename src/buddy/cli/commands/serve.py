@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from buddy.budget.request import Blocks, BudgetRequest, read_blocks, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.errors import ServingError
@@ -24,11 +25,10 @@ _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "http
 _MILLISECONDS: Final = Range(above=0, high=1e7)
 
 
-def _check_efforts(text: str) -> None:
+def _read_efforts(text: str) -> dict[str, BudgetRequest]:
     from buddy.serving.http.budget_rules import parse_efforts
 
-    for budget in parse_efforts(text).values():
-        options.check_answer_budget(budget)
+    return parse_efforts(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,27 +71,24 @@ class BudgetRuleOptions:
     """What budgets mean that a request leaves open."""
 
     min_budget: Annotated[
-        str | None,
-        options.checked(options.check_budget, help="Elastic budgets are never lowered below it."),
+        Blocks | None,
+        options.read_by(read_blocks, help="Elastic budgets are never lowered below it."),
     ] = None
     effort_budgets: Annotated[
-        str | None,
-        options.checked(
-            _check_efforts,
+        dict[str, BudgetRequest] | None,
+        options.read_by(
+            _read_efforts,
             help="Budgets of reasoning_effort, such as low=0.5,medium=0.7,high=1.0.",
         ),
     ] = None
     default_budget: Annotated[
-        str | None,
-        options.checked(
-            options.check_answer_budget,
-            help="Of requests that name none. Full depth if not given.",
-        ),
+        BudgetRequest | None,
+        options.read_by(read_budget, help="Of requests that name none. Full depth if not given."),
     ] = None
 
     def rules(self, model: Any) -> "BudgetRules":
         """The rules of a model, of which the outline is enough."""
-        from buddy.serving.http.budget_rules import BudgetRules, parse_efforts
+        from buddy.serving.http.budget_rules import BudgetRules
 
         return BudgetRules(
             num_blocks=model.num_blocks,
@@ -100,7 +97,7 @@ class BudgetRuleOptions:
             min_budget=self.min_budget,
             num_pinned=model.policy.num_pinned,
             default=self.default_budget,
-            efforts={} if self.effort_budgets is None else parse_efforts(self.effort_budgets),
+            efforts=self.effort_budgets or {},
         )
 
 
@@ -172,7 +169,7 @@ def _start(
 
     control = ControlConfig(
         num_blocks=model.num_blocks,
-        min_blocks=rules.floor(),
+        min_blocks=rules.floor,
         max_rows=capacity.max_rows,
         itl_ms=capacity.slo_itl_ms,
     )

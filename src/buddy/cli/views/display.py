@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.text import Text
 
-from buddy.budget.read import AUTO
+from buddy.budget.request import BudgetRequest
 from buddy.cli.views.bars import Bars
 from buddy.hub.progress import Progress as OnProgress
 
@@ -124,19 +124,21 @@ def show_summary(
     console: Console,
     trace: "DepthTrace",
     *,
-    budget: str | None,
-    prefill_budget: str | None = None,
+    budget: BudgetRequest | None,
+    prefill_budget: BudgetRequest | None = None,
     policy: str,
     kv_policy: str,
     engine: str,
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
-    asked = "full depth" if budget is None else f"budget {budget}"
-    if budget is not None and budget.strip().lower() == AUTO:
+    asked = f"budget {budget.text}" if budget is not None and budget.text else "full depth"
+    if budget is not None and budget.is_auto:
         asked = f"auto: {trace.steps[0].executed[0]} of {trace.num_blocks} blocks"
     if prefill_budget is not None:
         prompt = f"{trace.steps[0].executed[0]} blocks in the prompt"
-        asked += f" · prefill {prefill_budget}: {prompt}, {trace.decode_blocks_per_token:.4g} after"
+        asked += (
+            f" · prefill {prefill_budget.text}: {prompt}, {trace.decode_blocks_per_token:.4g} after"
+        )
     plans = f"{trace.distinct_plans} distinct plan{'s' if trace.distinct_plans != 1 else ''}"
     run = f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks per token"
     if prefill_budget is not None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.commands.importance import computed_by
 from buddy.cli.loading import load_checked, say_if_slow
@@ -46,9 +47,9 @@ Out = Annotated[
     ),
 ]
 Budgets = Annotated[
-    list[str] | None,
-    options.checked(
-        options.check_phases,
+    list[BudgetRequest] | None,
+    options.read_by(
+        read_budget,
         "--budget",
         "-b",
         help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto, of answers and '
@@ -116,8 +117,8 @@ class EvalRun:
 
     def show(self, condition: "Condition") -> None:
         """Say which condition is running."""
-        told = condition.is_auto or condition.mean is not None
-        depth = "" if told else f" {condition.depth} blocks"
+        is_number = condition.budget.blocks is not None
+        depth = f" {condition.depth} blocks" if is_number else ""
         self.bar.update(self.task, description=f"{condition.label}{depth}")
 
     def advance(self, samples: int = 1) -> None:
@@ -131,7 +132,7 @@ def eval_run(
     out: Path,
     *,
     policies: Sequence[str] | None,
-    budgets: Sequence[str] | None,
+    budgets: Sequence[BudgetRequest] | None,
     config: dict[str, Any],
     auto: bool = False,
     means: bool = False,

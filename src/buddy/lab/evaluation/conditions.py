@@ -1,23 +1,23 @@
 """What is compared in one run: every policy at every budget, checked before anything runs."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
 import torch
 
-from buddy.budget.read import AUTO, split_phases
-from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget
+from buddy.budget.request import BudgetLike, BudgetRequest, read_budget
+from buddy.budget.resolved import ResolvedBudget
+from buddy.budget.source import BudgetSource, Progress, blocks_of_lanes
 from buddy.depth.policy import BatchSize, DepthPolicy, Observation, Policy
 from buddy.depth.prior import OnProgress
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
-from buddy.generation.budgets import read_prefill_budget
 from buddy.model import BuddyForCausalLM
 from buddy.policies.registry import build_policy, split_label
-from buddy.routing.ledger import LedgerBudget
+from buddy.routing.ledger import Ledger
 
 _LABEL_WIDTH: Final = 30
 """A longer list of blocks is a label by its first ones alone."""
@@ -33,14 +33,25 @@ class Condition:
     """Short name, for tables and plots."""
     policy: Policy
     """Who chooses the blocks."""
-    blocks: int
-    """How many run; under `auto` the most that may, under a mean those of the prompt's tokens."""
-    is_auto: bool = False
-    """The Budget Predictor chooses how many, for each prompt."""
-    prefill_blocks: int | None = None
-    """How many the prompt's tokens run, where it is another number than the answer's."""
-    mean: LedgerBudget | None = None
-    """What spends a mean over the answer's tokens, in the place of one number for each."""
+    budget: ResolvedBudget
+    """How many run."""
+    ledger: Ledger | None = None
+    """The model's, which spends a mean."""
+
+    @property
+    def blocks(self) -> int:
+        """How many run; the most that may under `auto`, the prompt's under a mean."""
+        return self.budget.nominal
+
+    @property
+    def depth(self) -> str:
+        """The budget in a few characters."""
+        return self.budget.depth
+
+    @property
+    def source(self) -> BudgetSource | None:
+        """Who says how many blocks a token runs; None where the predictor chooses."""
+        return self.budget.source(self.ledger)
 
     @property
     def key(self) -> str:
@@ -48,23 +59,20 @@ class Condition:
 
         What ran is named, not the file that said so: that may hold another order by now.
         """
-        depths: Sequence[int]
-        if self.is_auto:
+        depths: Sequence[int] = self.budget.depths(self.ledger)
+        if self.source is None:
             depths = range(self.policy.num_pinned, self.policy.num_blocks + 1)
-        else:
-            levels = [self.blocks] if self.mean is None else self.mean.ledger.config.levels
-            depths = list(dict.fromkeys([self.prefill_blocks or self.blocks, *levels]))
         fixed = self._fixed(depths)
         if fixed is None:
             return f"{self.spec}@{self.depth}"
         named = "+".join(",".join(map(str, blocks)) for blocks in fixed)
-        if self.is_auto or self.mean is not None:
+        if self.budget.blocks is None:
             return f"{self.depth}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
         return f"blocks:{named}"
 
     def fixed_blocks(self) -> tuple[int, ...] | None:
         """The blocks that run whatever the input; None where the input decides, or the token."""
-        if self.is_auto or self.mean is not None or self.prefill_blocks is not None:
+        if self.budget.blocks is None or self.budget.prefill is not None:
             return None
         fixed = self._fixed([self.blocks])
         return None if fixed is None else fixed[0]
@@ -84,25 +92,8 @@ class Condition:
 
     def prepare(self, on_progress: OnProgress) -> None:
         """Have the policy measure now what it will need at this budget."""
-        levels = () if self.mean is None else self.mean.ledger.config.levels
-        depths = (self.blocks, self.prefill_blocks or self.blocks, *levels)
+        depths = self.budget.depths(self.ledger) if self.budget.is_contract else (self.blocks,)
         self.policy.prepare_for(depths, on_progress)
-
-    @property
-    def depth(self) -> str:
-        """The budget in a few characters."""
-        if self.is_auto:
-            return AUTO
-        own = str(self.blocks) if self.mean is None else f"mean {self.mean.mean}"
-        return own if self.prefill_blocks is None else f"{self.prefill_blocks}+{own}"
-
-    @property
-    def source(self) -> BudgetSource | None:
-        """Who says how many blocks a token runs; None where the predictor chooses."""
-        if self.is_auto:
-            return None
-        own = self.mean or ConstantBudget(self.blocks)
-        return own if self.prefill_blocks is None else PhasedBudget(self.prefill_blocks, own)
 
     def budgets(self, prompt_tokens: int, others: Sequence[int]) -> tuple[int, ...]:
         """Blocks of the tokens of a sequence: one number for all, or one for each.
@@ -111,10 +102,18 @@ class Condition:
             prompt_tokens: How many begin it.
             others: The ids of those after the prompt.
         """
-        if self.prefill_blocks is None and self.mean is None:
+        if self.budget.prefill is None and self.budget.mean is None:
             return (self.blocks,)
-        own = (self.blocks,) * len(others) if self.mean is None else self.mean.levels(others)
-        return ((self.prefill_blocks or self.blocks,) * prompt_tokens) + tuple(own)
+        answer = Progress(
+            is_prompt=False,
+            new_tokens=len(others),
+            num_blocks=self.policy.num_blocks,
+            token_ids=tuple(others),
+        )
+        assert self.source is not None  # `auto` is no budget of a token
+        blocks = blocks_of_lanes(self.source, answer)
+        each = blocks if len(blocks) == len(others) else blocks * len(others)
+        return (self.budget.prompt,) * prompt_tokens + each
 
     def point(self, task: str, metric: str, value: float, **rest: Any) -> dict[str, Any]:
         """One figure of a RunRecord, as plots read it."""
@@ -128,16 +127,15 @@ class Condition:
             "blocks": self.blocks,
             "num_blocks": self.policy.num_blocks,
         }
-        if self.prefill_blocks is not None:
-            fields["prefill_blocks"] = self.prefill_blocks
-        if self.mean is not None:
-            fields["budget"] = f"mean:{float(self.mean.mean / self.policy.num_blocks):g}"
-        return {**fields, "budget": AUTO} if self.is_auto else fields
+        if self.budget.prefill is not None:
+            fields["prefill_blocks"] = self.budget.prefill
+        written = self.budget.written(self.policy.num_blocks)
+        return fields if written is None else {**fields, "budget": written}
 
     @property
     def is_free(self) -> bool:
         """Whether no budget has fixed how many blocks run: the predictor says, or each token."""
-        return self.is_auto or self.mean is not None or self.policy.is_online
+        return self.budget.blocks is None or self.policy.is_online
 
     def spent(self, mean: float) -> dict[str, Any]:
         """The mean depth in the place of `blocks`, where no budget has fixed it; else nothing."""
@@ -151,7 +149,7 @@ class Condition:
 def plan_conditions(
     model: BuddyForCausalLM,
     policies: Sequence[str] = (),
-    budgets: Sequence[str] = ("1.0",),
+    budgets: Sequence[BudgetLike] = ("1.0",),
     *,
     auto: bool = False,
     means: bool = False,
@@ -181,83 +179,59 @@ def plan_conditions(
     if not made:
         label, spec = _split(model.policy_spec or model.policy.name)
         made = [(label, spec, model.policy)]
-    read = model.read_budgets if auto else model.resolve_budgets
-    depths = [_read_depth(one, model, read) for one in budgets]
-    if not means and any(mean is not None for *_, mean in depths):
+    different = dict.fromkeys(
+        _resolve(read_budget(budget), model, auto=auto, means=means) for budget in budgets
+    )
+    return [condition for budget in different for condition in _conditions_at(budget, model, made)]
+
+
+def _resolve(
+    request: BudgetRequest, model: BuddyForCausalLM, *, auto: bool, means: bool
+) -> ResolvedBudget:
+    """A budget in blocks, if it can be measured."""
+    budget = request.resolve(model.limits)
+    if budget.is_auto and not auto:
+        raise BudgetError(
+            "budget 'auto' is chosen for each prompt, and one for all is needed here: "
+            'name a budget such as 0.75 or "18 blocks"'
+        )
+    if budget.mean is not None and not means:
         raise BudgetError(
             "a mean is spent over the tokens of an answer: measure it by buddy eval answers or "
             "buddy eval rouge, and name another budget here"
         )
-    different = {(prefill, blocks, mean and mean.mean): mean for prefill, blocks, mean in depths}
+    return budget
+
+
+def _conditions_at(
+    budget: ResolvedBudget, model: BuddyForCausalLM, policies: Sequence[tuple[str, str, Policy]]
+) -> list[Condition]:
+    """Each policy at one budget; full depth once."""
+    is_full = budget.blocks == model.num_blocks and budget.prefill is None
+    online = next((spec for _, spec, policy in policies if policy.is_online), None)
+    if online is not None and not is_full:
+        raise BudgetError(
+            f"policy {online!r} decides while it runs and keeps no budget: measure it at -b 1.0, "
+            "in a run of its own"
+        )
+    if online is None and is_full:
+        policies = [("full", "full", build_policy("full", model.resources))]
     conditions = []
-    for (prefill, blocks, _), mean in different.items():
-        if blocks is None:
-            conditions += [_auto(model, label, spec, policy) for label, spec, policy in made]
-            continue
-        online = [one for one in made if one[2].is_online]
-        if online:
-            if blocks != model.num_blocks or prefill is not None or mean is not None:
-                raise BudgetError(
-                    f"policy {online[0][1]!r} decides while it runs and keeps no budget: measure "
-                    "it at -b 1.0, in a run of its own"
-                )
-            conditions += [
-                Condition(spec=spec, label=label, policy=policy, blocks=blocks)
-                for label, spec, policy in made
-            ]
-            continue
-        if blocks == model.num_blocks and prefill is None and mean is None:
-            full = build_policy("full", model.resources)
-            conditions.append(Condition(spec="full", label="full", policy=full, blocks=blocks))
-            continue
-        for label, spec, policy in made:
-            levels = () if mean is None else mean.ledger.config.levels
-            policy.check_spendable({blocks, prefill or blocks, *levels})
-            shown = label if mean is None else f"{label} mean {float(mean.mean):g}"
-            conditions.append(
-                Condition(
-                    spec=spec,
-                    label=shown if prefill is None else f"{shown}, prompt at {prefill}",
-                    policy=policy,
-                    blocks=blocks,
-                    prefill_blocks=prefill,
-                    mean=mean,
-                )
-            )
+    for label, spec, policy in policies:
+        condition = Condition(
+            spec=spec,
+            label=label + budget.title,
+            policy=policy,
+            budget=budget,
+            ledger=model.ledger,
+        )
+        if online is None:
+            depths = budget.depths(model.ledger)
+            if model.predictor is not None and budget.is_auto:
+                depths = (model.predictor.lowest,)
+            policy.check_spendable(depths)
+        conditions.append(condition)
     return conditions
-
-
-def _read_depth(
-    text: str, model: BuddyForCausalLM, read: Callable[[str, int], tuple[int | None, ...]]
-) -> tuple[int | None, int | None, LedgerBudget | None]:
-    """Blocks of the prompt's tokens, None where they are the answer's; and of the answer's.
-
-    Under a mean the answer's are those of a prompt that has no number of its own.
-    """
-    prompt, answer = split_phases(text)
-    mean = model.ledger_budget(answer)
-    blocks = read(answer, 1)[0] if mean is None else mean.prompt
-    if prompt is None:
-        return None, blocks, mean
-    if blocks is None:
-        raise BudgetError(
-            f"budget {text!r}: auto is chosen for prompt and answer together; name both as numbers"
-        )
-    prefill = read_prefill_budget(prompt, model.num_blocks)
-    return (None if prefill == blocks else prefill), blocks, mean
-
-
-def _auto(model: BuddyForCausalLM, label: str, spec: str, policy: Policy) -> Condition:
-    assert model.predictor is not None
-    if policy.is_online:
-        raise BudgetError(
-            f"policy {spec!r} decides while it runs and keeps no budget: measure it at -b 1.0, in "
-            "a run of its own"
-        )
-    policy.check_spendable((model.predictor.lowest,))
-    return Condition(
-        spec=spec, label=f"{label} auto", policy=policy, blocks=model.num_blocks, is_auto=True
-    )
 
 
 def _split(policy: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ def execution_rates(
         depths: By task, the mean depth where it was counted by token.
         of_prompts: Whether they are the prompts' plans, whatever depth the answers have.
     """
-    is_deeper = of_prompts and condition.prefill_blocks is not None
+    is_deeper = of_prompts and condition.budget.prefill is not None
     entries = []
     for task, ran in plans.items():
         rates = [
@@ -31,7 +31,7 @@ def execution_rates(
         entries.append(
             {
                 **condition.describe(),
-                **({"blocks": condition.prefill_blocks} if is_deeper else {}),
+                **({"blocks": condition.budget.prefill} if is_deeper else {}),
                 **condition.spent(sum(rates)),
                 **condition.ran((depths or {}).get(task)),
                 "task": task,

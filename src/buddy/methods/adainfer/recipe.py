@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from buddy.budget.read import AUTO, read_budget
+from buddy.budget.request import read_blocks, read_budget
 from buddy.errors import RecipeError, shown
 from buddy.settings import Range, check_ranges
 from buddy.training.recipe import ROWS, RUN_SEED, DataSettings, ModelSettings
@@ -34,7 +34,10 @@ class ClassifierSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, RecipeError)
-        if self.mean_depth is not None and read_budget(self.mean_depth) in (AUTO, 0):
+        if self.mean_depth is None:
+            return
+        number = read_budget(self.mean_depth).number
+        if number is None or number.amount == 0:
             raise RecipeError(
                 'mean_depth is a count or a share, such as "22 blocks", got '
                 f"{shown(self.mean_depth)}"
@@ -44,9 +47,7 @@ class ClassifierSettings:
         """The mean depth in blocks; None where the threshold is given."""
         if self.mean_depth is None:
             return None
-        read = read_budget(self.mean_depth)
-        assert read != AUTO  # refused above
-        return float(read) if isinstance(read, int) else float(read * num_blocks)
+        return float(read_blocks(self.mean_depth).exact(num_blocks))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from buddy.errors import BudgetError, PolicyError
 from buddy.serving.client import Overloaded
 from buddy.serving.control.protocol import QueueView
-from buddy.serving.request import Deadline, GenerationRequest
+from buddy.serving.request import GenerationRequest
 from buddy.settings import Range, check_ranges
 
 RETRY_S: Final = (1, 60)
@@ -108,7 +108,7 @@ class Admission:
             Refused: It will not be taken now.
         """
         budget, config = request.budget, self._config
-        if isinstance(budget, Deadline) and budget.ms_per_token < least_ms:
+        if budget.ms_per_token < least_ms:
             raise BudgetError(
                 f"a token takes at least {shown_ms(least_ms)} ms here at {budget.least} blocks, "
                 f"and the budget allows {budget.ms_per_token:g}: ask for {shown_ms(least_ms)} ms "

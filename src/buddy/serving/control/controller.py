@@ -2,7 +2,7 @@
 
 Rows step together, so the tightest deadline rules all of them, and rows must be free as fast as
 requests come. Elastic rows are lowered first, then prompts are put off, then nobody is let in. A
-contract (`Fixed`) is never touched.
+contract is never touched.
 """
 
 import math
@@ -18,7 +18,7 @@ from buddy.serving.control.cost import Correction, CostModel, StepShape
 from buddy.serving.control.metrics import ServingMetrics
 from buddy.serving.control.protocol import Ending, Gauges, Orders, QueueView, RowView, StepReport
 from buddy.serving.control.trim import Trim
-from buddy.serving.request import Deadline, DefaultBudget, Fixed, GenerationRequest, Usage
+from buddy.serving.request import GenerationRequest, Usage
 from buddy.settings import Range, check_ranges
 
 HOLD_TOKENS: Final = 8
@@ -132,7 +132,7 @@ class Controller:
             BudgetError: Its deadline is below what the machine reaches.
         """
         least_ms = 0.0
-        if isinstance(request.budget, Deadline):
+        if request.budget.has_deadline:
             depth = max(request.budget.least, self._config.min_blocks)
             depth = min(depth, self._config.num_blocks)
             shape = self._one_row(depth, len(request.prompt))
@@ -253,10 +253,10 @@ class Controller:
 
     def _tightest(self, rows: Sequence[RowView]) -> float | None:
         """The shortest time for a token that anybody was promised, in seconds."""
-        promised = [row.budget.ms_per_token for row in rows if isinstance(row.budget, Deadline)]
+        promised_ms = min((row.budget.ms_per_token for row in rows), default=math.inf)
         if self._config.itl_ms is not None:
-            promised.append(self._config.itl_ms)
-        return min(promised) / 1e3 if promised else None
+            promised_ms = min(promised_ms, self._config.itl_ms)
+        return promised_ms / 1e3 if promised_ms < math.inf else None
 
     def _limit(self, target_s: float | None) -> float | None:
         """That a pass may take, by prediction."""
@@ -281,9 +281,9 @@ class Controller:
 
     def _bounds(self, row: RowView) -> tuple[int, int]:
         """Least and most blocks of a row that a load may give it."""
-        if isinstance(row.budget, DefaultBudget) and self._config.itl_ms is None:
+        if row.budget.is_default and self._config.itl_ms is None:
             return row.depth, row.depth  # nothing was asked of it, and nothing promised
-        if isinstance(row.budget, Fixed) or not row.is_elastic:
+        if not row.is_elastic:
             return row.depth, row.depth
         most = min(row.budget.most, max(row.wanted, row.budget.least))
         return min(max(row.budget.least, self._config.min_blocks), most), most
@@ -346,7 +346,7 @@ class Controller:
         """Depths that rows with a deadline would have on a machine of their own."""
         found = {}
         for row in rows:
-            if not isinstance(row.budget, Deadline):
+            if not row.budget.has_deadline:
                 continue
             if row.number not in self._alone:
                 least, most = self._bounds(row)

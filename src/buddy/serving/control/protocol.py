@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from buddy.serving.request import GenerationRequest, ResolvedBudget, Usage
+from buddy.budget.resolved import ResolvedBudget
+from buddy.serving.request import GenerationRequest, Usage
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
 """How a request ended."""

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from buddy import __version__
+from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BuddyError
 from buddy.serving.client import EngineClient
 from buddy.serving.http.asking import budget_of, chat_requests, completion_requests
@@ -49,7 +50,7 @@ from buddy.serving.http.schema import (
     ModelList,
     RequestFields,
 )
-from buddy.serving.request import Delta, Failed, GenerationRequest, ResolvedBudget
+from buddy.serving.request import Delta, Failed, GenerationRequest
 
 Body = TypeVar("Body", ChatBody, CompletionBody)
 

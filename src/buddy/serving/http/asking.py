@@ -4,13 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BudgetError, PromptError, shown
 from buddy.serving.client import EngineFacts
 from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.schema import ChatBody, CompletionBody, RequestFields
-from buddy.serving.request import GenerationRequest, Grammar, ResolvedBudget, Sampling
+from buddy.serving.request import GenerationRequest, Grammar, Sampling
 
 _COMPLETION_TOKENS: Final = 16
 """Of a completion that does not say, as OpenAI has it; a chat may fill the context."""

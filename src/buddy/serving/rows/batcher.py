@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.source import BudgetSource, ConstantBudget
+from buddy.budget.source import ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.executors.protocol import Executor
 from buddy.engine.planned_prompt import plan_prompt
@@ -29,17 +29,7 @@ from buddy.engine.step import Feed, Step, StepOutput, logits_of
 from buddy.errors import BuddyError
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView, StepReport
-from buddy.serving.request import (
-    Auto,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    Fixed,
-    OnAverage,
-    Usage,
-)
+from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, Usage
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
 from buddy.serving.rows.sampler import Picked, Picker, pick
@@ -192,27 +182,17 @@ class Batcher:
             ),
             text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),
-            wanted=self._wanted(one),
-            budget_source=self._budget_source(one),
+            wanted=request.budget.wanted(lambda: self._choose(request.prompt)),
+            budget_source=request.budget.token_source(self._model.ledger),
             prompt=np.array(request.prompt, np.int64),
         )
 
-    def _budget_source(self, one: Submitted) -> BudgetSource | None:
-        budget, ledger = one.request.budget, self._model.ledger
-        if not isinstance(budget, OnAverage) or ledger is None:
-            return None
-        return ledger.budget(budget.mean)
-
-    def _wanted(self, one: Submitted) -> int:
-        budget = one.request.budget
-        if isinstance(budget, Fixed):
-            return budget.decode
-        if not isinstance(budget, Auto):
-            return budget.most
-        ids = torch.tensor([one.request.prompt], device=self._backbone.device)
+    def _choose(self, prompt: Sequence[int]) -> int:
+        """Blocks that the Budget Predictor chooses for a prompt."""
+        ids = torch.tensor([prompt], device=self._backbone.device)
         real = torch.ones_like(ids, dtype=torch.bool)
-        (chosen,) = self._model.choose_budgets((None,), ids, real, real)
-        return min(max(chosen, budget.least), budget.most)
+        (blocks,) = self._model.choose_budgets(ids, real, real)
+        return blocks
 
     def _set_depths(self, orders: Orders) -> None:
         if not (orders.depths or orders.unloaded):

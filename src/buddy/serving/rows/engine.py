@@ -11,22 +11,13 @@ from typing import Any, Final
 import torch
 
 from buddy.budget.blocks import least_blocks
-from buddy.budget.read import check_mean, no_predictor
-from buddy.errors import BuddyError, BudgetError, PromptError
+from buddy.budget.resolved import ResolvedBudget
+from buddy.errors import BuddyError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control.protocol import Control, Gauges, NoControl
-from buddy.serving.request import (
-    Auto,
-    Deliver,
-    Delta,
-    Event,
-    Fixed,
-    GenerationRequest,
-    OnAverage,
-    ResolvedBudget,
-)
+from buddy.serving.request import Deliver, Delta, Event, GenerationRequest
 from buddy.serving.rows.batcher import Batcher, BatcherOptions
 from buddy.serving.rows.grammar import GrammarMaker
 from buddy.serving.rows.row import Submitted
@@ -224,21 +215,8 @@ class Engine:
         self._check_budget(request.budget)
 
     def _check_budget(self, budget: ResolvedBudget) -> None:
-        model = self._model
-        if isinstance(budget, Auto) and model.predictor is None:
-            raise no_predictor()
-        if isinstance(budget, OnAverage):
-            check_mean(budget.mean, self._facts.means)
-        if isinstance(budget, Fixed):
-            budgets = {budget.prefill, budget.decode}
-        else:
-            budgets = {budget.least, budget.most}
-            if budget.least > budget.most:
-                raise BudgetError(
-                    f"a budget from {budget.least} to {budget.most} blocks is none: the least must "
-                    "not be above the most"
-                )
-        model.policy.check_spendable(budgets)
+        budget.check(self._model.limits)
+        self._model.policy.check_spendable(budget.depths())
 
     # The thread
 

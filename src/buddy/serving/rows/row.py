@@ -9,28 +9,11 @@ from numpy.typing import NDArray
 from buddy.budget.source import BudgetSource
 from buddy.engine.planned_prompt import PlannedPrompt
 from buddy.serving.control.protocol import RowView
-from buddy.serving.request import (
-    Auto,
-    Deadline,
-    DefaultBudget,
-    Deliver,
-    Fixed,
-    GenerationRequest,
-    OnAverage,
-    Usage,
-)
+from buddy.serving.request import Deliver, GenerationRequest, Usage
 from buddy.serving.rows.grammar import GrammarState
 from buddy.serving.rows.pool import Fed, common
 from buddy.serving.rows.sampler import Picker
 from buddy.serving.rows.text import StopStrings, TokenText
-
-_SOURCES = {
-    Fixed: "fixed",
-    OnAverage: "mean",
-    Auto: "auto",
-    Deadline: "deadline",
-    DefaultBudget: "default",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +69,7 @@ class Row:
 
     def __post_init__(self) -> None:
         budget = self.request.budget
-        self.depth = budget.prefill if isinstance(budget, Fixed) else self.wanted
+        self.depth = budget.prompt if budget.is_contract else self.wanted
 
     @property
     def number(self) -> int:
@@ -106,10 +89,7 @@ class Row:
     @property
     def is_elastic(self) -> bool:
         """Whether its depth may be changed."""
-        budget = self.request.budget
-        if isinstance(budget, Auto | DefaultBudget):
-            return self.request.sampling.seed is None
-        return isinstance(budget, Deadline)
+        return self.request.budget.is_elastic(is_seeded=self.request.sampling.seed is not None)
 
     def view(self) -> RowView:
         """As control sees it."""
@@ -126,9 +106,8 @@ class Row:
 
     def set_depth(self, blocks: int) -> None:
         """Go on at another depth, within what the budget allows."""
-        budget = self.request.budget
-        assert not isinstance(budget, Fixed)
-        blocks = min(max(blocks, budget.least), budget.most)
+        assert not self.request.budget.is_contract
+        blocks = self.request.budget.clamp(blocks)
         if blocks != self.depth:
             self.depth, self.since = blocks, 0
 
@@ -138,9 +117,9 @@ class Row:
         depth = int(runs.sum())
         self.made_by += depth
         self.plans.add(runs.tobytes())
-        if isinstance(budget, Fixed):
-            self.depth = budget.decode
-        is_exact = isinstance(budget, Fixed) and self.budget_source is None
+        if budget.is_contract:
+            self.depth = self.wanted
+        is_exact = budget.is_contract and self.budget_source is None
         self.deepest = self.depth if is_exact else max(self.deepest, depth)
         self.shallowest = depth if self.shallowest is None else min(self.shallowest, depth)
         self.answer.append(token)
@@ -163,7 +142,7 @@ class Row:
         tokens = len(self.answer)
         budget = self.request.budget
         free = self.wanted if self.unloaded is None else self.unloaded
-        is_lowered = not isinstance(budget, Fixed) and (self.shallowest or free) < free
+        is_lowered = not budget.is_contract and (self.shallowest or free) < free
         return Usage(
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
@@ -172,7 +151,7 @@ class Row:
             budget_blocks=self.deepest,
             blocks_per_token=self.made_by / tokens if tokens else 0.0,
             distinct_plans=len(self.plans),
-            source=_SOURCES[type(budget)],
+            source=budget.kind,
             lowered_from=free if is_lowered else None,
         )
 

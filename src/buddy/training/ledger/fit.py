@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from buddy.routing.ledger import HASTE, Ledger, LedgerConfig
+from buddy.budget.ledger import HASTE
+from buddy.routing.ledger import Ledger, LedgerConfig
 from buddy.training.ledger.measure import TokenLosses
 from buddy.training.ledger.recipe import LedgerSettings
 

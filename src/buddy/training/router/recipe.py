@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from buddy.budget.read import AUTO, read_budget
+from buddy.budget.request import read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
 from buddy.routing.prior import PriorConfig
@@ -36,14 +36,14 @@ def _check_budgets(name: str, budgets: Sequence[str]) -> None:
         BudgetError: One is neither a share nor a count.
         RecipeError: One is `auto`, or a count that no model has.
     """
-    for one in budgets:
-        amount = read_budget(one)
-        if amount == AUTO:
+    for budget in budgets:
+        number = read_budget(budget).number
+        if number is None:
             raise RecipeError(
-                f"{name}: budgets of a training run are numbers: auto is for inference"
+                f"{name}: budgets of a training run are numbers: {budget} is for inference"
             )
-        if amount == 0:
-            raise RecipeError(f"{name}: blocks must be at least 1, got {shown(one)}")
+        if number.amount == 0:
+            raise RecipeError(f"{name}: blocks must be at least 1, got {shown(budget)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.budget.read import AUTO, parse_budget
+from buddy.budget.request import read_blocks
 from buddy.data.examples import Example
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
@@ -64,11 +64,7 @@ def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
         RecipeError: The range is empty.
     """
     wanted = settings.choices or (settings.low, settings.high)
-    blocks = []
-    for one in wanted:
-        budget = parse_budget(one, num_blocks)
-        assert budget != AUTO  # the settings refuse it
-        blocks.append(budget.blocks)
+    blocks = [read_blocks(budget).blocks(num_blocks) for budget in wanted]
     if settings.choices:
         return tuple(blocks)
     if blocks[0] > blocks[1]:

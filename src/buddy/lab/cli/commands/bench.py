@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.hub.presets import DEFAULT_MODEL
@@ -19,21 +20,24 @@ if TYPE_CHECKING:
     from buddy.lab.evaluation.speed.speed import SpeedConfig
     from buddy.model import BuddyForCausalLM
 
-_BUDGETS = ["1.0", "0.875", "0.75", "0.625", "0.5"]
+_BUDGETS: Any = ["1.0", "0.875", "0.75", "0.625", "0.5"]
+
+
+Budgets = Annotated[
+    list[BudgetRequest],
+    options.read_by(
+        read_budget,
+        "--budget",
+        "-b",
+        help="Share of the blocks to run; repeat for more.",
+    ),
+]
 
 
 def bench(
     out: options.RecordOut,
     model: options.Model = DEFAULT_MODEL,
-    budget: Annotated[
-        list[str],
-        options.checked(
-            options.check_phases,
-            "--budget",
-            "-b",
-            help="Share of the blocks to run; repeat for more.",
-        ),
-    ] = _BUDGETS,
+    budget: Budgets = _BUDGETS,
     policy: Annotated[
         list[str] | None,
         options.checked(
@@ -131,7 +135,7 @@ def bench(
             **who_ran,
             **asdict(config),
             "policies": list(dict.fromkeys(condition.spec for condition in conditions)),
-            "budgets": budget,
+            "budgets": [request.text for request in budget],
             "context": context,
             "batch": batch,
             "prompts": "random token ids" if text is None else text,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buddy.budget.request import BudgetRequest
 from buddy.cli import options
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.cli import eval_run
@@ -102,7 +103,7 @@ def _evaluate(
     *,
     out: Path,
     model: str,
-    budget: list[str] | None,
+    budget: list[BudgetRequest] | None,
     policy: list[str] | None,
     data_dir: Path | None,
     limit: int | None,

@@ -41,9 +41,9 @@ def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | Non
     A policy that decides while it runs lets each token run blocks of its own, and so does a mean.
     Where the prompt has a budget of its own, its tokens do not count.
     """
-    if condition.mean is None and not condition.policy.is_online:
+    if not condition.is_free:
         return None
-    prompt = condition.prefill_blocks
+    prompt = condition.budget.prefill
     if prompt is None:
         return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
     rest = sum(one.tokens - 1 for one in answers)  # the last one of an answer is not fed

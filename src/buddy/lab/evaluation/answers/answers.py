@@ -212,9 +212,7 @@ def rounds_of(condition: Condition, *, shuffle: bool) -> int:
     A fixed set of blocks leaves no plans to exchange, nor do tokens that have budgets of their own,
     or that decide while they run.
     """
-    if condition.mean is not None or condition.prefill_blocks is not None:
-        return 1
-    if condition.policy.is_online:
+    if condition.is_free or condition.budget.prefill is not None:
         return 1
     return 1 + len(WITHIN) if shuffle and condition.fixed_blocks() is None else 1
 

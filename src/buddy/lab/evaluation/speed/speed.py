@@ -203,7 +203,7 @@ def time_once(
             "decode": trace.decode_blocks_per_token,
         }
         if not condition.is_free:
-            assert set(first.executed) == {condition.prefill_blocks or condition.blocks}
+            assert set(first.executed) == {condition.budget.prompt}
             assert all(set(step.executed) == {condition.blocks} for step in others)
     # A record says how many blocks and tokens it timed, so they are counted.
     assert len(ends) == new_tokens

@@ -50,7 +50,7 @@ class Series:
     def is_dense(self) -> bool:
         """Whether it is Buddy at full depth, in the prompt and after it."""
         one = self.condition
-        if one is None or one.is_free or one.prefill_blocks is not None:
+        if one is None or one.is_free or one.budget.prefill is not None:
             return False
         return one.blocks == one.policy.num_blocks
 
@@ -60,7 +60,7 @@ class Series:
             return {"blocks": num_blocks}
         means = [one.mean_blocks[phase] for one in self.samples if one.mean_blocks]
         free = self.condition.spent(statistics.fmean(means)) if means else {}
-        prompt, answer = self.condition.prefill_blocks, self.condition.blocks
+        prompt, answer = self.condition.budget.prefill, self.condition.blocks
         if prompt is None:
             return {"blocks": answer, **free}
         return {"blocks": prompt if phase == "prefill" else answer, "prefill_blocks": prompt}

@@ -11,7 +11,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from buddy.budget.read import AUTO
 from buddy.checkpoint.resolve import load_tokenizer
 from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import check_kv_policy
@@ -153,10 +152,10 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             BudgetError: The answer is to run at a budget of its own, and to be a part of the
                 prompt, as `route_on="full"` has it.
         """
-        if self._route_on == "full" and condition.prefill_blocks is not None:
+        if self._route_on == "full" and condition.budget.prefill is not None:
             raise BudgetError(
                 "where the route sees answers too they run the prompt's budget: name one budget "
-                f"for both, not {condition.prefill_blocks} and {condition.blocks} blocks, or leave "
+                f"for both, not {condition.budget.prefill} and {condition.blocks} blocks, or leave "
                 "--route-on full out"
             )
 
@@ -292,7 +291,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             context,
             max_length,
             stop,
-            budget=self.condition.source or AUTO,
+            budget=self.condition.source or "auto",
             reroute=self._reroute,
             kv_policy=self._kv_policy,
             trace=trace,

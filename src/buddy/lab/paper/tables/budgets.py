@@ -76,7 +76,7 @@ def _choose(run: Run, rows: int | None) -> dict[str, Any]:
     for name, one in zip([*sources, *["alpaca"] * len(alpaca)], [*examples, *alpaca], strict=True):
         ids = torch.tensor([one.prompt], device=model.device)
         valid = torch.ones_like(ids, dtype=torch.bool)
-        found.setdefault(name, []).extend(model.choose_budgets((None,), ids, valid, valid))
+        found.setdefault(name, []).extend(model.choose_budgets(ids, valid, valid))
     return {"tasks": [{"task": name, "blocks": blocks} for name, blocks in found.items()]}
 
 

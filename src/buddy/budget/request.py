@@ -1,0 +1,423 @@
+"""Budget requests: what a caller asks for, whatever the model, read once by `read_budget`.
+
+A form of a budget is a class here that `FORMS` names: it reads what a user wrote, and says what
+that comes to in blocks of a model. All else asks the `ResolvedBudget`, and never for the form.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final, SupportsFloat, cast
+
+from buddy.budget.amount import EXAMPLES, read_amount, shown_value
+from buddy.budget.blocks import Budget
+from buddy.budget.resolved import Limits, ResolvedBudget
+from buddy.budget.source import BudgetSource, Progress
+from buddy.errors import BudgetError, shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetRequest(ABC):
+    """What a caller asks for."""
+
+    text: str = field(default="", compare=False)
+    """As it was written, for records and messages."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, value: Any) -> "BudgetRequest | None":
+        """Read what a caller wrote; None where it is of another form.
+
+        Raises:
+            BudgetError: It is of this form, and wrong.
+        """
+
+    @abstractmethod
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """The same in blocks of a model, whether it can spend them or not."""
+
+    def resolve(self, limits: Limits) -> ResolvedBudget:
+        """The same in blocks of a model.
+
+        Raises:
+            BudgetError: The model cannot spend it.
+        """
+        resolved = self.in_blocks(limits)
+        resolved.check(limits)
+        return resolved
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the Budget Predictor is to choose."""
+        return False
+
+    @property
+    def number(self) -> "Blocks | None":
+        """Itself, where it is one number for all tokens of any sequence."""
+        return None
+
+    def with_prefill(self, prompt: "Blocks | None") -> "BudgetRequest":
+        """The same, with a budget of its own for the prompt; itself where there is none.
+
+        Raises:
+            BudgetError: Prompt and answer cannot be told apart.
+        """
+        return self if prompt is None else Phases(text=self.text, prompt=prompt, answer=self)
+
+    def as_default(self) -> "BudgetRequest":
+        """What a request that names nothing gets, where a server has this for a default."""
+        return self
+
+
+BudgetLike = (
+    BudgetRequest
+    | Budget
+    | SupportsFloat
+    | str
+    | Mapping[str, Any]
+    | BudgetSource
+    | Callable[[Progress], Any]
+)
+"""What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, `"mean:0.7"`,
+`"prefill:1.0,decode:0.5"`, an object of the HTTP interface, a scalar of numpy or torch, a `Budget`,
+a source, or a callable that is asked at every step."""
+
+
+def read_budget(value: Any) -> BudgetRequest:
+    """Read a budget as a caller writes it, for whatever model.
+
+    Args:
+        value: A `BudgetLike`; None = nothing was named. What has been read is returned as it is.
+
+    Raises:
+        BudgetError: It is none.
+    """
+    if isinstance(value, BudgetRequest):
+        return value
+    for form in FORMS:
+        request = form.read(value)
+        if request is not None:
+            text = "" if value is None else value if isinstance(value, str) else shown(value)
+            return replace(request, text=text)
+    raise BudgetError(
+        f"budget {shown(value)} cannot be read: expected {EXAMPLES}, "
+        '{"prefill": 1.0, "decode": 0.5}, {"mean": 0.7}, {"ms_per_token": 12} or '
+        '{"tokens_per_s": 80}; but for a mean, an object may also have min and max'
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blocks(BudgetRequest):
+    """A number of blocks for each token: a contract."""
+
+    amount: Fraction | int
+    """A share of a model's blocks, or a count of them."""
+    of: int | None = None
+    """Blocks of the one model that it is for; None = any."""
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read a fraction, a count or a `Budget`; it is the last form, and refuses what is none."""
+        if isinstance(value, Mapping):
+            return None
+        if isinstance(value, Budget):
+            return cls(amount=value.blocks, of=value.num_blocks)
+        return cls(amount=read_amount(value))
+
+    @property
+    def number(self) -> "Blocks":
+        """Itself."""
+        return self
+
+    def blocks(self, num_blocks: int) -> int:
+        """Whole blocks of a model.
+
+        Raises:
+            BudgetError: The model cannot run so many, or it is for one of another depth.
+        """
+        if self.of is not None and self.of != num_blocks:
+            raise BudgetError(
+                f"a budget of {self.amount} of {self.of} blocks is for a model of {self.of}, and "
+                f"this one has {num_blocks}: write it as a fraction, such as "
+                f'{self.amount / self.of:.2g}, or as a count, "{self.amount} blocks"'
+            )
+        if isinstance(self.amount, int):
+            return Budget(self.amount, num_blocks).blocks
+        return Budget.from_ratio(self.amount, num_blocks).blocks
+
+    def exact(self, num_blocks: int) -> Fraction:
+        """Blocks of a model, not rounded, and perhaps more than it has."""
+        return Fraction(self.amount) * (1 if isinstance(self.amount, int) else num_blocks)
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """The same number for prompt and answer."""
+        blocks = self.blocks(limits.num_blocks)
+        return ResolvedBudget(kind="fixed", least=blocks, most=blocks)
+
+    def as_default(self) -> BudgetRequest:
+        """At most so many, and under load less."""
+        return DefaultBudget(text=self.text, most=self)
+
+
+def read_blocks(value: Any, what: str = "the budget") -> Blocks:
+    """Read a budget that must be a number of blocks.
+
+    Args:
+        value: A fraction or a count.
+        what: Names it in messages.
+
+    Raises:
+        BudgetError: It is none.
+    """
+    request = Blocks.read(value) if value is None else read_budget(value)
+    number = None if request is None else request.number
+    if number is None:
+        raise BudgetError(
+            f'{what} must be a fraction or a count of blocks, such as 1.0 or "24 blocks", got '
+            f"{shown(value)}"
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The `min` and `max` of an object."""
+
+    low: Blocks | None = None
+    high: Blocks | None = None
+
+    @classmethod
+    def read(cls, budget: Mapping[str, Any]) -> "Bounds":
+        """Read them where they are given."""
+        return cls(
+            *(
+                read_blocks(budget[name], f"budget.{name}") if name in budget else None
+                for name in ("min", "max")
+            )
+        )
+
+    def blocks(self, num_blocks: int) -> tuple[int, int]:
+        """The least and the most blocks of a model.
+
+        Raises:
+            BudgetError: The least is above the most.
+        """
+        low = 0 if self.low is None else self.low.blocks(num_blocks)
+        high = num_blocks if self.high is None else self.high.blocks(num_blocks)
+        if low > high:
+            raise BudgetError(f"budget.min, {low} blocks, is above budget.max, {high} blocks")
+        return low, high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phases(BudgetRequest):
+    """A budget for the prompt's tokens, and another for the answer's."""
+
+    prompt: Blocks
+    answer: BudgetRequest
+    bounds: Bounds = Bounds()
+    """Which both must keep."""
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read `prefill:1.0,decode:0.5`, or an object with both."""
+        if isinstance(value, str) and ":" in value:
+            written = _PHASES.fullmatch(value)
+            if written is None:
+                raise BudgetError(
+                    f"budget {shown_value(value)} cannot be read: to give prompt and answer "
+                    "budgets of their own write prefill:1.0,decode:0.5"
+                )
+            answer = read_budget(written[2])
+            return answer.with_prefill(read_blocks(written[1], "the prompt's budget"))
+        if not _has_keys(value, {"prefill", "decode"}):
+            return None
+        return cls(
+            prompt=read_blocks(value["prefill"], "budget.prefill"),
+            answer=read_blocks(value["decode"], "budget.decode"),
+            bounds=Bounds.read(value),
+        )
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """Each in blocks."""
+        resolved = self.answer.in_blocks(limits)
+        prompt = self.prompt.blocks(limits.num_blocks)
+        low, high = self.bounds.blocks(limits.num_blocks)
+        for name, blocks in (("prefill", prompt), ("decode", resolved.most)):
+            if not low <= blocks <= high:
+                raise BudgetError(
+                    f"budget.{name} is {blocks} blocks, and outside its own min and max"
+                )
+        is_own = resolved.own is not None or prompt != resolved.prompt
+        return replace(resolved, prefill=prompt if is_own else None)
+
+    def with_prefill(self, prompt: Blocks | None) -> BudgetRequest:
+        """Itself; a second budget for the prompt is refused."""
+        if prompt is not None:
+            raise BudgetError(f"budget {shown(self.text)} has one for the prompt: name it once")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean(BudgetRequest):
+    """A mean number of blocks over the tokens of the answer, which a ledger spends: a contract."""
+
+    mean: Blocks
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read `mean:0.7`, or an object with a mean and perhaps a budget for the prompt."""
+        prompt, is_object = None, _has_keys(value, {"mean"}, {"prefill"})
+        found = _MEAN.fullmatch(value) if isinstance(value, str) else None
+        if found is None and not is_object:
+            return None
+        try:
+            mean = cls(mean=read_blocks(value["mean"] if found is None else found[1]))
+        except BudgetError:
+            raise BudgetError(
+                f"budget {shown_value(value)} cannot be read: name a mean such as mean:0.7 or "
+                '"mean:18 blocks", a fraction in (0, 1] or a count'
+            ) from None
+        if is_object and "prefill" in value:
+            prompt = read_blocks(value["prefill"], "budget.prefill")
+        return mean.with_prefill(prompt)
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """The mean itself is not rounded."""
+        mean = self.mean.exact(limits.num_blocks)
+        most = math.ceil(mean)
+        return ResolvedBudget(kind="mean", least=most, most=most, mean=mean)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Auto(BudgetRequest):
+    """As the Budget Predictor chooses from the prompt, and under load less."""
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read `auto`."""
+        return cls() if isinstance(value, str) and _AUTO.fullmatch(value) else None
+
+    @property
+    def is_auto(self) -> bool:
+        """True."""
+        return True
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """Between the bounds of the model and its server."""
+        return ResolvedBudget(kind="auto", least=limits.least, most=limits.num_blocks)
+
+    def with_prefill(self, prompt: Blocks | None) -> BudgetRequest:
+        """Itself; a budget for the prompt alone is refused."""
+        if prompt is not None:
+            raise BudgetError(
+                "budget 'auto' is chosen for prompt and answer together: leave prefill_budget out, "
+                "or name both as numbers"
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadline(BudgetRequest):
+    """As deep as the time for a token allows."""
+
+    ms_per_token: float
+    bounds: Bounds = Bounds()
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read an object with `ms_per_token` or `tokens_per_s`."""
+        name = next((n for n in ("ms_per_token", "tokens_per_s") if _has_keys(value, {n})), None)
+        if name is None:
+            return None
+        number = value[name]
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        # Within these bounds its inverse is finite too.
+        if not is_number or not 1e-6 <= number <= 1e9:
+            raise BudgetError(
+                f"budget.{name} must be a number from 1e-06 to 1e+09, got {shown(number)}"
+            )
+        ms = float(number) if name == "ms_per_token" else 1000 / number
+        return cls(ms_per_token=ms, bounds=Bounds.read(value))
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """The server's least holds, but not against what the client allows at most."""
+        low, most = self.bounds.blocks(limits.num_blocks)
+        least = min(max(limits.least, low), most)
+        return ResolvedBudget(
+            kind="deadline", least=least, most=most, ms_per_token=self.ms_per_token
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DefaultBudget(BudgetRequest):
+    """Nothing was named: full depth or a server's default, and under load less."""
+
+    most: Blocks | None = None
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Read None."""
+        return cls() if value is None else None
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """Lowered only where the server has a target for the time between tokens."""
+        most = limits.num_blocks if self.most is None else self.most.blocks(limits.num_blocks)
+        return ResolvedBudget(kind="default", least=min(limits.least, most), most=most)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnSource(BudgetRequest):
+    """A source of the caller's own, or a callable that names a budget at every step."""
+
+    source: BudgetSource
+
+    @classmethod
+    def read(cls, value: Any) -> BudgetRequest | None:
+        """Take what can be asked."""
+        if hasattr(value, "ask"):
+            return cls(source=value)
+        return cls(source=CalledBudget(cast(Any, value))) if callable(value) else None
+
+    def in_blocks(self, limits: Limits) -> ResolvedBudget:
+        """The source says how many, and is checked when it does."""
+        return ResolvedBudget(
+            kind="own", least=limits.least, most=limits.num_blocks, own=self.source
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalledBudget:
+    """The source of a callable, which names a budget as a caller writes one."""
+
+    call: Callable[[Progress], BudgetLike]
+
+    def ask(self, progress: Progress) -> int:
+        """What the callable says.
+
+        Raises:
+            BudgetError: It says what is no number of blocks.
+        """
+        what = "what a callable returns at a step"
+        return read_blocks(self.call(progress), what).blocks(progress.num_blocks)
+
+
+FORMS: tuple[type[BudgetRequest], ...] = (
+    *(DefaultBudget, OwnSource, Mean, Phases, Deadline, Auto, Blocks),
+)
+"""Asked in this order; the last refuses what none has read."""
+
+_AUTO: Final = re.compile(r"\s*auto\s*", re.ASCII | re.IGNORECASE)
+_MEAN: Final = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
+_PHASES: Final = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
+
+
+_BOUNDS: Final = frozenset({"min", "max"})
+
+
+def _has_keys(value: Any, keys: Set[str], others: Set[str] = _BOUNDS) -> bool:
+    """Whether it is an object with these keys, and perhaps some of the others."""
+    return isinstance(value, Mapping) and keys <= value.keys() <= keys | others
