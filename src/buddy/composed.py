@@ -101,7 +101,7 @@ class ComposedModel(nn.Module):
 
     @property
     def base_fingerprint(self) -> str | None:
-        """Of the base model's weights, whatever adapter is on them or was folded into them."""
+        """Fingerprint of the base model's weights, whatever adapter is on them or was folded in."""
         if self.device.type == "meta":  # an outline has no weights; a checkpoint's says whose it is
             return self.origin.fingerprint
         if self.origin.fingerprint is not None and (
@@ -112,15 +112,15 @@ class ComposedModel(nn.Module):
 
     def facts(self) -> dict[str, Any]:
         """What tells this model from others, for records: blocks, and fingerprints of its parts."""
-        found = {"num_blocks": self.num_blocks, "base": self.base_fingerprint}
+        facts = {"num_blocks": self.num_blocks, "base": self.base_fingerprint}
         adapter = self.origin.merged_adapter or adapter_fingerprint(self.model)
         if adapter is not None:
-            found["adapter"] = adapter
+            facts["adapter"] = adapter
         for name, part in trained_modules(self.routing).items():
-            found[name] = part_fingerprint(part.state_dict(), describe_module(part))
+            facts[name] = part_fingerprint(part.state_dict(), describe_module(part))
         if self._prior is not None and self._prior.fingerprint is not None:
-            found["prior"] = self._prior.fingerprint
-        return found
+            facts["prior"] = self._prior.fingerprint
+        return facts
 
     @property
     def routing(self) -> RoutingParts:
@@ -152,7 +152,7 @@ class ComposedModel(nn.Module):
 
     @property
     def prior_facts(self) -> dict[str, Any] | None:
-        """For records: where the prior comes from, and its hash; None while it is not known."""
+        """Source and hash of the prior, for records; None while it is not known."""
         return None if self._prior is None else self._prior.facts()
 
     @property
@@ -187,17 +187,16 @@ class ComposedModel(nn.Module):
         Raises:
             PolicyError: There is no such policy, or it cannot serve this model.
         """
-        made = (
-            build_policy(policy, self.resources)
-            if isinstance(policy, str)
-            else check_is_policy(policy)
-        )
-        if made.num_blocks != self.num_blocks:
+        if isinstance(policy, str):
+            chosen, spec = build_policy(policy, self.resources), policy
+        else:
+            chosen, spec = check_is_policy(policy), None
+        if chosen.num_blocks != self.num_blocks:
             raise PolicyError(
-                f"the policy, or the prior or router behind it, is made for {made.num_blocks} "
+                f"the policy, or the prior or router behind it, is made for {chosen.num_blocks} "
                 f"blocks and the model has {self.num_blocks}: use one made for this model"
             )
-        self._policy, self.policy_spec = made, policy if isinstance(policy, str) else None
+        self._policy, self.policy_spec = chosen, spec
 
     def default_policy(self) -> str:
         """A method's trained part, else the router, else the prior's static order, else full."""

@@ -55,7 +55,7 @@ def read_bytes(path: Path, error: type[BuddyError], *, most: int) -> bytes:
 
 
 def read_text(path: Path, error: type[BuddyError], *, most: int) -> str:
-    """As `read_bytes`; UTF-8, with or without a byte order mark."""
+    """Read a regular file whole, as `read_bytes` does; UTF-8, with or without a byte order mark."""
     try:
         return read_bytes(path, error, most=most).decode("utf-8-sig")
     except UnicodeDecodeError as failure:
@@ -69,17 +69,17 @@ def check_readable(path: Path, error: type[BuddyError]) -> int:
         BuddyError: Of the kind `error`.
     """
     try:
-        found = path.expanduser().stat()
+        status = path.expanduser().stat()
         may_read = os.access(path.expanduser(), os.R_OK)
     except OSError as failure:
         raise error(f"{path} cannot be read: {failure.strerror or failure}") from failure
     except (ValueError, RuntimeError) as failure:  # a NUL in the name; a user without a home
         raise error(f"{shown(str(path))} cannot be read: {failure}") from failure
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise error(f"{path} cannot be read: expected a regular file, and it is none")
     if not may_read:
         raise error(f"{path} cannot be read: permission denied")
-    return found.st_size
+    return status.st_size
 
 
 def parse_json(content: bytes | str, where: str, error: type[BuddyError]) -> Any:
@@ -111,12 +111,12 @@ def parse_json(content: bytes | str, where: str, error: type[BuddyError]) -> Any
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in values:
             raise ValueError(f"an object has the key {shown(key)} twice")
-        made[key] = value
-    return made
+        values[key] = value
+    return values
 
 
 def _finite(text: str) -> float:
@@ -156,7 +156,7 @@ def _staging(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `write_bytes`, in UTF-8."""
+    """Write a file as `write_bytes` does, in UTF-8."""
     write_bytes(path, text.encode())
 
 
@@ -191,10 +191,10 @@ def system_errors() -> Iterator[None]:
     except (OSError, BuddyError):
         raise
     except Exception as error:
-        said = _OF_RUST.search(str(error))
-        if said is None:
+        number = _OF_RUST.search(str(error))
+        if number is None:
             raise
-        raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 @contextmanager

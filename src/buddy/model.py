@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.budget.source import BudgetSource
-from buddy.checkpoint.load import LoadOptions, OutlineOptions, load_parts, outline_parts
+from buddy.checkpoint.load import LoadOptions, load_parts, outline_parts
 from buddy.checkpoint.parts import ModelParts
 from buddy.checkpoint.resolve import ModelName
 from buddy.checkpoint.save import save
@@ -31,6 +31,7 @@ from buddy.generation.generate import BudgetedGeneration
 from buddy.generation.options import ForwardOptions, check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.padded import PaddedBatch
+from buddy.hub.progress import Progress
 from buddy.hub.safe_paths import user_path
 from buddy.pretrained import Pretrained
 
@@ -79,21 +80,23 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
 
     @classmethod
     def outline(
-        cls, name: ModelName, *, engine: EngineName = "auto", **options: Unpack[OutlineOptions]
+        cls,
+        name: ModelName,
+        *,
+        policy: str | None = None,
+        kv_policy: KVPolicy | None = None,
+        engine: EngineName = "auto",
+        on_progress: Progress | None = None,
     ) -> "BuddyForCausalLM":
-        """What can be told of a model before its weights are fetched; it runs nothing.
+        """Describe a model before its weights are fetched; this one runs nothing.
 
-        It refuses what the model itself would refuse.
-
-        Args:
-            name: As for `from_pretrained`.
-            engine: As for `from_pretrained`.
-            **options: `policy`, `kv_policy` and `on_progress`, as for `from_pretrained`.
+        It takes what `from_pretrained` takes, and refuses what the model itself would refuse.
 
         Raises:
             BuddyError: As `from_pretrained`, and as the constructor.
         """
-        return cls.of_parts(outline_parts(name, **options), engine)
+        parts = outline_parts(name, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
+        return cls.of_parts(parts, engine)
 
     @classmethod
     def of_parts(cls, parts: ModelParts, engine: EngineName = "auto") -> "BuddyForCausalLM":

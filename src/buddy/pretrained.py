@@ -60,7 +60,7 @@ class Pretrained:
 
     @property
     def loss_type(self) -> str:
-        """By which transformers' Trainer knows how many targets a row has."""
+        """Name by which transformers' Trainer knows how many targets a row has."""
         return cast(str, cast(Any, self.model).loss_type)
 
     def get_input_embeddings(self) -> nn.Module:

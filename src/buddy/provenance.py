@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 COMMIT_FILE: Final = "_commit.txt"
-"""In a wheel or an sdist, beside this file: the commit that it was built from."""
+"""Beside this file in a wheel or an sdist: the commit that it was built from."""
 
 
 def own_commit(folder: Path | None = None) -> str | None:

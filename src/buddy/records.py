@@ -42,11 +42,11 @@ class RunRecord:
     command: str = field(default_factory=command_line)
     """The command that makes it again."""
     versions: dict[str, str] = field(default_factory=lambda: _versions())
-    """Of Python and of the packages that matter."""
+    """Versions of Python and of the packages that matter."""
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     """Processor and threads."""
     commit: str | None = field(default_factory=own_commit)
-    """Of Buddy's source, with `-dirty` where it was changed; None where it is not known."""
+    """Commit of Buddy's source, with `-dirty` where it was changed; None where it is not known."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """UTC."""
 
@@ -89,8 +89,8 @@ def read_record(path: Path) -> dict[str, Any]:
 def _is_model(value: Any) -> bool:
     if not isinstance(value, dict) or "base" not in value:
         return False
-    count, *marks = value.get("num_blocks"), *(one for n, one in value.items() if n != "num_blocks")
-    return type(count) is int and all(isinstance(one, str) for one in marks)
+    marks = [mark for name, mark in value.items() if name != "num_blocks"]
+    return type(value.get("num_blocks")) is int and all(isinstance(mark, str) for mark in marks)
 
 
 def check_model(
@@ -133,13 +133,8 @@ def check_model(
 
 def _versions() -> dict[str, str]:
     # Buddy's is that of the source that runs, whatever other copy of it may be installed.
-    found = {"python": platform.python_version(), "buddy-llm": buddy.__version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    own = {"python": platform.python_version(), "buddy-llm": buddy.__version__}
+    return own | {package: metadata.version(package) for package in _PACKAGES}
 
 
 def _machine() -> dict[str, Any]:

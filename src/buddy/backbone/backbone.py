@@ -145,8 +145,8 @@ class Backbone:
             )
         if not self._kinds:
             return cast(Rotary, self._rotary(hidden, positions))
-        made = [self._rotary(hidden, positions, kind) for kind in self._kinds]
-        cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*made, strict=True))
+        by_kind = [self._rotary(hidden, positions, kind) for kind in self._kinds]
+        cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*by_kind, strict=True))
         return cos, sin
 
     def _rotary_of(self, block: int, rotary: Rotary) -> Rotary:
@@ -267,13 +267,13 @@ class Backbone:
     def _projected(
         self, linear: nn.Module, normed: Float[Tensor, "tokens hidden"], start: int
     ) -> Float[Tensor, "tokens width"]:
-        """What a projection makes; of a fused one, `kv_width` outputs from `start` on."""
+        """What a projection makes; `kv_width` outputs from `start` on, where it is fused."""
         if self.family.fused is None:
-            made = cast(Tensor, linear(normed))
+            projected = cast(Tensor, linear(normed))
         else:
-            made = _some_outputs(linear, normed, slice(start, start + self.kv_width or None))
+            projected = _some_outputs(linear, normed, slice(start, start + self.kv_width or None))
         size = self._setting(self.family.clip)
-        return made if size is None else made.clamp(-size, size)
+        return projected if size is None else projected.clamp(-size, size)
 
     def key_projection(self, block: int) -> nn.Module:
         """The linear layer that makes a block's keys, and perhaps queries and values with them."""
@@ -308,11 +308,11 @@ class Backbone:
         module = getattr(self.blocks[block], self.family.mlp_norm or "mlp")
         scale = self._setting(self.family.residual_scale)
 
-        def keep(module: nn.Module, given: Any, made: Tensor) -> None:
+        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
             if threading.get_ident() == own:  # the module is every thread's
-                seen.append(made if scale is None else made * scale)
+                seen.append(output if scale is None else output * scale)
 
-        hook = module.register_forward_hook(keep)
+        hook = module.register_forward_hook(note)
         try:
             yield seen
         finally:
@@ -320,15 +320,15 @@ class Backbone:
 
     def logits(self, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape vocab"]:
         """Final norm and output projection, scaled and capped as the family does."""
-        return self._settled(cast(Tensor, self.head(self.final_norm(hidden))))
+        return self._capped(cast(Tensor, self.head(self.final_norm(hidden))))
 
     def logits_of(
         self, hidden: Float[Tensor, "*shape hidden"], tokens: Int[Tensor, " chosen"]
     ) -> Float[Tensor, "*shape chosen"]:
         """`logits` of these tokens alone: their rows of the output projection."""
-        return self._settled(_some_outputs(self.head, self.final_norm(hidden), tokens))
+        return self._capped(_some_outputs(self.head, self.final_norm(hidden), tokens))
 
-    def _settled(self, logits: Float[Tensor, "*shape vocab"]) -> Float[Tensor, "*shape vocab"]:
+    def _capped(self, logits: Float[Tensor, "*shape vocab"]) -> Float[Tensor, "*shape vocab"]:
         divisor = self._setting(self.family.logits_divisor)
         if divisor is not None:
             logits = logits / divisor

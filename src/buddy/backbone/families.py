@@ -18,7 +18,7 @@ class Family:
     """
 
     title: str
-    """As shown to a user."""
+    """Name shown to a user."""
     backbone: str = "model"
     """The stack of blocks, inside the causal LM."""
     blocks: str = "layers"
@@ -166,7 +166,7 @@ def longest_of_rope(config: Any) -> int | None:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Parameters of every rotary embedding: of one, or of one for each kind of block."""
+    """Parameters of every rotary embedding; some models have several, each for a kind of block."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_kind = [rope for rope in parameters.values() if isinstance(rope, dict)]
     return by_kind or [parameters]

@@ -45,11 +45,11 @@ def part_fingerprint(tensors: Mapping[str, Tensor], config: Any = None) -> str:
 
 
 def adapter_fingerprint(model: nn.Module) -> str | None:
-    """Of the adapter that PEFT has put on a model; None where there is none."""
+    """SHA-256 of the adapter that PEFT has put on a model; None where there is none."""
     if not hasattr(model, "peft_config"):
         return None
     from peft import get_peft_model_state_dict
 
     # As a checkpoint of a bfloat16 model keeps them; in training they are float32.
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return part_fingerprint({name: one.to(torch.bfloat16) for name, one in tensors.items()})
+    return part_fingerprint({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})

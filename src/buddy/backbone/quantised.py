@@ -63,7 +63,7 @@ class QuantisedLinear(nn.Module):
         return values.mul_(scales[..., None]).flatten(1)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
-        """As `nn.Linear`, on weights widened for this call."""
+        """Multiply by weights that are widened for this call, as `nn.Linear` does."""
         step = max(1, _AT_ONCE // self.in_features)
         parts = []
         for first in range(0, self.out_features, step):
@@ -76,7 +76,7 @@ class QuantisedLinear(nn.Module):
 def quantise_int8(
     weight: Float[Tensor, "rows columns"],
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
-    """To the nearest of 255 values between plus and minus each row's largest."""
+    """Round to the nearest of 255 values between plus and minus each row's largest."""
     wide = weight.float()
     scales = (wide.abs().amax(1).clamp(min=1e-12) / 127).bfloat16().float()
     return (wide / scales[:, None]).round().to(torch.int8), scales
@@ -85,7 +85,7 @@ def quantise_int8(
 def quantise_int4(
     weight: Float[Tensor, "rows columns"],
 ) -> tuple[UInt8[Tensor, "rows half"], Float[Tensor, "rows groups"]]:
-    """To the nearest of 16 values; a group's weight of largest size is met exactly.
+    """Round to the nearest of 16 values; a group's weight of largest size is met exactly.
 
     Raises:
         ModelError: Rows do not divide into groups.

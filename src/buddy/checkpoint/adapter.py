@@ -28,7 +28,7 @@ FOLDER: Final = "adapter"
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
-"""Of names of weights: PEFT's own modules around the model."""
+"""Beginning of names of weights: PEFT's own modules around the model."""
 _NAME: Final = re.compile(r"[\w.]{1,200}")
 _NOT_READ: Final = frozenset(
     {
@@ -77,14 +77,14 @@ class AdapterConfig:
 
     @property
     def scaling(self) -> float:
-        """By which the product of two matrices is multiplied, where no pattern says otherwise."""
+        """Factor of the product of two matrices, where no pattern says otherwise."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def reaches(self, name: str) -> bool:
         """Whether a layer of this name has an adapter."""
 
         def is_named(names: tuple[str, ...]) -> bool:
-            return any(name == one or name.endswith(f".{one}") for one in names)
+            return any(name == layer or name.endswith(f".{layer}") for layer in names)
 
         return is_named(self.target_modules) and not is_named(self.exclude_modules or ())
 
@@ -97,7 +97,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """
     path = folder / CONFIG
     values = read_table(folder, CONFIG)
-    known = {one.name for one in fields(AdapterConfig)}
+    known = {entry.name for entry in fields(AdapterConfig)}
     for name, value in values.items():
         other = name not in known and name not in _NOT_READ
         if other and value and value != _defaults().get(name):
@@ -105,15 +105,15 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
                 f"{path} sets {name[:80]}, which Buddy does not load: expected an adapter of plain "
                 f"LoRA; merge it into its model, or save one without {name[:80]}"
             )
-    mine = {name: value for name, value in values.items() if name in known}
-    return build(AdapterConfig, mine, str(path), CheckpointError)
+    settings = {name: value for name, value in values.items() if name in known}
+    return build(AdapterConfig, settings, str(path), CheckpointError)
 
 
 def _defaults() -> dict[str, Any]:
     from peft import LoraConfig
 
-    made: dict[str, Any] = cast(Any, LoraConfig()).to_dict()
-    return made
+    defaults: dict[str, Any] = cast(Any, LoraConfig()).to_dict()
+    return defaults
 
 
 @torch.no_grad()
@@ -161,13 +161,15 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
         delta, total = (space[: weight.numel()].view(weight.shape) for space in (deltas, sums))
         torch.mm(up.to(like.device, wide), down.to(like.device, wide), out=delta)
         weight.copy_(total.copy_(weight).add_(delta.mul_(config.scaling)))
-    return model, part_fingerprint({name: one.to(torch.bfloat16) for name, one in weights.items()})
+    return model, part_fingerprint({name: t.to(torch.bfloat16) for name, t in weights.items()})
 
 
 def _untie_head(model: Any, config: AdapterConfig) -> None:
     """Give the head weights of its own where they are the embedding's and the adapter is on it."""
     head = model.get_output_embeddings()
-    is_adapted = any(one is head and config.reaches(name) for name, one in model.named_modules())
+    is_adapted = any(
+        layer is head and config.reaches(name) for name, layer in model.named_modules()
+    )
     if is_adapted and head.weight is model.get_input_embeddings().weight:
         head.weight = nn.Parameter(head.weight.clone(), requires_grad=head.weight.requires_grad)
         model.config.tie_word_embeddings = False
@@ -185,12 +187,12 @@ def load_adapter(model: nn.Module, folder: Path) -> Any:
     weights = read_tensors(folder, WEIGHTS)
     _check_rank(folder, config, weights)
     with quiet_peft(), explained(_misfit(folder), "copy the checkpoint again"):
-        values = {one.name: getattr(config, one.name) for one in fields(AdapterConfig)}
-        lists = {name: list(one) for name, one in values.items() if isinstance(one, tuple)}
+        values = {entry.name: getattr(config, entry.name) for entry in fields(AdapterConfig)}
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
         del values["peft_type"]
-        made = LoraConfig(**{**values, **lists}, inference_mode=True)
+        lora = LoraConfig(**{**values, **lists}, inference_mode=True)
         with torch.random.fork_rng():
-            adapted = get_peft_model(model, made).eval()
+            adapted = get_peft_model(model, lora).eval()
         result: Any = set_peft_model_state_dict(adapted, weights)
     missing = [name for name in result.missing_keys if ".lora_" in name]
     _check_names(folder, sorted([*missing, *result.unexpected_keys]))
@@ -202,7 +204,7 @@ def _misfit(folder: Path) -> str:
 
 
 def _check_rank(folder: Path, config: AdapterConfig, weights: Mapping[str, Tensor]) -> None:
-    ranks = [len(one) for name, one in weights.items() if ".lora_A." in name and one.ndim == 2]
+    ranks = [len(t) for name, t in weights.items() if ".lora_A." in name and t.ndim == 2]
     wanted = max([config.r, *config.rank_pattern.values()])
     if wanted > max(ranks, default=0):
         raise CheckpointError(
@@ -220,7 +222,7 @@ def _check_names(folder: Path, wrong: Sequence[str]) -> None:
 
 
 def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | None) -> None:
-    """As PEFT writes it, in the backbone's number format: that is what it will be added to.
+    """Write an adapter as PEFT does, in the number format of the backbone that it is added to.
 
     Raises:
         CheckpointError: It is of a kind that could not be loaded again.
@@ -237,5 +239,5 @@ def save_adapter(hf_model: Any, folder: Path, dtype: torch.dtype, source: str | 
             names.sort()  # PEFT holds a set, in an order of each process's own
     (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     read_adapter_config(folder)
-    weights = {name: one.to(dtype) for name, one in load_file(folder / WEIGHTS).items()}
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / WEIGHTS).items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -35,7 +35,7 @@ class ListedFile:
     bytes: Annotated[int, Range(0)]
     """Its size."""
     sha256: str
-    """Of its contents, in hexadecimal."""
+    """Digest of its contents, in hexadecimal."""
 
     def __post_init__(self) -> None:
         check_ranges(self, CheckpointError)

@@ -1,5 +1,6 @@
 """Loads a base model, or a Buddy checkpoint and the base model that it was made for, in parts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -10,15 +11,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import Quantisation, quantise_backbone
-from buddy.checkpoint.adapter import (
-    CONFIG,
-    FOLDER,
-    WEIGHTS,
-    load_adapter,
-)
-from buddy.checkpoint.adapter import (
-    merge_adapter as add_adapter,
-)
+from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
 from buddy.checkpoint.card import CARD, read_card
 from buddy.checkpoint.listed_files import MANIFEST, check_files
 from buddy.checkpoint.manifest import Manifest, check_base, check_policy
@@ -44,41 +37,64 @@ from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 
-class OutlineOptions(TypedDict, total=False):
-    """Whatever a model is loaded for."""
-
-    policy: str | None
-    """In place of the model's own."""
-    kv_policy: KVPolicy | None
-    """In place of the model's own."""
-    on_progress: Progress | None
-    """Told what is being fetched or converted."""
-
-
 class WeightOptions(TypedDict, total=False):
     """How the base model's weights are loaded."""
 
     dtype: torch.dtype | None
-    """Of the backbone; by default as it was saved. The router stays in float32."""
+    """Number format of the backbone; by default as it was saved. The router stays in float32."""
     device: str | torch.device | None
-    """By default the first CUDA device, else the CPU."""
+    """The first CUDA device by default, else the CPU."""
     attention: str | None
     """"sdpa" or "eager"; by default "sdpa", where it computes the family."""
     on_progress: Progress | None
     """Told what is being fetched or converted."""
 
 
-class LoadOptions(OutlineOptions, WeightOptions, total=False):
+class LoadOptions(WeightOptions, total=False):
     """How a model is loaded."""
 
+    policy: str | None
+    """Taken in place of the model's own, and so is the next."""
+    kv_policy: KVPolicy | None
     merge_adapter: bool
     """Fold the LoRA weights into the backbone: faster, and no longer trainable."""
     quant: Quantisation | None
     """"int8" or "int4", weights alone; an adapter must be merged."""
 
 
-def load_parts(
+def load_parts(name: ModelName, **options: Unpack[LoadOptions]) -> ModelParts:
+    """Load a base model, or a Buddy checkpoint and the base model that it was made for.
+
+    Raises:
+        ModelError: It cannot be found, fetched or understood.
+        FamilyError: Its family is not supported, or it is not computed as transformers does.
+        CheckpointError: It is truncated, foreign or unsafe.
+    """
+    return _parts(resolve(name), load_model, **options)
+
+
+def outline_parts(
     name: ModelName,
+    *,
+    policy: str | None = None,
+    kv_policy: KVPolicy | None = None,
+    on_progress: Progress | None = None,
+) -> ModelParts:
+    """Describe a model before its weights are fetched: blocks, context, policy, budgets.
+
+    A model of these parts lies on the meta device. It refuses what the model itself would refuse,
+    and runs nothing.
+
+    Raises:
+        BuddyError: As `load_parts`.
+    """
+    options: LoadOptions = {"policy": policy, "kv_policy": kv_policy, "on_progress": on_progress}
+    return _parts(resolve(name), outline_model, **options)
+
+
+def _parts(
+    model: Resolved,
+    load_base: Callable[..., Any],
     *,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
@@ -86,110 +102,62 @@ def load_parts(
     quant: Quantisation | None = None,
     **weights: Unpack[WeightOptions],
 ) -> ModelParts:
-    """Load a base model, or a Buddy checkpoint and the base model that it was made for.
-
-    Args:
-        name: Preset, hub id, folder, GGUF file or Buddy checkpoint.
-        policy: As `LoadOptions` says; so do the next three.
-        kv_policy: See there.
-        merge_adapter: See there.
-        quant: See there.
-        **weights: As `WeightOptions` says.
-
-    Raises:
-        ModelError: It cannot be found, fetched or understood.
-        FamilyError: Its family is not supported, or it is not computed as transformers does.
-        CheckpointError: It is truncated, foreign or unsafe.
-    """
-    found = resolve(name)
-    if found.checkpoint is None:
-        parts = _load_base(found, load_model(found.base, **weights))
+    """Put a model's parts side by side, its base loaded by `load_base`."""
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        parts = _base_parts(model, load_base(model.base, **weights))
     else:
-        parts = _load_checkpoint(found, found.checkpoint, policy, merge_adapter, weights)
+        check_files(checkpoint.folder, checkpoint.manifest.files)
+        policy = policy or check_policy(checkpoint.folder, checkpoint.manifest)
+        hf_model = load_base(model.base, **weights)
+        parts = _checkpoint_parts(model, checkpoint, hf_model, merge_adapter)
     if quant is not None:
         quantise_backbone(parts.backbone, quant)
-        parts = replace(parts, origin=replace(parts.origin, quant=quant))
-    return _under(parts, policy, kv_policy)
+    origin = replace(parts.origin, quant=quant)
+    return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
 
 
-def outline_parts(name: ModelName, **options: Unpack[OutlineOptions]) -> ModelParts:
-    """What can be told of a model before its weights are fetched: blocks, context, policy, budgets.
-
-    A model of these parts refuses what the model itself would refuse, and runs nothing.
-
-    Raises:
-        BuddyError: As `load_parts`.
-    """
-    policy, kv_policy = options.get("policy"), options.get("kv_policy")
-    found = resolve(name)
-    model = outline_model(found.base, on_progress=options.get("on_progress"))
-    unmeasured = QuickPrior(Backbone(model), "", found)  # and it stays so: an outline runs nothing
-    if found.checkpoint is None:
-        prior = shipped_prior(found.name) or unmeasured
-        parts = ModelParts(hf_model=model, routing={"prior": prior}, policy=None)
-    else:
-        folder, manifest = found.checkpoint.folder, found.checkpoint.manifest
-        check_files(folder, manifest.files)
-        parts = ModelParts(
-            hf_model=model,
-            routing={"prior": unmeasured, **_read_routing(folder, manifest, Backbone(model))},
-            policy=policy or check_policy(folder, manifest),
-            kv_policy=manifest.kv_policy,
-            origin=Origin(fingerprint=manifest.base.fingerprint),
-        )
-    return _under(parts, policy, kv_policy)
+def _base_parts(model: Resolved, hf_model: Any) -> ModelParts:
+    backbone, origin = Backbone(hf_model), Origin()
+    if not _is_outline(backbone):
+        # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
+        is_stored = backbone.dtype is not torch.float16 or is_stored_in(model.base, torch.float16)
+        source = model.base.source if is_stored else None
+        origin = Origin(source=source, fingerprint=base_fingerprint(hf_model))
+    prior = shipped_prior(model.name) or QuickPrior(backbone, origin.fingerprint or "", model)
+    return ModelParts(hf_model=hf_model, routing={"prior": prior}, origin=origin)
 
 
-def _under(parts: ModelParts, policy: str | None, kv_policy: KVPolicy | None) -> ModelParts:
-    """The same parts, under the policies that are named."""
-    chosen = policy or parts.policy, kv_policy or parts.kv_policy
-    return replace(parts, policy=chosen[0], kv_policy=chosen[1])
-
-
-def _load_base(found: Resolved, model: Any) -> ModelParts:
-    backbone, fingerprint = Backbone(model), base_fingerprint(model)
-    # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
-    is_stored = backbone.dtype is not torch.float16 or is_stored_in(found.base, torch.float16)
-    prior = shipped_prior(found.name) or QuickPrior(backbone, fingerprint, found)
-    return ModelParts(
-        hf_model=model,
-        routing={"prior": prior},
-        policy=None,
-        origin=Origin(source=found.base.source if is_stored else None, fingerprint=fingerprint),
-    )
-
-
-def _load_checkpoint(
-    found: Resolved,
-    checkpoint: Checkpoint,
-    policy: str | None,
-    is_merged: bool,
-    weights: WeightOptions,
+def _checkpoint_parts(
+    model: Resolved, checkpoint: Checkpoint, hf_model: Any, is_merged: bool
 ) -> ModelParts:
     folder, manifest = checkpoint.folder, checkpoint.manifest
-    check_files(folder, manifest.files)
-    policy = policy or check_policy(folder, manifest)
-    model = load_model(found.base, **weights)
-    backbone, fingerprint = Backbone(model), base_fingerprint(model)
+    backbone, merged = Backbone(hf_model), None
+    is_outline = _is_outline(backbone)
+    fingerprint = manifest.base.fingerprint if is_outline else base_fingerprint(hf_model)
     check_base(folder, manifest.base, backbone, fingerprint)
-    routing, merged, measured = _read_routing(folder, manifest, backbone), None, fingerprint
-    if any(name.startswith(f"{FOLDER}/") for name in manifest.files):
+    routing, measured = _read_routing(folder, manifest, backbone), fingerprint
+    if any(name.startswith(f"{FOLDER}/") for name in manifest.files) and not is_outline:
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
         measured = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
         if is_merged:
-            model, merged = add_adapter(model, folder / FOLDER)
+            hf_model, merged = merge_adapter(hf_model, folder / FOLDER)
         else:
-            model = load_adapter(model, folder / FOLDER)
+            hf_model = load_adapter(hf_model, folder / FOLDER)
     if "prior" not in routing:
-        routing["prior"] = QuickPrior(Backbone(base_of_adapted(model)), measured, found)
+        routing["prior"] = QuickPrior(Backbone(base_of_adapted(hf_model)), measured, model)
+    source = manifest.base.source
     return ModelParts(
-        hf_model=model,
+        hf_model=hf_model,
         routing=routing,
-        policy=policy,
         kv_policy=manifest.kv_policy,
-        origin=Origin(source=manifest.base.source, fingerprint=fingerprint, merged_adapter=merged),
+        origin=Origin(source=source, fingerprint=fingerprint, merged_adapter=merged),
         card=read_card(folder) if CARD in manifest.files else None,
     )
+
+
+def _is_outline(backbone: Backbone) -> bool:
+    return backbone.device.type == "meta"
 
 
 def _require_listed(folder: Path, manifest: Manifest, *names: str) -> None:
@@ -244,13 +212,13 @@ def _check_prior(folder: Path, prior: Tensor, num_blocks: int) -> Tensor:
 
 def _restore(folder: Path, module: nn.Module, part: str, tensors: dict[str, Tensor]) -> nn.Module:
     prefix = f"{part}."
-    mine = {
+    state = {
         name.removeprefix(prefix): tensor.float().clone()
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
     try:
-        module.load_state_dict(mine, assign=True)
+        module.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise CheckpointError(
             f"the {part} in {folder} does not fit its description ({reason(error)}): copy the "

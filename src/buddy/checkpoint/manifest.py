@@ -31,7 +31,7 @@ class Base:
     hidden_size: int
     vocab_size: int
     fingerprint: str
-    """Of its weights."""
+    """Fingerprint of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ class Origin:
     source: str | None = None
     """Where the base model can be loaded from again; None where it cannot."""
     fingerprint: str | None = None
-    """Of the base model as it was loaded from there."""
+    """Fingerprint of the base model as it was loaded from there."""
     merged_adapter: str | None = None
     """Fingerprint of the adapter that was folded into the weights; None where none was."""
     quant: Quantisation | None = None
@@ -83,9 +83,9 @@ class ModelParts:
     hf_model: Any
     """A Hugging Face causal LM, bare or wrapped by PEFT."""
     routing: RoutingParts
-    policy: str | None
-    """As `set_policy` takes it. None where a loaded model takes its default one, or where that of
-    a model to be saved is an object without a name."""
+    policy: str | None = None
+    """Text that `set_policy` takes. None where a loaded model takes its default one, or where that
+    of a model to be saved is an object without a name."""
     kv_policy: KVPolicy = DEFAULT_KV_POLICY
     origin: Origin = Origin()
     card: Card | None = None

@@ -34,7 +34,7 @@ from buddy.routing.prior import normalise_prior
 WINDOW: Final = 128
 """Tokens that see one another; fewer where the context is shorter."""
 WINDOWS: Final = 4
-"""As far apart in the text as it allows: it has several kinds and languages."""
+"""Windows, as far apart as the text allows: it has several kinds and languages."""
 _LOG: Final = logging.getLogger("buddy")
 
 
@@ -44,11 +44,11 @@ class QuickPrior(Prior):
     Args:
         backbone: The model that is measured.
         fingerprint: Of the model's weights.
-        found: What the model was loaded from; its tokenizer comes from there too.
+        model: What the backbone was loaded from; the tokenizer comes from there too.
     """
 
-    def __init__(self, backbone: Backbone, fingerprint: str, found: Resolved) -> None:
-        self._backbone, self._fingerprint, self._found = backbone, fingerprint, found
+    def __init__(self, backbone: Backbone, fingerprint: str, model: Resolved) -> None:
+        self._backbone, self._fingerprint, self._model = backbone, fingerprint, model
         self._values = None
         self._source = "order measured when a budget first needs it"
 
@@ -64,8 +64,8 @@ class QuickPrior(Prior):
             importance = self._cached(path)
             if importance is None:
                 importance = self._measure(on_progress or silent)
-                kept = "cached" if self._keep(path, importance) else "not cached"
-                self._source = f"order measured now by a quick cosine pass ({kept})"
+                is_saved = "cached" if self._save(path, importance) else "not cached"
+                self._source = f"order measured now by a quick cosine pass ({is_saved})"
             else:
                 self._source = "order of a quick cosine pass (cached)"
             self._values = _normalised(importance)
@@ -98,7 +98,7 @@ class QuickPrior(Prior):
             importance = record["results"].get("importance")
             if not isinstance(importance, list) or len(importance) != self._backbone.num_blocks:
                 raise ResultError(f"it lacks the importance of {self._backbone.num_blocks} blocks")
-            if not all(type(one) is float for one in importance):
+            if not all(type(score) is float for score in importance):
                 raise ResultError("an importance in it is no number")
         except ResultError as error:
             _LOG.warning("the cached prior %s cannot be used (%s): measured anew", path, error)
@@ -107,7 +107,7 @@ class QuickPrior(Prior):
 
     def _measure(self, on_progress: OnProgress) -> list[float]:
         width = min(WINDOW, self._backbone.config.max_position_embeddings)
-        windows = quick_windows(self._found.load_tokenizer(), width)
+        windows = quick_windows(self._model.load_tokenizer(), width)
         num_blocks = self._backbone.num_blocks
         _LOG.info(
             "measuring a quick order of the %d blocks, once for this model; buddy importance "
@@ -125,27 +125,27 @@ class QuickPrior(Prior):
             summed += summary_cosine(self._backbone, window[None], count)
         if not bool(summed.isfinite().all()):
             raise PolicyError(
-                f"the blocks of {self._found.key} cannot be ordered: in {self._backbone.dtype} it "
+                f"the blocks of {self._model.key} cannot be ordered: in {self._backbone.dtype} it "
                 "computes what is no finite number; load it in another number format, or name "
                 "--policy random"
             )
         scores: list[float] = (summed / len(windows)).tolist()
         return scores
 
-    def _keep(self, path: Path, importance: list[float]) -> bool:
+    def _save(self, path: Path, importance: list[float]) -> bool:
         """Write the record; where it cannot be written, the next process measures again."""
         order = StaticPolicy(Prior(_normalised(importance)), len(importance)).removal_order
         record = RunRecord(
             kind="importance-cosine",
             command=shlex.join(
-                ["buddy", "generate", "hello", "--model", self._found.key, "-b", "0.5"]
+                ["buddy", "generate", "hello", "--model", self._model.key, "-b", "0.5"]
             ),
             model={
                 "num_blocks": self._backbone.num_blocks,
                 "base": self._fingerprint.partition("-")[0],  # what follows is of an adapter
             },
             config={
-                "model": self._found.key,
+                "model": self._model.key,
                 "dtype": str(self._backbone.dtype),
                 "device": self._backbone.device.type,
                 **self._identity(),
@@ -171,7 +171,7 @@ def shipped_prior(name: str) -> Prior | None:
     return Prior(normalise_prior(importance[1:-1]), f"prior that ships, {preset.prior}")
 
 
-def is_cached(found: Resolved) -> bool:
+def is_cached(model: Resolved) -> bool:
     """Whether a quick prior is kept that was measured on this model.
 
     Weights are not read, so the model may have changed since.
@@ -179,7 +179,7 @@ def is_cached(found: Resolved) -> bool:
     for path in (cache_home() / "priors").glob("*.json"):
         with suppress(ResultError):
             config = read_record(path)["config"]
-            if isinstance(config, dict) and config.get("model") == found.key:
+            if isinstance(config, dict) and config.get("model") == model.key:
                 return True
     return False
 
@@ -196,7 +196,7 @@ def quick_text() -> str:
 
 def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
     """Windows of the text, far apart; each begins as the tokenizer begins a text."""
-    begin = [one for one in tokenizer("")["input_ids"] if one == tokenizer.bos_token_id]
+    begin = [token for token in tokenizer("")["input_ids"] if token == tokenizer.bos_token_id]
     ids = tokenizer(quick_text(), add_special_tokens=False, verbose=False)["input_ids"]
     step = width - len(begin)
     whole = list(range(0, len(ids) - step + 1, step)) or [0]

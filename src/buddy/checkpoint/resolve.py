@@ -32,7 +32,7 @@ class Resolved:
     """A model that was found; nothing of it is fetched yet."""
 
     name: str
-    """As it was written."""
+    """Text that a user wrote."""
     base: ModelPlace
     """The base model."""
     checkpoint: Checkpoint | None = None

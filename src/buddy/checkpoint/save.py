@@ -21,7 +21,7 @@ from buddy.depth.policy import Policy
 from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError
 from buddy.files import new_folder
-from buddy.hub.writing import write_model
+from buddy.hub.loading import write_model
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 

@@ -23,9 +23,9 @@ def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options:
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
     # The template is a program of somebody else's, so it can raise whatever Python can.
     except Exception as error:
-        said = " ".join(str(error).split())[:_MOST] or "nothing more"
+        why = " ".join(str(error).split())[:_MOST] or "nothing more"
         raise PromptError(
-            f"the chat template of {tokenizer.name_or_path} fails: {type(error).__name__}: {said}; "
+            f"the chat template of {tokenizer.name_or_path} fails: {type(error).__name__}: {why}; "
             "correct chat_template.jinja or tokenizer_config.json there, or use no template "
             "(buddy generate --raw)"
         ) from error

@@ -58,7 +58,7 @@ class Source:
     hub: str | None = None
     """A data set's id on the hub."""
     split: str = "train"
-    """Of the hub data set."""
+    """Part of the hub data set."""
     start: Annotated[int, Range(0, 10**12)] = 0
     """First row that is taken."""
     stop: Annotated[int, Range(1, 10**12)] | None = None
@@ -236,16 +236,16 @@ def encoder(template: Template, tokenizer: Any) -> Encode:
             return _split(tokenizer, row["prompt"], row["completion"])
         return instruct(row["instruction"], row.get("input") or "", row["output"])
 
-    def instruct(instruction: str, given: str, output: str) -> tuple[list[int], list[int]]:
+    def instruct(instruction: str, extra: str, output: str) -> tuple[list[int], list[int]]:
         if template == "alpaca":
             text = _ALPACA.format(
                 instruction=instruction,
-                input=f"### Input:\n{given}\n\n" if given else "",
-                with_input=", paired with an input that provides further context" if given else "",
+                input=f"### Input:\n{extra}\n\n" if extra else "",
+                with_input=", paired with an input that provides further context" if extra else "",
             )
             prompt = list(tokenizer(text, verbose=False)["input_ids"])
         else:
-            prompt = encode_chat(tokenizer, f"{instruction}\n\n{given}" if given else instruction)
+            prompt = encode_chat(tokenizer, f"{instruction}\n\n{extra}" if extra else instruction)
         answer = tokenizer(output, add_special_tokens=False, verbose=False)["input_ids"]
         return prompt, [*answer, *_end(tokenizer)]
 

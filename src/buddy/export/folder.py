@@ -24,8 +24,8 @@ from buddy.errors import CheckpointError, FamilyError
 from buddy.export.routing import check_exported, export_routing
 from buddy.files import new_folder
 from buddy.hub.config import CONFIG
+from buddy.hub.loading import write_model
 from buddy.hub.progress import Progress, silent
-from buddy.hub.writing import write_model
 from buddy.model import BuddyForCausalLM
 
 EXPORT_MANIFEST: Final = "buddy-export.json"
@@ -45,7 +45,7 @@ class Exported:
     policy: str
     num_blocks: int
     num_bytes: int
-    """Of all files."""
+    """Size of all files."""
     has_predictor: bool
     """Whether requests may ask for budget `auto`."""
 
@@ -143,7 +143,7 @@ def _write(
     from safetensors.torch import save_file
 
     hf_model = cast(Any, model.model)
-    weights = sum(one.numel() * one.element_size() for one in hf_model.parameters())
+    weights = sum(weight.numel() * weight.element_size() for weight in hf_model.parameters())
     on_progress("export", 0, weights)
     tokenizer.save_pretrained(folder)
     write_model(hf_model, folder)

@@ -78,34 +78,34 @@ def export_routing(model: BuddyForCausalLM) -> ExportedRouting:
     """
     check_exported(model)
     policy = model.policy
-    found: dict[str, Any] = {"policy": policy.name, "order": None, "router": None}
+    description: dict[str, Any] = {"policy": policy.name, "order": None, "router": None}
     tensors: dict[str, Tensor] = {}
     router = model.router if isinstance(policy, RoutedPolicy) else None
     if isinstance(policy, StaticPolicy):
-        found["order"] = list(policy.removal_order)
+        description["order"] = list(policy.removal_order)
     assert isinstance(policy, StaticPolicy | RoutedPolicy)
-    found["pinned"] = sorted(set(policy.pinned))
+    description["pinned"] = sorted(set(policy.pinned))
     prior = model.resources.prior
     if prior is not None and prior.is_known:
         tensors["prior"] = prior.values().float()
     reader = model.router
     predictor = model.predictor if reader and _reads_ids_alone(reader.config.planner) else None
-    found["predictor"] = None
+    description["predictor"] = None
     if router is not None or predictor is not None:
         assert reader is not None
         rows = _rows(reader, first_values(model.backbone))
         if router is not None:
-            found["router"] = {"decay": router.config.planner.decay}
-            tensors |= {f"router.{name}": one for name, one in _router_head(router, rows).items()}
+            description["router"] = {"decay": router.config.planner.decay}
+            tensors |= {f"router.{name}": t for name, t in _router_head(router, rows).items()}
         if predictor is not None:
-            found["predictor"] = {
+            description["predictor"] = {
                 "decay": reader.config.planner.decay,
                 "least_blocks": predictor.lowest,
             }
-            made = _predictor_head(predictor, rows)
-            tensors |= {f"predictor.{name}": one for name, one in made.items()}
-    whole = {name: one.detach().float().contiguous().cpu() for name, one in tensors.items()}
-    return ExportedRouting(found, whole)
+            head = _predictor_head(predictor, rows)
+            tensors |= {f"predictor.{name}": t for name, t in head.items()}
+    whole = {name: t.detach().float().contiguous().cpu() for name, t in tensors.items()}
+    return ExportedRouting(description, whole)
 
 
 def _reads_ids_alone(planner: PlannerConfig) -> bool:
@@ -154,7 +154,7 @@ def _first_layer(
 ) -> dict[str, Float[Tensor, "vocab rank"]]:
     """Pooling commutes with a linear layer; what the newest token adds has a table of its own."""
     width = rows.shape[1]
-    made = {"table": torch.nn.functional.linear(rows, weight[:, :width])}
+    tables = {"table": torch.nn.functional.linear(rows, weight[:, :width])}
     if weight.shape[1] > width:
-        made["last"] = torch.nn.functional.linear(rows, weight[:, width:])
-    return made
+        tables["last"] = torch.nn.functional.linear(rows, weight[:, width:])
+    return tables

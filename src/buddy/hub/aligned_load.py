@@ -20,7 +20,7 @@ LINE: Final = 64
 """Bytes of a cache line."""
 
 
-def read_placed(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a model's files, in one stretch of memory.
 
     Args:
@@ -30,24 +30,24 @@ def read_placed(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: A file has been cut short since.
     """
-    weights = {name: one for name, one in tensors.items() if not is_leftover(name)}
-    shapes = {name: tuple(one.get_shape()) for name, one in weights.items()}
-    dtypes = {name: DTYPES[one.get_dtype()] for name, one in weights.items()}
+    weights = {name: tensor for name, tensor in tensors.items() if not is_leftover(name)}
+    shapes = {name: tuple(tensor.get_shape()) for name, tensor in weights.items()}
+    dtypes = {name: DTYPES[tensor.get_dtype()] for name, tensor in weights.items()}
     sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
     memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values()))
-    made: dict[str, Tensor] = {}
+    placed: dict[str, Tensor] = {}
     at = 0
     for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:
             begins = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(begins))
-            for name in sorted(header.keys() & shapes.keys(), key=lambda one: _begin(header[one])):
+            for name in sorted(header.keys() & shapes.keys(), key=lambda key: _begin(header[key])):
                 place = memory[at : at + sizes[name]]
                 file.seek(8 + begins + _begin(header[name]))
                 _read_into(file, place)
-                made[name] = place.view(dtypes[name]).view(shapes[name])
+                placed[name] = place.view(dtypes[name]).view(shapes[name])
                 at += -(-sizes[name] // LINE) * LINE
-    return made
+    return placed
 
 
 def _begin(entry: Any) -> int:

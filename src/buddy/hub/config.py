@@ -79,7 +79,7 @@ def read_config(folder: Path) -> Any:
     kind = CONFIG_MAPPING[str(model_type)]
     advice = "correct it, or fetch or copy the model again"
     with quiet_transformers(), explained(f"{path} describes no model", advice):
-        config = kind.from_dict(_kept(kind, values), name_or_path=str(folder))
+        config = kind.from_dict(_allowed(kind, values), name_or_path=str(folder))
         config.to_json_string()  # a value of another type than transformers expects shows here
     find_family(config)
     if config.dtype is not None and config.dtype not in _DTYPES:
@@ -104,7 +104,7 @@ def _check_ranges(path: Path, values: dict[str, Any]) -> None:
                 )
 
 
-def _kept(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _allowed(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """What a config may say: fields of its class, and numbers that the class has no name for.
 
     Anything else is no description of a model but an instruction to transformers (which attention
@@ -135,20 +135,20 @@ def read_generation_config(folder: Path) -> Any:
     known -= _MEANT_FOR_TRANSFORMERS
     path = find_inside(folder, GENERATION_CONFIG)
     values = read_table(folder, CONFIG if path is None else GENERATION_CONFIG)
-    kept = {name: value for name, value in values.items() if name in known}
+    settings = {name: value for name, value in values.items() if name in known}
     where = path or folder / CONFIG
     advice = "correct or delete it"
     with quiet_transformers(), explained(f"{where} describes no generation", advice):
-        made_by = GenerationConfig.from_dict if path else GenerationConfig.from_model_config
-        made = made_by(kept)
-        made._original_object_hash = hash(made)  # as transformers notes what it has read
-    _check_token_ids(where, made)
-    return made
+        make = GenerationConfig.from_dict if path else GenerationConfig.from_model_config
+        config = make(settings)
+        config._original_object_hash = hash(config)  # as transformers notes what it has read
+    _check_token_ids(where, config)
+    return config
 
 
-def _check_token_ids(path: Path, made: Any) -> None:
+def _check_token_ids(path: Path, config: Any) -> None:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(made, name)
+        value = getattr(config, name)
         ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
-        if not all(one is None or (type(one) is int and abs(one) < 2**31) for one in ids):
+        if not all(token is None or (type(token) is int and abs(token) < 2**31) for token in ids):
             raise CheckpointError(f"{path}: {name} must be a token's number, got {value!r}")

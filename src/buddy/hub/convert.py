@@ -16,6 +16,7 @@ from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
 from buddy.hub.progress import Progress
+from buddy.hub.quiet import quiet_transformers
 from buddy.hub.weights import empty_model
 from buddy.hub.wrap_errors import explained
 
@@ -39,7 +40,7 @@ def convert_gguf(header: GgufHeader, folder: Path, on_progress: Progress) -> Non
         "expected a GGUF file with llama.cpp's metadata; convert the model again or use its "
         "safetensors folder"
     )
-    with _quiet(on_progress):
+    with _reported(on_progress):
         with explained(f"{header.path} cannot be read", advice):
             tokenizer = load_tokenizer(header, folder)
             model = _load_model(header, folder)
@@ -129,28 +130,20 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _quiet(on_progress: Progress) -> Iterator[None]:
+def _reported(on_progress: Progress) -> Iterator[None]:
     """Turn transformers' bar over tensors into reports, and everything else it says off."""
     from transformers import modeling_gguf_pytorch_utils as reader
-    from transformers.utils import logging as chatter
 
     def follow(tensors: list[Any], **_: Any) -> Iterator[Any]:
         for done, tensor in enumerate(tensors, start=1):
             yield tensor
             on_progress("convert", done, len(tensors))
 
-    switch: Any = chatter  # its functions carry no types
-    verbosity, showed_bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
     bar = vars(reader)["tqdm"]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quiet_transformers(logging.CRITICAL):
         warnings.simplefilter("ignore")
         try:
-            chatter.set_verbosity(logging.CRITICAL)
-            switch.disable_progress_bar()
             vars(reader)["tqdm"] = follow
             yield
         finally:
             vars(reader)["tqdm"] = bar
-            chatter.set_verbosity(verbosity)
-            if showed_bars:
-                switch.enable_progress_bar()

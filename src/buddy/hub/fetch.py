@@ -166,7 +166,7 @@ def sha256_of(path: Path, on_progress: Progress) -> str:
 
 
 def _mismatch(wheel: Path, pinned: PinnedWheel, on_progress: Progress) -> str | None:
-    """What tells a wheel from the pinned one, or None; the size is asked first, being free."""
+    """What tells a wheel from the pinned wheel, or None; the size is asked first, being free."""
     num_bytes = wheel.stat().st_size
     if num_bytes != pinned.num_bytes:
         return f"expected {pinned.num_bytes} bytes, got {num_bytes}"
@@ -223,14 +223,14 @@ def _run_pip(
 
 def _follow(output: Iterable[str], pinned: PinnedWheel, on_progress: Progress) -> Sequence[str]:
     """Turn pip's progress lines into reports; keep the last of the others."""
-    kept: deque[str] = deque(maxlen=100)
+    others: deque[str] = deque(maxlen=100)
     for line in output:
         progress = _PROGRESS_LINE.match(line)
         if progress is None:
-            kept.append(line.strip())
+            others.append(line.strip())
         else:
             on_progress("download", int(progress[1]), int(progress[2]) or pinned.num_bytes)
-    return kept
+    return others
 
 
 def _cause(lines: Iterable[str]) -> str:
@@ -243,7 +243,7 @@ def _cause(lines: Iterable[str]) -> str:
     errors = [line for line in written if _ERROR_LINE.match(line)]
     last = (errors or written or ["pip gave no reason"])[-1]
     last = last.removeprefix("ERROR: ").removeprefix("\N{MULTIPLICATION SIGN} ")
-    broken = [found[1] for line in written if (found := _BROKEN_CONNECTION.search(line))]
+    broken = [match[1] for line in written if (match := _BROKEN_CONNECTION.search(line))]
     if broken and last.startswith("No matching distribution"):
         reason = broken[-1].removesuffix(")").removesuffix('"')
         return f"the package index cannot be reached ({reason})"

@@ -40,9 +40,9 @@ def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
     except (OSError, ValueError) as error:
         # Where the network fails, its own error is the cause, and the hub's is a paragraph.
         is_unreached = isinstance(error, LocalEntryNotFoundError)
-        said = (error.__cause__ if is_unreached else None) or error
+        cause = (error.__cause__ if is_unreached else None) or error
         raise FetchError(
-            f"{hub_id} cannot be fetched from the hub: {reason(said)}; check the name and the "
+            f"{hub_id} cannot be fetched from the hub: {reason(cause)}; check the name and the "
             "network"
         ) from error
 
@@ -52,10 +52,10 @@ def hub_repos() -> dict[str, Any]:
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        found = scan_cache_dir()
+        cache = scan_cache_dir()
     except CacheNotFound:
         return {}
-    return {repo.repo_id: repo for repo in found.repos if repo.repo_type == "model"}
+    return {repo.repo_id: repo for repo in cache.repos if repo.repo_type == "model"}
 
 
 def remove_from_hub_cache(hub_id: str) -> int:

@@ -1,4 +1,4 @@
-"""Loads a base model safely.
+"""Loads a base model safely, and writes one.
 
 transformers opens no file of the folder: it is given a config that was checked (`hub.config`), the
 tensors of checked safetensors (`hub.weights`), and for the tokenizer a folder that Buddy wrote
@@ -14,7 +14,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
 from buddy.depth.cost import ModelShape
 from buddy.errors import CheckpointError, ModelError
-from buddy.hub.aligned_load import read_placed
+from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import read_config, read_generation_config
 from buddy.hub.place import ModelPlace
 from buddy.hub.progress import Progress
@@ -25,7 +25,6 @@ from buddy.hub.weights import (
     empty_model,
     is_leftover,
     open_weights,
-    stored_dtype,
     stored_dtypes,
 )
 from buddy.hub.wrap_errors import explained
@@ -96,10 +95,11 @@ def load_model(
     generation_config = read_generation_config(where)
     with open_weights(where) as tensors:
         check_sizes(config, tensors)
-        dtype = dtype or config.dtype or stored_dtype(tensors)
+        stored = stored_dtypes(tensors)
+        dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
-        if torch.device(device).type == "cpu" and stored_dtypes(tensors) == {dtype}:
-            state = read_placed(where, tensors)
+        if torch.device(device).type == "cpu" and stored == [dtype]:
+            state = read_aligned(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(
@@ -123,7 +123,7 @@ def load_model(
 def is_stored_in(place: ModelPlace, dtype: torch.dtype) -> bool:
     """Whether all weights of a model are stored in this number format."""
     with open_weights(place.folder()) as tensors:
-        return stored_dtypes(tensors) == {dtype}
+        return stored_dtypes(tensors) == [dtype]
 
 
 def _attention(config: Any, asked: str | None) -> str:
@@ -148,3 +148,25 @@ def _check_whole(where: Path, report: Any) -> None:
             f"unexpected or of another shape, such as {wrong[0][:200]!r}; fetch or copy the model "
             "again"
         )
+
+
+def write_model(model: Any, folder: Path, **options: Any) -> None:
+    """Write config, generation config and weights, as transformers does.
+
+    transformers refuses generation configs that contradict themselves. One that is as its makers
+    published it is written as it is, whatever it says.
+
+    Args:
+        model: A model of transformers.
+        folder: Made where it is missing.
+        **options: As `save_pretrained` takes them.
+
+    Raises:
+        CheckpointError: Its generation config was changed, and transformers does not write it.
+        OSError: A file cannot be written.
+    """
+    advice = "correct model.generation_config"
+    with quiet_transformers():
+        with explained("the model's generation config cannot be written", advice, (OSError,)):
+            model.generation_config.save_pretrained(folder)
+        model.save_pretrained(folder, **options)

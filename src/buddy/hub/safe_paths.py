@@ -51,7 +51,7 @@ def file_inside(folder: Path, name: str) -> Path:
 
 
 def find_inside(folder: Path, name: str) -> Path | None:
-    """As `file_inside`, and None where nothing has that name."""
+    """A file of the folder that may be read, as by `file_inside`; None where there is none."""
     path = folder / name
     return file_inside(folder, name) if path.exists() or path.is_symlink() else None
 

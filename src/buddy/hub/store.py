@@ -39,19 +39,6 @@ from buddy.hub.presets import DEFAULT_MODEL, PRESETS
 from buddy.hub.progress import Progress, silent
 from buddy.hub.safe_paths import user_path
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "PUBLISHED",
-    "CachedModel",
-    "cache_home",
-    "ensure_default",
-    "is_cached",
-    "list_cached",
-    "model_dir",
-    "remove",
-    "resolve_gguf",
-]
-
 _CONVERTERS: Final = ("gguf", "torch", "transformers")
 _MAX_STEM: Final = 100
 

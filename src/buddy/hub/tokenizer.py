@@ -101,12 +101,12 @@ def _write(folder: Path, written: Path) -> None:
             shutil.copyfile(real, target)
     config = dict(read_table(folder, CONFIG)) if (folder / CONFIG).exists() else {}
     values = read_table(folder, TOKENIZER_CONFIG) if holds_tokenizer(folder) else {}
-    kept = {name: value for name, value in values.items() if _may_pass(name)}
+    passed = {name: value for name, value in values.items() if _may_pass(name)}
     named = values.get("tokenizer_class") or config.get("tokenizer_class")
     if named is not None:
         _check_class(folder, named, has_code=bool(values.get("auto_map")))
-        kept["tokenizer_class"] = named
-    (written / TOKENIZER_CONFIG).write_text(json.dumps(kept), encoding="utf-8")
+        passed["tokenizer_class"] = named
+    (written / TOKENIZER_CONFIG).write_text(json.dumps(passed), encoding="utf-8")
     # By these transformers tells tokenizers that it must correct.
     about = {key: config[key] for key in ("model_type", "transformers_version") if key in config}
     (written / CONFIG).write_text(json.dumps(about), encoding="utf-8")
@@ -129,14 +129,14 @@ def _check_class(folder: Path, named: Any, *, has_code: bool) -> None:
     if not isinstance(named, str):
         raise CheckpointError(f"{path}: tokenizer_class must be a name, got {str(named)[:80]}")
     with explained(f"{path}: tokenizer_class {named[:80]!r} cannot be had", "correct it"):
-        found = tokenizer_class_from_name(named)
-    if found is None and has_code:
+        kind = tokenizer_class_from_name(named)
+    if kind is None and has_code:
         raise CheckpointError(
             f"{path}: the tokenizer {named[:80]!r} is code that comes with the model, and Buddy "
             "runs none: save it as tokenizer.json with PreTrainedTokenizerFast"
         )
-    fast = isinstance(found, type) and issubclass(found, PreTrainedTokenizerFast)
-    if not (found is None or fast or getattr(found, "__name__", "") == "PythonBackend"):
+    fast = isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerFast)
+    if not (kind is None or fast or getattr(kind, "__name__", "") == "PythonBackend"):
         raise CheckpointError(
             f"{path}: tokenizer_class {named[:80]!r} is no tokenizer of the tokenizers library: "
             "expected such as PreTrainedTokenizerFast"

@@ -6,19 +6,17 @@ costs another verification and nothing else.
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 from buddy import __version__
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.verify import verify_backbone
-from buddy.errors import CheckpointError
-from buddy.files import read_json
+from buddy.errors import CheckpointError, ResultError
+from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
 
 _FORMAT: Final = 1
@@ -68,12 +66,6 @@ def _says(path: Path, key: str) -> bool:
 
 
 def _note(path: Path, contents: dict[str, str]) -> None:
-    """Write under another name, then rename, so that no reader sees half of it."""
-    staging = path.with_name(f"{path.name}.{uuid4().hex}")
-    with suppress(OSError):
+    with suppress(OSError, ResultError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            staging.write_text(json.dumps(contents) + "\n", encoding="utf-8")
-            os.replace(staging, path)
-        finally:
-            staging.unlink(missing_ok=True)
+        write_text(path, json.dumps(contents) + "\n")

@@ -31,7 +31,7 @@ DTYPES: Final = {
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the model's weights: one, or those that the index names.
+    """The files that hold the model's weights: a single file, or those that the index names.
 
     Raises:
         CheckpointError: There are none, or the index is damaged or names anything but safetensors
@@ -42,10 +42,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [whole]
     if find_inside(folder, INDEX) is None:
         unsafe = sorted(path.name for path in folder.glob("*.bin"))
-        found = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
+        others = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
         raise CheckpointError(
             f"{folder} has no weights that are safe to load: expected {WEIGHTS} or {INDEX}, "
-            f"{found}; convert them with transformers' save_pretrained"
+            f"{others}; convert them with transformers' save_pretrained"
         )
     places = read_table(folder, INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -75,19 +75,19 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
         for path in weight_files(folder):
             try:
                 file = files.enter_context(safe_open(path, framework="pt"))
-                held = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"the weights in {path} are truncated or damaged ({error}): copy or fetch them "
                     "again"
                 ) from error
-            twice = sorted(held.keys() & tensors.keys())
+            twice = sorted(slices.keys() & tensors.keys())
             if twice:
                 raise CheckpointError(
                     f"{path} holds {twice[0][:200]!r}, and so does another file of the index: "
                     "expected each weight in one file; fetch or copy the model again"
                 )
-            tensors |= held
+            tensors |= slices
         for name, tensor in tensors.items():
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
@@ -103,17 +103,10 @@ def is_leftover(name: str) -> bool:
     return name.endswith("inv_freq")
 
 
-def stored_dtype(tensors: Mapping[str, Any]) -> torch.dtype:
-    """The number format of the first weight."""
-    return next(
-        (DTYPES[one.get_dtype()] for one in tensors.values() if one.get_dtype() in DTYPES),
-        torch.float32,
-    )
-
-
-def stored_dtypes(tensors: Mapping[str, Any]) -> set[torch.dtype]:
-    """The number formats of all weights."""
-    return {DTYPES[one.get_dtype()] for name, one in tensors.items() if not is_leftover(name)}
+def stored_dtypes(tensors: Mapping[str, Any]) -> list[torch.dtype]:
+    """The number formats of all weights, each once; that of the first weight comes first."""
+    weights = (tensor for name, tensor in tensors.items() if not is_leftover(name))
+    return list(dict.fromkeys(DTYPES[weight.get_dtype()] for weight in weights))
 
 
 def empty_model(config: Any) -> Any:
@@ -140,17 +133,17 @@ def check_sizes(config: Any, tensors: Mapping[str, Any]) -> None:
         CheckpointError: It has another number of blocks, or its model more weights.
     """
     blocks = re.compile(rf"(?:^|\.){find_family(config).blocks}\.(\d+)\.")
-    stored = {found[1] for name in tensors if (found := blocks.search(name))}
+    numbers = {match[1] for name in tensors if (match := blocks.search(name))}
     where = f"the weights in {config.name_or_path} do not fit its config.json"
-    if len(stored) != config.num_hidden_layers:
+    if len(numbers) != config.num_hidden_layers:
         raise CheckpointError(
-            f"{where}: they are of {len(stored)} blocks, and it has num_hidden_layers "
+            f"{where}: they are of {len(numbers)} blocks, and it has num_hidden_layers "
             f"{config.num_hidden_layers}; fetch or copy the model again"
         )
     wanted = sum(parameter.numel() for parameter in empty_model(config).parameters())
-    held = sum(math.prod(tensor.get_shape()) for tensor in tensors.values())
-    if wanted > held:
+    stored = sum(math.prod(tensor.get_shape()) for tensor in tensors.values())
+    if wanted > stored:
         raise CheckpointError(
-            f"{where}: they are {held:,} numbers, and a model of its sizes has {wanted:,}; fetch "
+            f"{where}: they are {stored:,} numbers, and a model of its sizes has {wanted:,}; fetch "
             "or copy the model again"
         )

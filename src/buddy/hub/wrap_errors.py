@@ -44,5 +44,5 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if not isinstance(error, _SPEAKING) or not text:
         text = f"{type(error).__name__} {text}".strip()
-    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_MOST])
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_MOST])
     return shown.rstrip(".;") if len(text) <= _MOST else f"{shown}..."

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from buddy.backbone.memory import LARGE_PAGE, zeroed_memory
 from buddy.errors import CheckpointError
-from buddy.hub.aligned_load import LINE, read_placed
+from buddy.hub.aligned_load import LINE, read_aligned
 from buddy.hub.loading import load_model
 from buddy.hub.place import find_model
 from buddy.hub.weights import open_weights
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 def read(folder):
     with open_weights(folder) as tensors:
-        return read_placed(folder, tensors)
+        return read_aligned(folder, tensors)
 
 
 def test_every_weight_is_that_of_its_file_at_the_beginning_of_a_line(folder):
@@ -66,7 +66,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_refused(folder):
         path.unlink()  # what is mapped stays whole
         path.write_bytes(whole[:-1])
         with pytest.raises(CheckpointError, match="ends in the middle of a weight"):
-            read_placed(folder, tensors)
+            read_aligned(folder, tensors)
 
 
 def resident_bytes():
