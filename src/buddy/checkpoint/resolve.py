@@ -68,8 +68,8 @@ def resolve(name: ModelName) -> Resolved:
 
     Raises:
         ModelError: Nothing is called so.
-        CheckpointError: A file or folder is not a model; or a checkpoint's buddy.json is damaged,
-            or names another checkpoint or itself as its base model.
+        CheckpointError: A checkpoint's buddy.json is damaged, or names another checkpoint or itself
+            as its base model.
     """
     if isinstance(name, Resolved):
         return name

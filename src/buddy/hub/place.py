@@ -43,15 +43,13 @@ class ModelPlace:
 
         Raises:
             FetchError: It cannot be fetched.
-            CheckpointError: It is damaged, or holds no weights that are safe to load.
+            CheckpointError: It is damaged or no model, or holds no weights that are safe to load.
         """
         if self.kind == "published":
             return ensure_default(self.where, on_progress=on_progress)
         if self.kind == "gguf":
             return resolve_gguf(self.where, on_progress=on_progress)
-        if self.kind == "folder":
-            return Path(self.where)
-        folder = Path(pull_from_hub(self.where))
+        folder = Path(self.where if self.kind == "folder" else pull_from_hub(self.where))
         _check_folder(folder)
         return folder
 
@@ -73,7 +71,6 @@ def find_model(name: str | Path) -> ModelPlace:
 
     Raises:
         ModelError: There is none.
-        CheckpointError: A folder is no model, or has no weights that are safe to load.
     """
     text, path = str(name), user_path(name)
     if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
@@ -85,7 +82,6 @@ def find_model(name: str | Path) -> ModelPlace:
     if path.suffix.lower() == ".gguf":
         return ModelPlace(name=text, kind="gguf", where=str(path))
     if path.is_dir():
-        _check_folder(path)
         return ModelPlace(name=text, kind="folder", where=str(path))
     if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ModelError(
