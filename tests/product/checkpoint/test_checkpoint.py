@@ -454,7 +454,7 @@ def _manifest(change):
         (lambda folder: (folder / "buddy.json").write_text("[]"), "holds a list"),
         (_manifest(lambda m: m.pop("router")), "lacks router"),
         (_manifest(lambda m: m["base"].pop("source")), "base lacks source"),
-        (_manifest(lambda m: m.update(files={"a": None})), "files: a: expected a table"),
+        (_manifest(lambda m: m.update(files={"a": None})), r"files\.a: expected a table"),
         (_manifest(lambda m: m.update(kv_policy="keep")), "kv_policy: expected one of"),
         (_manifest(lambda m: m.update(format=99)), "format 99"),
         (_manifest(lambda m: m["base"].update(vocab_size=9)), "another base model: vocab_size"),
