@@ -18,6 +18,7 @@ from buddy.policies import registry
 from buddy.policies.learned import LearnedPart
 from buddy.policies.registry import build_policy, find_method, methods, policy_names
 from buddy.training.methods import read_method, trained_methods
+from tests.product.training.made import write_rows
 from tests.tiny import NUM_BLOCKS, tiny_model
 from tests.words import word_tokenizer
 
@@ -57,16 +58,21 @@ def test_a_method_of_another_package_is_trained_and_loaded_by_its_name(tmp_path,
     tiny_model().save_pretrained(tmp_path / "base")
     word_tokenizer().save_pretrained(tmp_path / "base")
     recipe, out = tmp_path / "recipe.toml", tmp_path / "run"
-    recipe.write_text(f'method = "toy"\nseed = 3\n[model]\nname = "{tmp_path / "base"}"\n')
+    rows = write_rows(tmp_path / "rows.jsonl", 4)
+    recipe.write_text(
+        f'method = "toy"\nseed = 3\n[model]\nname = "{tmp_path / "base"}"\n'
+        f'[[data.train]]\npath = "{rows}"\n'
+    )
     done = python("-m", "buddy", "train", recipe, "--out", out)
     assert (done.returncode, done.stdout) == (0, f"{out / 'checkpoint'}\n"), done.stderr
     loaded = python("-c", LOADED.format(checkpoint=str(out / "checkpoint")))
     assert loaded.returncode == 0, loaded.stderr
+    assert json.loads((out / "record.json").read_text())["results"]["rows"] == 4
     drawn = torch.rand(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
     assert json.loads(loaded.stdout) == pytest.approx(drawn.tolist())
     unknown = python("-m", "buddy", "train", recipe, "--set", "seeds=1", "--out", out)
     assert unknown.returncode == 2
-    assert "unknown key seeds: expected model, seed" in unknown.stderr
+    assert "unknown key seeds: expected data, model, seed" in unknown.stderr
 
 
 def test_every_folder_of_ours_with_a_method_is_found():

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from buddy.training.recipe import ModelSettings
+from buddy.training.recipe import DataSettings, ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToyRecipe:
     """All that fixes a run."""
 
+    data: DataSettings
+    """Rows."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """Base model."""
     seed: int = 0
-    """Of the draw."""
+    """Seed of the draw."""

@@ -1,32 +1,24 @@
 """The training: a draw."""
 
-from dataclasses import asdict
-
 import torch
 
-from buddy import BuddyForCausalLM
-from buddy.records import RunRecord
-from buddy.training.run import RunListener
-from buddy.training.state import CHECKPOINT, RECORD, check_folder, make_folder
+from buddy.training.run import Run
 
 from .policy import ToyPart, ToySizes
 
 
 def train_toy(recipe, out, *, resume=False, listener=None):
-    """Draw the scores and write a checkpoint."""
-    listener = listener or RunListener()
-    check_folder(out, resume)
-    model = BuddyForCausalLM.from_pretrained(recipe.model.name, policy="full")
+    """Draw the scores; the run loads the model, reads the rows and writes what it leaves."""
+    run = Run(recipe, out, resume=resume, listener=listener)
+    model, rows = run.load_model(policy="full"), run.read_rows()
+    run.warn(rows.left_out)
     part = ToyPart(ToySizes(num_blocks=model.num_blocks))
-    listener.started(0, 1)
+    run.listener.started(0, 1)
     draw = torch.Generator().manual_seed(recipe.seed)
     with torch.no_grad():
         part.scores.copy_(torch.rand(model.num_blocks, generator=draw))
-    listener.stepped(1, {"loss": 0.0})
+    run.listener.stepped(1, {"loss": 0.0})
     model.learned = part
     model.set_policy(ToyPart.policy)
-    make_folder(out)
-    model.save_pretrained(out / CHECKPOINT)
-    record = RunRecord(kind="training", model=model.facts(), config=asdict(recipe), results={})
-    record.save(out / RECORD)
-    return out / CHECKPOINT
+    results = {"rows": len(rows.train)}
+    return run.finish(model, kind="training", rows=rows, results=results)
