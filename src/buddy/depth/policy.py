@@ -15,6 +15,15 @@ from buddy.budget.blocks import check_spendable
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import BudgetError, PolicyError
 
+BlockScores = Float[Tensor, "batch blocks"]
+RowBudgets = Int[Tensor, " batch"]
+"""Blocks that each row may run."""
+Residual = Float[Tensor, "*shape hidden"]
+"""The residual of lanes, or of the tokens of a batch."""
+LaneResidual = Float[Tensor, "lanes hidden"]
+PerToken = Float[Tensor, "*shape"]
+LaneMask = Bool[Tensor, " lanes"]
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -154,6 +163,8 @@ class BlockPolicy(ABC):
     Attributes:
         name: As in the registry.
         num_blocks: As given.
+        pinned: Blocks that run whatever the scores.
+        context_layer: Blocks that have run when the policy is asked; 0 asks before the first.
         is_online: It decides while a pass runs, and keeps no budget.
         exits: Any budget is an exit: the first blocks run, so that others may go on from there.
         hides_skipped: Passes without a session follow the KV policy `mask`, not `project`.
@@ -162,6 +173,8 @@ class BlockPolicy(ABC):
 
     name: str
     num_blocks: int
+    pinned: Sequence[int] = (0, -1)
+    context_layer: int = 0
     is_online: ClassVar[bool]
     exits: ClassVar[bool] = False
     hides_skipped: bool = False
@@ -182,22 +195,22 @@ class BlockPolicy(ABC):
         return cast(Policy, cls(resources.num_blocks))
 
     @property
-    @abstractmethod
     def num_pinned(self) -> int:
         """Blocks that run whatever the budget, at least one: the smallest that can be spent."""
+        return max(1, len({block % self.num_blocks for block in self.pinned}))
 
     @property
-    @abstractmethod
     def plans_ahead(self) -> bool:
         """Whether the plan of a prompt is known before any block has run."""
+        return not self.is_online and self.context_layer == 0
 
-    @abstractmethod
     def check_spendable(self, depths: Collection[int]) -> None:
         """Refuse budgets, in blocks, that it cannot keep.
 
         Raises:
             BudgetError: One is below what always runs, or no budget is kept.
         """
+        check_spendable(depths, self.num_blocks, self.pinned)
 
     @abstractmethod
     def describe(self) -> str:
@@ -224,34 +237,9 @@ class BlockPolicy(ABC):
 
 
 class DepthPolicy(BlockPolicy):
-    """Scores blocks; `depth.select` spends the budget on the scores.
-
-    Attributes:
-        pinned: Blocks that run whatever the scores.
-        context_layer: Blocks that have run when the policy is asked; 0 asks before the first.
-    """
+    """Scores blocks; `depth.select` spends the budget on the scores."""
 
     is_online = False
-    pinned: Sequence[int] = (0, -1)
-    context_layer: int = 0
-
-    @property
-    def num_pinned(self) -> int:
-        """Blocks that run whatever the budget, at least one: the smallest that can be spent."""
-        return max(1, len({block % self.num_blocks for block in self.pinned}))
-
-    @property
-    def plans_ahead(self) -> bool:
-        """Whether the plan of a prompt is known before any block has run."""
-        return self.context_layer == 0
-
-    def check_spendable(self, depths: Collection[int]) -> None:
-        """Refuse budgets, in blocks, below what always runs.
-
-        Raises:
-            BudgetError: One cannot be spent.
-        """
-        check_spendable(depths, self.num_blocks, self.pinned)
 
     def observe(self, state: Any, seen: Observation) -> RouteState:
         """Take in new tokens; by default only the size of the batch is remembered.
@@ -263,7 +251,7 @@ class DepthPolicy(BlockPolicy):
         return BatchSize.of(seen)
 
     @abstractmethod
-    def scores(self, state: Any, blocks: Int[Tensor, " batch"]) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: Any, blocks: RowBudgets) -> BlockScores:
         """Higher is kept; `blocks` is each row's budget, which most methods do not look at."""
 
 
@@ -304,21 +292,12 @@ class OnlinePolicy(BlockPolicy):
         cls.adjusts_output = cls.adjust_output is not OnlinePolicy.adjust_output
 
     @property
-    def num_pinned(self) -> int:
-        """All blocks: no smaller budget is kept."""
-        return self.num_blocks
-
-    @property
-    def plans_ahead(self) -> bool:
-        """Never: it decides while blocks run."""
-        return False
+    def pinned(self) -> Sequence[int]:  # type: ignore[override]  # none is anybody's to set
+        """All blocks: it keeps no budget below full depth."""
+        return range(self.num_blocks)
 
     def check_spendable(self, depths: Collection[int]) -> None:
-        """Refuse any budget below full depth.
-
-        Raises:
-            BudgetError: One is.
-        """
+        """Refuse any budget below full depth."""
         below = next((blocks for blocks in depths if blocks != self.num_blocks), None)
         if below is not None:
             raise BudgetError(
@@ -331,14 +310,10 @@ class OnlinePolicy(BlockPolicy):
         """What it remembers during a pass over these new tokens."""
 
     @abstractmethod
-    def keep(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Bool[Tensor, " lanes"]:
+    def keep(self, state: Any, block: int, hidden: LaneResidual) -> LaneMask:
         """Which lanes run a block, from the residual that would enter it."""
 
-    def adjust_output(
-        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
-    ) -> Float[Tensor, "lanes hidden"]:
+    def adjust_output(self, state: Any, block: int, before: LaneResidual, run: Any) -> LaneResidual:
         """The residual of all lanes once a governed block has run; by default as it was left.
 
         Passes of a policy that overrides this take the general path.

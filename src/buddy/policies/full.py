@@ -1,10 +1,8 @@
 """Full depth: every block is pinned, so any smaller budget is refused."""
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from buddy.depth.policy import BatchSize, DepthPolicy
+from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, RowBudgets
 
 
 class FullPolicy(DepthPolicy):
@@ -16,9 +14,7 @@ class FullPolicy(DepthPolicy):
         super().__init__(num_blocks)
         self.pinned = range(num_blocks)
 
-    def scores(
-        self, state: BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
         """All zero."""
         return torch.zeros(state.rows, self.num_blocks, device=state.device)
 

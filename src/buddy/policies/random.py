@@ -4,10 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from buddy.depth.policy import DepthPolicy, Observation, PolicyResources, TensorState, check_state
+from buddy.depth.policy import (
+    BlockScores,
+    DepthPolicy,
+    Observation,
+    PolicyResources,
+    RowBudgets,
+    TensorState,
+    check_state,
+)
 from buddy.errors import PolicyError
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D, 0x27D4EB2F165667C5)
@@ -62,9 +70,7 @@ class RandomPolicy(DepthPolicy):
         hashed = _mix(seen.token_ids.long() * _MULTIPLIERS[0] + place) * seen.router_sees
         return Fingerprint(state.value + hashed.sum(1), state.count + seen.router_sees.sum(1))
 
-    def scores(
-        self, state: Fingerprint, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: Fingerprint, blocks: RowBudgets) -> BlockScores:
         """Uniform in [0, 1)."""
         blocks = torch.arange(1, self.num_blocks + 1, device=state.value.device)
         mixed = _mix(_mix(state.value + self.seed)[:, None] + blocks * _MULTIPLIERS[0])

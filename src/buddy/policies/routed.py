@@ -2,11 +2,16 @@
 
 from typing import Any
 
-from jaxtyping import Float, Int
-from torch import Tensor
 from torch.nn.functional import pad
 
-from buddy.depth.policy import DepthPolicy, Observation, PolicyResources, check_state
+from buddy.depth.policy import (
+    BlockScores,
+    DepthPolicy,
+    Observation,
+    PolicyResources,
+    RowBudgets,
+    check_state,
+)
 from buddy.errors import PolicyError
 from buddy.routing.planner import ContextState
 from buddy.routing.router import Router
@@ -46,9 +51,7 @@ class RoutedPolicy(DepthPolicy):
         check_state(state, ContextState, self.name)
         return self.router.observe(state, seen)
 
-    def scores(
-        self, state: ContextState, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: ContextState, blocks: RowBudgets) -> BlockScores:
         """The middle blocks' fused scores; pinned blocks need none."""
         return pad(self.router.scores(state), (1, 1))
 

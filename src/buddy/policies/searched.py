@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
+from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, PolicyResources, RowBudgets
 from buddy.errors import PolicyError, shown
 from buddy.policies.measured import read_sets
 
@@ -108,9 +108,7 @@ class SearchedPolicy(DepthPolicy):
         sets = [f"{depth}@{_text(blocks)}" for depth, blocks in self.sets.items()]
         return f"searched:{';'.join([_text(self.removal_order), *sets])}"
 
-    def scores(
-        self, state: BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
         """Those of each row's budget: its set above all else."""
         return self._scores.to(state.device)[blocks]
 

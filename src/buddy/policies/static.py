@@ -5,10 +5,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
+from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, PolicyResources, RowBudgets
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import PolicyError, shown
 from buddy.policies.measured import read_order
@@ -91,9 +91,7 @@ class StaticPolicy(DepthPolicy):
             ) from None
         return cls(order, resources.num_blocks)
 
-    def scores(
-        self, state: BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
         """Place in the removal order: the later, the higher."""
         return self._scores.to(state.device).expand(state.rows, -1)
 

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from buddy.depth.policy import DepthPolicy, Observation, check_state
+from buddy.depth.policy import BlockScores, DepthPolicy, Observation, RowBudgets, check_state
 from buddy.policies.routed import RoutedPolicy
 from buddy.routing.planner import ContextState
 from buddy.routing.token_table import TableState, TokenTable
@@ -31,9 +28,7 @@ class TabledPolicy(DepthPolicy):
         check_state(state, (ContextState, TableState), self.name)
         return self.table.observe(state, seen.token_ids, seen.router_sees)
 
-    def scores(
-        self, state: TableState, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: TableState, blocks: RowBudgets) -> BlockScores:
         """The middle blocks' fused scores; pinned blocks need none."""
         middle = self.table.scores(state)
         scores = middle.new_zeros(middle.shape[0], self.num_blocks)

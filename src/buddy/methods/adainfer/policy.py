@@ -4,10 +4,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from buddy.depth.policy import NewTokens, OnlinePolicy, PolicyResources
+from buddy.depth.policy import (
+    LaneMask,
+    LaneResidual,
+    NewTokens,
+    OnlinePolicy,
+    PolicyResources,
+)
 from buddy.errors import PolicyError
 from buddy.methods.threshold import read_threshold
 from buddy.policies.learned import LearnedPart, need_part
@@ -85,7 +91,7 @@ def logit_features(logits: Float[Tensor, "lanes vocab"]) -> Float[Tensor, "lanes
 class Stopped:
     """What a pass remembers: the tokens that run no further block."""
 
-    lanes: Bool[Tensor, " lanes"]
+    lanes: LaneMask
 
 
 class AdaInferPolicy(OnlinePolicy):
@@ -128,9 +134,7 @@ class AdaInferPolicy(OnlinePolicy):
         return Stopped(torch.zeros(len(new), dtype=torch.bool, device=new.sequence.device))
 
     @torch.no_grad()
-    def keep(
-        self, state: Stopped, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Bool[Tensor, " lanes"]:
+    def keep(self, state: Stopped, block: int, hidden: LaneResidual) -> LaneMask:
         """The tokens that have not stopped, now that this residual has been looked at."""
         running = (~state.lanes).nonzero()[:, 0]
         for part in torch.split(running, _AT_ONCE) if len(running) else ():

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from buddy.depth.policy import PerToken, Residual
 from buddy.methods.gated.gates import (
     Gate,
     GatedPart,
     GatedPolicy,
     GateSizes,
     Pass,
+    PerRow,
+    Scalar,
     mean_over_real,
     share_run,
     straight_through,
@@ -74,13 +76,11 @@ class DLLMRouters(GatedPart):
         skip_run = silu(inner) @ self.up[place] + self.bias[place]
         return skip_run[..., 1] - skip_run[..., 0]
 
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """That a token runs a block."""
         return torch.sigmoid(self._odds(block, hidden))
 
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """A Gumbel-softmax of two classes is a sigmoid with logistic noise; temperature 1."""
         uniform = seen.uniform()
         soft = torch.sigmoid(self._odds(block, hidden) + uniform.logit())
@@ -89,9 +89,7 @@ class DLLMRouters(GatedPart):
         hard = soft > 0.5
         return Gate(hard, straight_through(hard, soft))
 
-    def cost(
-        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """How far each token's share of blocks is from the target, on average."""
         return mean_over_real((share_run(gates) - target).abs(), seen)
 

@@ -11,11 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm
 
-from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, GateSizes, Pass, mean_over_real
+from buddy.depth.policy import LaneMask, LaneResidual, PerToken, Residual
+from buddy.methods.gated.gates import (
+    Gate,
+    GatedPart,
+    GatedPolicy,
+    GateSizes,
+    Pass,
+    PerRow,
+    Scalar,
+    mean_over_real,
+)
 
 
 class DashPart(GatedPart):
@@ -42,25 +52,21 @@ class DashPart(GatedPart):
         """All but the first and the last."""
         return range(1, self.config.num_blocks - 1)
 
-    def odds(self, block: int, earlier: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape"]:
+    def odds(self, block: int, earlier: Residual) -> PerToken:
         """Logit of running a block, from the state that entered the block before."""
         state = rms_norm(earlier.float(), (self.config.hidden_size,))
         return state @ self.score[block - 1] + self.bias[block - 1]
 
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """That a token runs a block, from the state that entered the block before."""
         return torch.sigmoid(self.odds(block, hidden))
 
-    def compensated(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape hidden"]:
+    def compensated(self, block: int, hidden: Residual) -> Residual:
         """The residual of a token that skips a block."""
         wide = hidden.float()
         return (wide + self.scale[block - 1] * wide + self.shift[block - 1]).to(hidden.dtype)
 
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """A sampled action; its log-probability goes along, for the policy gradient."""
         earlier = hidden if block == 1 or self._earlier is None else self._earlier
         self._earlier = hidden.detach()
@@ -69,19 +75,12 @@ class DashPart(GatedPart):
         return Gate(keep, torch.where(keep, logsigmoid(odds), logsigmoid(-odds)))
 
     def mix(
-        self,
-        block: int,
-        before: Float[Tensor, "*shape hidden"],
-        after: Float[Tensor, "*shape hidden"],
-        gate: Gate,
-        mlp: Float[Tensor, "*shape hidden"] | None,
-    ) -> Float[Tensor, "*shape hidden"]:
+        self, block: int, before: Residual, after: Residual, gate: Gate, mlp: Residual | None
+    ) -> Residual:
         """The block's result, or the compensated residual."""
         return torch.where(gate.keep[..., None], after, self.compensated(block, before))
 
-    def cost(
-        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """The policy gradient of the loss, and how far the expected share is from the target.
 
         The reward of a row's actions is minus its loss; the advantage is the reward, normalised
@@ -108,17 +107,13 @@ class DashPolicy(GatedPolicy):
     kind = DashPart
     part: DashPart
 
-    def probability(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Float[Tensor, " lanes"]:
+    def probability(self, state: Any, block: int, hidden: Residual) -> Float[Tensor, " lanes"]:
         """That each lane runs a block, by the state of one block earlier; the first has none."""
         earlier = hidden if state.earlier is None else state.earlier
         state.earlier = hidden
         return self.part.probability(block, earlier)
 
-    def adjust_output(
-        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
-    ) -> Float[Tensor, "lanes hidden"]:
+    def adjust_output(self, state: Any, block: int, before: LaneResidual, run: Any) -> LaneResidual:
         """Compensate who skipped."""
-        keep: Bool[Tensor, " lanes"] = state.keep
+        keep: LaneMask = state.keep
         return torch.where(keep[:, None], run.hidden, self.part.compensated(block, before))

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from buddy.depth.policy import (
+    BlockScores,
     DepthPolicy,
+    LaneMask,
+    LaneResidual,
     Observation,
+    PerToken,
     Policy,
     PolicyResources,
+    Residual,
+    RowBudgets,
     TensorState,
     check_state,
 )
@@ -27,6 +33,8 @@ from buddy.methods.gated.gates import (
     GatedPolicy,
     GateSizes,
     Pass,
+    PerRow,
+    Scalar,
     mean_over_real,
     need_gates,
     share_run,
@@ -54,14 +62,12 @@ class FirstRouters(GatedPart):
         """All but the first and the last."""
         return range(1, self.config.num_blocks - 1)
 
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """That a token runs a block."""
         place = block - 1
         return torch.sigmoid(hidden.float() @ self.weight[place] + self.bias[place])
 
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """The probability itself; once the adapters' turn has come, the mask of the prompt."""
         probability = self.probability(block, hidden)
         if not seen.adapts:
@@ -70,9 +76,7 @@ class FirstRouters(GatedPart):
         keep = (mean > 0.5)[:, None].expand(seen.is_real.shape)
         return Gate(keep, keep.float())
 
-    def cost(
-        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """The mean probability over tokens and blocks."""
         return mean_over_real(share_run(gates), seen)
 
@@ -91,9 +95,7 @@ class FirstPolicy(GatedPolicy):
             return StrictFirstPolicy(part, resources.backbone)
         return super().from_spec(argument, resources)
 
-    def keep(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Bool[Tensor, " lanes"]:
+    def keep(self, state: Any, block: int, hidden: LaneResidual) -> LaneMask:
         """One decision for all lanes of a sequence; an older sequence goes on with its mask."""
         new = state.new
         counts = len(new.last_runs)
@@ -162,9 +164,7 @@ class StrictFirstPolicy(DepthPolicy):
             hidden = backbone.run_block(block, hidden, sees[None, None], positions, rotary, None)
         return torch.stack(means)
 
-    def scores(
-        self, state: MeanProbabilities, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: MeanProbabilities, blocks: RowBudgets) -> BlockScores:
         """The mean probability over the prompt."""
         return nn.functional.pad(state.mean, (1, 1))
 

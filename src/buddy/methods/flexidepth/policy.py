@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from buddy.depth.policy import LaneResidual, PerToken, Residual
 from buddy.methods.gated.gates import (
     Gate,
     GatedPart,
     GatedPolicy,
     GateSizes,
     Pass,
+    PerRow,
+    Scalar,
     mean_over_real,
 )
 from buddy.settings import Range
@@ -74,35 +76,26 @@ class FlexiDepthPart(GatedPart):
     def _normed(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden.float(), (self.config.hidden_size,))
 
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """A token's gate."""
         at = self.place(block)
         inner = self._normed(hidden) @ self.down[at]
         inner = torch.tanh(rms_norm(inner, (self.config.router_width,), self.norm[at]))
         return torch.sigmoid(inner @ self.up[at] @ self.score[at] + self.bias[at])
 
-    def adapter(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape hidden"]:
+    def adapter(self, block: int, hidden: Residual) -> Residual:
         """What a token that skips the block adds, before its weight."""
         at, x = self.place(block), self._normed(hidden)
         return (silu(x @ self.gate[at]) * (x @ self.value[at])) @ self.out[at]
 
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """The gate itself weighs either path, so it has its gradient from both."""
         gate = self.probability(block, hidden)
         return Gate(gate > 0.5, gate)
 
     def mix(
-        self,
-        block: int,
-        before: Float[Tensor, "*shape hidden"],
-        after: Float[Tensor, "*shape hidden"],
-        gate: Gate,
-        mlp: Float[Tensor, "*shape hidden"] | None,
-    ) -> Float[Tensor, "*shape hidden"]:
+        self, block: int, before: Residual, after: Residual, gate: Gate, mlp: Residual | None
+    ) -> Residual:
         """`x + attention + g MLP` for a token that runs, `x + (1 - g) adapter` for another."""
         assert mlp is not None
         rest = (1 - gate.weight)[..., None]
@@ -110,9 +103,7 @@ class FlexiDepthPart(GatedPart):
         skip = before + (rest * self.adapter(block, before)).to(before.dtype)
         return torch.where(gate.keep[..., None], run, skip)
 
-    def cost(
-        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """The square of each token's summed gates, on average."""
         total = torch.stack([gate.weight for gate in gates]).sum(0)
         return mean_over_real(total.square(), seen)
@@ -125,9 +116,7 @@ class FlexiDepthPolicy(GatedPolicy):
     kind = FlexiDepthPart
     part: FlexiDepthPart
 
-    def adjust_output(
-        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
-    ) -> Float[Tensor, "lanes hidden"]:
+    def adjust_output(self, state: Any, block: int, before: LaneResidual, run: Any) -> LaneResidual:
         """Weigh the MLP of who ran, and pass the others through the adapter."""
         if self.threshold == 0:
             after: Tensor = run.hidden

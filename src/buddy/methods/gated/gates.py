@@ -13,11 +13,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from buddy.depth.policy import NewTokens, OnlinePolicy, Policy, PolicyResources
+from buddy.depth.policy import (
+    LaneMask,
+    LaneResidual,
+    NewTokens,
+    OnlinePolicy,
+    PerToken,
+    Policy,
+    PolicyResources,
+    Residual,
+)
 from buddy.errors import PolicyError
 from buddy.methods.threshold import read_threshold
 from buddy.policies.learned import LearnedPart, check_fits, need_part
 from buddy.settings import Range, check_ranges
+
+PerRow = Float[Tensor, " batch"]
+Scalar = Float[Tensor, ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class Pass:
         drawn = drawn[first::every, : self.is_real.shape[1]].clamp(1e-6, 1 - 1e-6)
         return drawn.to(self.is_real.device)
 
-    def total(self, own: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    def total(self, own: Scalar) -> Scalar:
         """The sum over all processes, with the gradient of this one's part."""
         fixed = own.detach()
         return own + (self.reduce(fixed) - fixed)
@@ -70,7 +82,7 @@ class Gate:
     """
 
     keep: Bool[Tensor, "*shape"]
-    weight: Float[Tensor, "*shape"]
+    weight: PerToken
     extra: Float[Tensor, ""] | None = None
 
 
@@ -119,35 +131,22 @@ class GatedPart(LearnedPart, ABC):
         """Blocks that have a gate."""
 
     @abstractmethod
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """That a token runs a block, from the residual that would enter it; float32."""
 
     @abstractmethod
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """Decide in a training pass."""
 
     def mix(
-        self,
-        block: int,
-        before: Float[Tensor, "*shape hidden"],
-        after: Float[Tensor, "*shape hidden"],
-        gate: Gate,
-        mlp: Float[Tensor, "*shape hidden"] | None,
-    ) -> Float[Tensor, "*shape hidden"]:
+        self, block: int, before: Residual, after: Residual, gate: Gate, mlp: Residual | None
+    ) -> Residual:
         """The residual after a block in training: as much of the block as its gate's weight."""
         weight = gate.weight[..., None].to(before.dtype)
         return before + weight * (after - before)
 
     @abstractmethod
-    def cost(
-        self,
-        gates: Sequence[Gate],
-        losses: Float[Tensor, " batch"],
-        seen: Pass,
-        target: float,
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """What is added to the loss, before its weight.
 
         Args:
@@ -163,7 +162,7 @@ class GatedPart(LearnedPart, ABC):
         return list(self.governed).index(block)
 
 
-def mean_over_real(values: Float[Tensor, "batch tokens"], seen: Pass) -> Float[Tensor, ""]:
+def mean_over_real(values: Float[Tensor, "batch tokens"], seen: Pass) -> Scalar:
     """The mean over tokens that are no pads, of all processes."""
     real = seen.is_real.float()
     return seen.total((values * real).sum()) / seen.total(real.sum())
@@ -232,9 +231,7 @@ class GatedPolicy(OnlinePolicy):
         """What it remembers during a pass."""
         return _State(new)
 
-    def keep(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Bool[Tensor, " lanes"]:
+    def keep(self, state: Any, block: int, hidden: LaneResidual) -> LaneMask:
         """Which lanes run a block, from the residual that would enter it."""
         if self.threshold == 0:
             keep = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
@@ -244,9 +241,7 @@ class GatedPolicy(OnlinePolicy):
         state.keep = keep
         return keep
 
-    def probability(
-        self, state: Any, block: int, hidden: Float[Tensor, "lanes hidden"]
-    ) -> Float[Tensor, " lanes"]:
+    def probability(self, state: Any, block: int, hidden: Residual) -> Float[Tensor, " lanes"]:
         """That each lane runs a block."""
         return self.part.probability(block, hidden)
 

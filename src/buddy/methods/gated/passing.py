@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from buddy.depth.plan import LaneSet
+from buddy.depth.policy import Residual
 from buddy.engine.state.lanes import Frame
 from buddy.methods.gated.gates import Gate, GatedPart, Pass
 from buddy.training.packing import PackedRun
@@ -63,7 +64,7 @@ def kept_by_row(gates: Sequence[Gate], num_blocks: int, governed: Sequence[int])
     return whole
 
 
-def last_hidden(run: GatedRun, num_blocks: int) -> Float[Tensor, "batch tokens hidden"]:
+def last_hidden(run: GatedRun, num_blocks: int) -> Residual:
     """Run all blocks; the residual after the last."""
     run.blocks(range(num_blocks), None)
     return run.hidden.view(*run.seen.is_real.shape, -1)

@@ -1,10 +1,8 @@
 """LayerSkip: an exit at a fixed block. Under a budget of n blocks the first n run."""
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from buddy.depth.policy import BatchSize, DepthPolicy, PolicyResources
+from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, PolicyResources, RowBudgets
 from buddy.errors import PolicyError
 
 
@@ -29,9 +27,7 @@ class LayerSkipPolicy(DepthPolicy):
             )
         return cls(resources.num_blocks)
 
-    def scores(
-        self, state: BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
         """Minus the block's place."""
         places = torch.arange(self.num_blocks, device=state.device)
         return -places.float().expand(state.rows, -1)

@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from buddy.methods.gated.gates import Gate, GatedPart, GatedPolicy, GateSizes, Pass, mean_over_real
+from buddy.depth.policy import LaneResidual, PerToken, Residual
+from buddy.methods.gated.gates import (
+    Gate,
+    GatedPart,
+    GatedPolicy,
+    GateSizes,
+    Pass,
+    PerRow,
+    Scalar,
+    mean_over_real,
+)
 from buddy.settings import Range
 
 
@@ -58,20 +67,18 @@ class MixtureOfDepthsRouters(GatedPart):
         """The second, the fourth, and so on."""
         return range(1, self.config.num_blocks, 2)
 
-    def weight(self, block: int, hidden: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape"]:
+    def weight(self, block: int, hidden: Residual) -> PerToken:
         """The factor of a block's result."""
         return 2 * torch.sigmoid(hidden.float() @ self.router[block // 2])
 
     def _odds(self, block: int, hidden: Tensor) -> Tensor:
         return hidden.detach().float() @ self.predictor[block // 2] + self.bias[block // 2]
 
-    def probability(
-        self, block: int, hidden: Float[Tensor, "*shape hidden"]
-    ) -> Float[Tensor, "*shape"]:
+    def probability(self, block: int, hidden: Residual) -> PerToken:
         """That a token is among those of highest weight, as the predictor says."""
         return torch.sigmoid(self._odds(block, hidden))
 
-    def open(self, block: int, hidden: Float[Tensor, "batch tokens hidden"], seen: Pass) -> Gate:
+    def open(self, block: int, hidden: Residual, seen: Pass) -> Gate:
         """The tokens of highest weight in their sequence; the predictor learns who they are."""
         weight = self.weight(block, hidden)
         ranked = weight.detach().masked_fill(~seen.is_real, -1).argsort(1, descending=True)
@@ -85,9 +92,7 @@ class MixtureOfDepthsRouters(GatedPart):
         )
         return Gate(keep, weight * keep, mean_over_real(wrong, seen))
 
-    def cost(
-        self, gates: Sequence[Gate], losses: Float[Tensor, " batch"], seen: Pass, target: float
-    ) -> Float[Tensor, ""]:
+    def cost(self, gates: Sequence[Gate], losses: PerRow, seen: Pass, target: float) -> Scalar:
         """The predictors' cross-entropy; the share of tokens is fixed."""
         return torch.stack([gate.extra for gate in gates if gate.extra is not None]).mean()
 
@@ -99,9 +104,7 @@ class MixtureOfDepthsPolicy(GatedPolicy):
     kind = MixtureOfDepthsRouters
     part: MixtureOfDepthsRouters
 
-    def adjust_output(
-        self, state: Any, block: int, before: Float[Tensor, "lanes hidden"], run: Any
-    ) -> Float[Tensor, "lanes hidden"]:
+    def adjust_output(self, state: Any, block: int, before: LaneResidual, run: Any) -> LaneResidual:
         """`x + r f(x)`; of tokens that skip the block, f is zero."""
         weight = self.part.weight(block, before)[:, None].to(before.dtype)
         mixed: Tensor = before + weight * (run.hidden - before)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from buddy.budget.blocks import MIN_BLOCKS
 from buddy.depth.policy import (
     BatchSize,
+    BlockScores,
     DepthPolicy,
     Observation,
     PolicyResources,
+    RowBudgets,
     TensorState,
     check_state,
 )
@@ -201,9 +203,7 @@ class PuddingPolicy(DepthPolicy):
             )
         return predicted.argmax(1)
 
-    def scores(
-        self, state: PuddingState | BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: PuddingState | BatchSize, blocks: RowBudgets) -> BlockScores:
         """Place in the removal order of the row's set: the later, the higher."""
         if isinstance(state, BatchSize):
             assert self.only is not None

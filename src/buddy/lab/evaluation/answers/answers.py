@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.depth.policy import BatchSize, DepthPolicy, Policy
+from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, Policy, RowBudgets
 from buddy.engine.run import run_once
 from buddy.engine.step import Feed
 from buddy.errors import DataError
@@ -53,9 +51,7 @@ class GivenPlans(DepthPolicy):
         for row, plan in enumerate(plans):
             self._wanted[row, list(plan)] = 1.0
 
-    def scores(
-        self, state: BatchSize, blocks: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch blocks"]:
+    def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
         """One where the block is to run."""
         return self._wanted.to(state.device)
 
