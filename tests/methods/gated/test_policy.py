@@ -11,11 +11,12 @@ from buddy.depth.policy import NewTokens
 from buddy.engine.naive import naive_hidden
 from buddy.errors import BudgetError, CheckpointError, PolicyError
 from buddy.methods.gated.gates import Gate, Pass
+from buddy.methods.gated.recipe import gated_methods
 from buddy.settings import build
 from tests.product.policies.made import gated
 from tests.tiny import NUM_BLOCKS, all_families, random_ids, tiny_model
 
-METHODS = ("first", "d-llm", "mixture-of-depths", "flexidepth", "dash")
+METHODS = tuple(gated_methods())
 # atol: the cache and the gather change the order of sums.
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 

@@ -9,7 +9,7 @@ from buddy.depth.policy import Observation, PolicyResources
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.errors import BudgetError, PolicyError
-from buddy.policies.registry import build_policy, policy_names
+from buddy.policies.registry import build_policy, methods, policy_names
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 from tests.product.policies.made import random_pudding
@@ -24,7 +24,7 @@ SPECS = {
     "routed": "routed",
     "searched": "searched:RECORD",
 }
-ONLINE = {"adainfer", "d-llm", "dash", "first", "flexidepth", "mixture-of-depths"}
+ONLINE = {method.name for method in methods() if not method.keeps_budget}
 """They decide while they run, and score no blocks: tests of their own have their laws."""
 SETS = {"3": [0, 4, 5], "5": [0, 1, 2, 3, 5]}
 ORDER = [4, 1, 3, 2]

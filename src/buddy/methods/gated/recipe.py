@@ -50,12 +50,12 @@ def gates_of(method: str) -> type[GatedPart]:
     part: type[GatedPart] | None = None if known is None else known.load("part")
     if part is None or not issubclass(part, GatedPart):
         raise RecipeError(
-            f"method: expected one with gates, {', '.join(_gated())}, got {shown(method)}"
+            f"method: expected one with gates, {', '.join(gated_methods())}, got {shown(method)}"
         )
     return part
 
 
-def _gated() -> dict[str, type[GatedPart]]:
+def gated_methods() -> dict[str, type[GatedPart]]:
     """Every gated method, by name."""
     parts = {method.name: method.load("part") for method in methods() if method.part is not None}
     return {name: part for name, part in parts.items() if issubclass(part, GatedPart)}
@@ -89,7 +89,9 @@ class GatedRecipe(Recipe):
         for setting in fields(self.gates):
             value = getattr(self.gates, setting.name)
             if setting.name not in reads and value != setting.default:
-                readers = [name for name, part in _gated().items() if setting.name in part.reads]
+                readers = [
+                    name for name, part in gated_methods().items() if setting.name in part.reads
+                ]
                 raise RecipeError(
                     f"gates.{setting.name} is of {' and '.join(readers)} alone: leave it out for "
                     f"{self.method}, got {value:g}"

@@ -98,8 +98,8 @@ class PuddingClassifier(LearnedPart):
     def forward(self, summary: Float[Tensor, "batch width"]) -> Float[Tensor, "batch depths sets"]:
         """Predicted log-likelihoods, nats per token."""
         with torch.autocast(summary.device.type, enabled=False):
-            made: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
-        return made.view(-1, len(self.config.depths), len(self.config.orders))
+            outputs: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
+        return outputs.view(-1, len(self.config.depths), len(self.config.orders))
 
 
 def prompt_summary(seen: Observation) -> Float[Tensor, "batch width"]:
