@@ -25,7 +25,7 @@ def shown(value: object, most: int = 80) -> str:
         return "null"
     try:
         # What is cut off need not be written: lists may be huge.
-        text = repr(value[:most] if isinstance(value, list | str) else value)
+        text = repr(value[:most] if isinstance(value, list | tuple | str) else value)
     except (RecursionError, ValueError):  # nests too deeply; an integer of thousands of digits
         return f"a very long {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."

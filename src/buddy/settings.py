@@ -4,6 +4,7 @@ A typo is an error, and so is a number outside the range that its field is annot
 """
 
 import dataclasses
+import functools
 import math
 import tomllib
 import types
@@ -16,6 +17,7 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -54,6 +56,23 @@ class Range:
         return " and ".join(ends) or "finite"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """How long a text or a tuple may be: `label: Annotated[str, Size(1)]`."""
+
+    low: int = 0
+    """Fewest letters or items."""
+    high: int | float = math.inf
+    """Most of them."""
+
+    def __contains__(self, value: str | tuple[Any, ...]) -> bool:
+        return self.low <= len(value) <= self.high
+
+    def __str__(self) -> str:
+        most = "" if self.high == math.inf else f" and at most {self.high}"
+        return f"at least {self.low}{most} long"
+
+
 def _written(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
@@ -64,7 +83,9 @@ SEED = Range(0, 2**63 - 1)
 
 
 def check_ranges(settings: Any, error: type[BuddyError]) -> None:
-    """Refuse settings with a number outside the range of its field; for `__post_init__`.
+    """Refuse settings with a number or a length outside the range of its field.
+
+    For `__post_init__`. The items of tuples are checked too.
 
     Args:
         settings: A dataclass.
@@ -73,13 +94,26 @@ def check_ranges(settings: Any, error: type[BuddyError]) -> None:
     Raises:
         BuddyError: Of the kind `error`.
     """
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        if type(value) not in (int, float):
-            continue
-        allowed = next((one for one in _extras(hint) if isinstance(one, Range)), Range())
-        if value not in allowed:
-            raise error(f"{name} must be {allowed}, got {shown(value)}")
+    for name, hint in _hints(cast(Any, type(settings)), include_extras=True).items():
+        _check_range(name, getattr(settings, name), hint, error)
+
+
+def _check_range(name: str, value: Any, hint: Any, error: type[BuddyError]) -> None:
+    if type(value) not in (int, float, str, tuple):
+        return
+    limit: Any = Size if isinstance(value, str | tuple) else Range
+    allowed = next((extra for extra in _extras(hint) if isinstance(extra, limit)), limit())
+    if value not in allowed:
+        raise error(f"{name} must be {allowed}, got {shown(value)}")
+    items = get_args(_plain(hint))
+    if isinstance(value, tuple) and items:
+        for place, item in enumerate(value):
+            _check_range(f"{name}[{place}]", item, items[0], error)
+
+
+@functools.cache
+def _hints(kind: type[Any], *, include_extras: bool) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=include_extras)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +131,15 @@ class RecipeTable:
 def _extras(hint: Any) -> tuple[Any, ...]:
     """What `Annotated` says of a hint, or of the part of a union that is not None."""
     if get_origin(hint) in (Union, types.UnionType):
-        return tuple(extra for one in get_args(hint) for extra in _extras(one))
+        return tuple(extra for part in get_args(hint) for extra in _extras(part))
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+def _plain(hint: Any) -> Any:
+    """The type without what `Annotated` says of it, and without None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return _plain(next(part for part in get_args(hint) if part is not type(None)))
+    return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
 def read_recipe(kind: type[Section], path: Path, changes: Sequence[str] = ()) -> Section:
@@ -165,6 +206,8 @@ def build(
     values: Any,
     where: str,
     error: type[BuddyError] = RecipeError,
+    *,
+    others: bool = False,
 ) -> Section:
     """A dataclass from plain values, such as those of TOML or JSON.
 
@@ -173,6 +216,8 @@ def build(
         values: A dictionary by field.
         where: What a message calls them.
         error: What is raised.
+        others: Whether keys that are no fields are passed over, at any depth: a record has more
+            in it than one reader takes.
 
     Raises:
         BuddyError: Of the kind `error`: an unknown or a missing key, a value of another type, or
@@ -182,14 +227,15 @@ def build(
         raise error(f"{where}: expected a table, got {shown(values)}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(map(str, values.keys() - fields.keys()))
-    if unknown:
+    if unknown and not others:
         names = shown(", ".join(unknown))[1:-1]
         keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
         raise error(f"{where} has {keys} {names}: expected {', '.join(fields)}")
-    hints = get_type_hints(kind)
+    hints = _hints(cast(Any, kind), include_extras=False)
     made = {
-        name: _convert(hints[name], value, f"{where}: {name}", error)
+        name: _convert(hints[name], value, f"{where}: {name}", error, others)
         for name, value in values.items()
+        if name in fields
     }
     missing = [name for name, field in fields.items() if _is_required(field) and name not in made]
     if missing:
@@ -205,36 +251,35 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is missing and field.default_factory is missing
 
 
-def _convert(hint: Any, value: Any, where: str, error: type[BuddyError]) -> Any:
+def _convert(hint: Any, value: Any, where: str, error: type[BuddyError], others: bool) -> Any:
     origin = get_origin(hint)
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):  # JSON has null, TOML has not
             return None
-        hint = next(one for one in get_args(hint) if one is not type(None))
-        return _convert(hint, value, where, error)
+        return _convert(_plain(hint), value, where, error, others)
     if origin is tuple:
         if not isinstance(value, list):
             raise error(f"{where}: expected a list, got {shown(value)}")
         return tuple(
-            _convert(get_args(hint)[0], one, f"{where}[{place}]", error)
-            for place, one in enumerate(value)
+            _convert(get_args(hint)[0], item, f"{where}[{place}]", error, others)
+            for place, item in enumerate(value)
         )
     if origin is dict:
         if not isinstance(value, dict):
             raise error(f"{where}: expected a table, got {shown(value)}")
         return {
-            name: _convert(get_args(hint)[1], one, f"{where}.{name}", error)
-            for name, one in value.items()
+            name: _convert(get_args(hint)[1], item, f"{where}.{name}", error, others)
+            for name, item in value.items()
         }
     if origin is Literal:
         if value not in get_args(hint):
-            choices = ", ".join(str(one) for one in get_args(hint))
+            choices = ", ".join(map(str, get_args(hint)))
             raise error(f"{where}: expected one of {choices}, got {shown(value)}")
         return value
     if dataclasses.is_dataclass(hint):
-        return build(hint, value, where, error)  # type: ignore[arg-type]
+        return build(hint, value, where, error, others=others)  # type: ignore[arg-type]
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if type(value) is not hint:

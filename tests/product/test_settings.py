@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 import pytest
 
 from buddy.errors import CheckpointError, RecipeError
-from buddy.settings import SEED, Range, build, check_ranges, read_recipe
+from buddy.settings import SEED, Range, Size, build, check_ranges, read_recipe
 from buddy.training.router.recipe import Recipe
 
 
@@ -137,3 +137,36 @@ def test_numbers_at_the_ends_of_a_range_are_taken():
 def test_the_error_is_of_the_kind_that_the_reader_asks_for():
     with pytest.raises(CheckpointError, match="rank: expected int, got 'x'"):
         build(Ranged, {"rank": "x"}, "here", CheckpointError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    label: Annotated[str, Size(1)]
+    rates: Annotated[tuple[Annotated[float, Range(0, 1)], ...], Size(1, 3)] | None = None
+    inner: Inner | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RecipeError)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"label": ""}, "label must be at least 1 long, got ''"),
+        ({"rates": []}, "rates must be at least 1 and at most 3 long"),
+        ({"rates": [0.0] * 4}, "rates must be at least 1 and at most 3 long"),
+        ({"rates": [0.5, 2]}, r"rates\[1\] must be at least 0 and at most 1, got 2"),
+        ({"rates": [0.5, float("nan")]}, r"rates\[1\] must be at least 0 and at most 1, got nan"),
+        ({"rates": [0.5, "1"]}, r"rates\[1\]: expected float, got '1'"),
+    ],
+)
+def test_lengths_and_the_items_of_a_list_have_ranges(values, says):
+    with pytest.raises(RecipeError, match=says):
+        build(Lengths, {"label": "a", **values}, "r")
+
+
+def test_keys_that_are_no_fields_are_passed_over_at_any_depth_if_that_is_asked_for():
+    values = {"label": "a", "more": 1, "inner": {"rate": 1, "less": [2]}}
+    assert build(Lengths, values, "r", others=True) == Lengths(label="a", inner=Inner(rate=1.0))
+    with pytest.raises(RecipeError, match="unknown key more"):
+        build(Lengths, values, "r")

@@ -118,8 +118,15 @@ def test_an_unknown_task_is_refused():
         heatmap.draw([execution_record()], task="boolq")
 
 
-@pytest.mark.parametrize("rates", [[1.0, 0.5], [1.0, 1.2, 0.0], [1.0, None, 0.0]])
-def test_rates_that_are_no_rates_are_refused(rates):
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ([1.0, 0.5], "rates must be 3 long, got 2"),
+        ([1.0, 1.2, 0.0], r"rates\[1\] must be at least 0 and at most 1, got 1.2"),
+        ([1.0, None, 0.0], r"rates\[1\]: expected float, got null"),
+    ],
+)
+def test_rates_that_are_no_rates_are_refused(rates, says):
     entry = {**execution("a", 2, [1.0, 0.0, 1.0], num_blocks=3), "rates": rates}
-    with pytest.raises(ResultError, match="'rates' must be a list of 3 numbers from 0 to 1"):
+    with pytest.raises(ResultError, match=rf"execution\[0\]: {says}"):
         heatmap.draw([record("eval-tasks", {"execution": [entry]})])

@@ -56,7 +56,7 @@ def test_ranks_that_do_not_fit_together_are_refused():
         "observe-ranks",
         {"series": [{"indicator": "taylor", "text": "ptb", "ranks": [[0, 1], [1]]}]},
     )
-    with pytest.raises(ResultError, match="'ranks' must be a list of 2 numbers of at least 0"):
+    with pytest.raises(ResultError, match=r"series\[0\]: ranks\[1\] must be 2 long, got 1"):
         ranks.draw([ragged])
 
 
@@ -91,11 +91,11 @@ def test_context_takes_one_record_of_ascending_contexts():
     with pytest.raises(ResultError, match="draws one record, got 2"):
         context.draw([context_record(6)] * 2)
     for contexts in ((512, 256), (256, 256), (256,)):
-        with pytest.raises(ResultError, match="'contexts' must be a list of two or more ascending"):
+        with pytest.raises(ResultError, match=r"contexts must be (ascending|at least 2 long)"):
             context.draw([context_record(6, contexts)])
     short = context_record(6, (256, 512))
     short["results"]["stderr"].pop()
-    with pytest.raises(ResultError, match="'stderr' must be a list of 2 lists"):
+    with pytest.raises(ResultError, match="results: stderr must be 2 long, got 1"):
         context.draw([short])
 
 
@@ -150,7 +150,7 @@ def test_a_search_that_stopped_early_is_of_the_whole_model():
     with pytest.raises(ResultError, match="models with 6 and 8 blocks"):
         importance.draw([importance_record("taylor", 6), given])
     given["model"]["num_blocks"] = "8"
-    with pytest.raises(ResultError, match="record 1, model: 'num_blocks' must be a whole number"):
+    with pytest.raises(ResultError, match="record 1, model: num_blocks: expected int"):
         importance.draw([given])
 
 
@@ -160,5 +160,5 @@ def test_importance_of_models_of_different_depths_is_refused():
     with pytest.raises(ResultError, match=r"names block 8, but other records .* 6 blocks"):
         importance.draw([importance_record("taylor", 6), sleb_record(10)])
     twice = record("importance-sleb", {"removal_order": [1, 2, 2]})
-    with pytest.raises(ResultError, match="'removal_order' must be a list of different block"):
+    with pytest.raises(ResultError, match="removal_order must name different blocks"):
         importance.draw([twice])

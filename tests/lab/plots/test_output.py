@@ -98,9 +98,9 @@ def test_what_a_figure_cannot_read_is_refused(name):
         ResultError, match=f"record 2 of 2 is of kind 'routed-speed', but the {name} figure reads"
     ):
         draw(name, [good, foreign])
-    with pytest.raises(ResultError, match=r"results has no '\w+'.*make the record again"):
+    with pytest.raises(ResultError, match=r"results lacks \w+.*make the record again"):
         draw(name, [made.record(good["kind"], {})])
-    with pytest.raises(ResultError, match="results must be an object, got null"):
+    with pytest.raises(ResultError, match="results: expected a table, got null"):
         draw(name, [{"kind": good["kind"]}])
 
 
@@ -112,9 +112,9 @@ def test_a_record_for_another_figure_names_that_figure():
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("points", [], "'points' must be a list with something in it"),
-        ("points", {}, "'points' must be a list with something in it"),
-        ("points", [3], r"points\[0\] must be an object, got 3"),
+        ("points", [], "points must be at least 1 long"),
+        ("points", {}, "points: expected a list, got {}"),
+        ("points", [3], r"points\[0\]: expected a table, got 3"),
     ],
 )
 def test_broken_points_are_named(field, value, says):
@@ -125,18 +125,18 @@ def test_broken_points_are_named(field, value, says):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("value", "0.4", "'value' must be a number, got '0.4'"),
-        ("value", float("nan"), "'value' must be a number, got nan"),
-        ("value", True, "'value' must be a number, got True"),
-        ("blocks", 2.5, "'blocks' must be a whole number from 1 to 30, got 2.5"),
-        ("label", "", "'label' must be a string"),
-        ("stderr", -0.1, "'stderr' must be a number of at least 0"),
-        ("num_blocks", 12, "'blocks' must be a whole number from 1 to 12, got 20"),
+        ("value", "0.4", "value: expected float, got '0.4'"),
+        ("value", float("nan"), r"value must be at least .* and at most .*, got nan"),
+        ("value", True, "value: expected float, got True"),
+        ("blocks", 2.5, "blocks: expected int, got 2.5"),
+        ("label", "", "label must be at least 1 long, got ''"),
+        ("stderr", -0.1, "stderr must be at least 0 .* got -0.1"),
+        ("num_blocks", 12, "blocks must be at most 12, got 20"),
     ],
 )
 def test_a_broken_field_is_named(field, value, says):
     points = [made.point("a", 10, 0.3), made.point("a", 20, 0.4) | {field: value}]
-    where = r"record 1 of 1 \(eval-tasks\): results, points\[1\].*"
+    where = r"record 1 of 1 \(eval-tasks\): results: points\[1\].*"
     with pytest.raises(ResultError, match=where + says):
         draw("accuracy", [made.record("eval-tasks", {"points": points})])
 

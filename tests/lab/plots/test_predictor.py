@@ -34,7 +34,7 @@ def test_a_single_run_shows_what_each_source_gets_most_first():
     two = predictor.draw([given, predictor_record(lambda_cost=1.0)])
     assert len(two.axes) == 4
     given["results"]["evaluation"]["by_source"] = [1]
-    with pytest.raises(ResultError, match="'by_source' must be an object of sources"):
+    with pytest.raises(ResultError, match="evaluation: by_source: expected a table, got"):
         predictor.draw([given])
 
 
@@ -60,8 +60,8 @@ def test_what_cannot_be_told_apart_or_read_is_refused():
         predictor.draw([predictor_record()] * 2)
     spoilt = predictor_record()
     spoilt["results"]["curve"]["reward"].pop()
-    with pytest.raises(ResultError, match="'reward' must be a list of 20 numbers"):
+    with pytest.raises(ResultError, match="curve: reward must be 20 long, got 19"):
         predictor.draw([spoilt])
     del spoilt["results"]["curve"]
-    with pytest.raises(ResultError, match="has no 'curve', an object of lists"):
+    with pytest.raises(ResultError, match="results lacks curve"):
         predictor.draw([spoilt])

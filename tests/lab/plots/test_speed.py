@@ -120,12 +120,12 @@ def test_stacks_are_the_shares_in_percent():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"shares": {"blocks": 1.0}}, "shares has no 'router'"),
-        ({"phase": "warm-up"}, "'phase' must be prefill or decode"),
-        ({"latency_ms": 0}, "'latency_ms' must be a number above 0"),
-        ({"latency_ms_min": 1e9}, "'latency_ms_min' must be a number from 0 to"),
-        ({"blocks": L + 1}, f"'blocks' must be a whole number from 1 to {L}"),
-        ({"policy": None}, "'policy' must be a string, got null"),
+        ({"shares": {"blocks": 1.0}}, "shares lacks router, gather_scatter"),
+        ({"phase": "warm-up"}, "phase: expected one of prefill, decode"),
+        ({"latency_ms": 0}, "latency_ms must be above 0"),
+        ({"latency_ms_min": 1e9}, "latency_ms_min must be at most"),
+        ({"blocks": L + 1}, f"blocks must be at most {L}"),
+        ({"policy": None}, "policy must be a text, got null"),
     ],
 )
 def test_a_broken_cell_is_named(change, says):

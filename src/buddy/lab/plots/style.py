@@ -4,9 +4,10 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
-from typing import Any, Final, ParamSpec
+from typing import Any, Final
 
 import matplotlib.style
 from matplotlib.artist import Artist
@@ -18,6 +19,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from buddy.errors import ResultError
+from buddy.lab.plots.figures import COLUMN_INCHES
 
 # Okabe and Ito's palette, but for its yellow, which fades on white.
 BLUE: Final = "#0072B2"
@@ -80,7 +82,8 @@ _RC: Final[dict[str, Any]] = {
     "svg.hashsalt": "buddy",
 }
 
-P = ParamSpec("P")
+Records = Sequence[dict[str, Any]]
+"""As `buddy.records.read_record` gives them."""
 
 
 def paper_style() -> AbstractContextManager[None]:
@@ -88,41 +91,57 @@ def paper_style() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", _RC])
 
 
-def in_paper_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Make a figure under `paper_style`, laid out before it leaves.
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The room that a figure has, and what stands above it."""
 
-    Ticks are made when first drawn, from the settings of that moment: so it is drawn here.
+    width: float = COLUMN_INCHES
+    """In inches."""
+    title: str | None = None
+
+    def figure(self, height: float) -> Figure:
+        """An empty figure as high as that, in inches, and its title.
+
+        Raises:
+            ResultError: A width that nothing fits in, or that no page has.
+        """
+        low, high = _WIDTHS
+        if not low <= self.width <= high:
+            raise ResultError(
+                f"a figure is {low:g} to {high:g} inches wide, got {self.width:g}; a paper's "
+                "column has 3.3"
+            )
+        layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
+        figure = Figure(figsize=(self.width, height), layout=layout)
+        FigureCanvasAgg(figure)
+        if self.title:
+            text = fold(self.title, self.width, _LARGE)
+            figure.suptitle(text)
+            figure.set_figheight(height + 0.15 * (text.count("\n") + 1))
+        return figure
+
+
+def in_paper_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A figure's function as callers have it: `draw(records, width=3.3, title=None, **choices)`.
+
+    The figure is made under `paper_style`, and laid out before it leaves: ticks are made when
+    first drawn, from the settings of that moment.
     """
 
     @wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+    def styled(
+        records: Records,
+        *,
+        width: float = COLUMN_INCHES,
+        title: str | None = None,
+        **choices: Any,
+    ) -> Figure:
         with paper_style():
-            figure = draw(*args, **kwargs)
+            figure = draw(records, Page(width, title), **choices)
             figure.draw_without_rendering()
         return figure
 
     return styled
-
-
-def new_figure(width: float, height: float, title: str | None) -> Figure:
-    """An empty figure in inches, and its title.
-
-    Raises:
-        ResultError: A width that nothing fits in, or that no page has.
-    """
-    low, high = _WIDTHS
-    if not low <= width <= high:
-        raise ResultError(
-            f"a figure is {low:g} to {high:g} inches wide, got {width:g}; a paper's column has 3.3"
-        )
-    layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    if title:
-        text = fold(title, width, _LARGE)
-        figure.suptitle(text)
-        figure.set_figheight(height + 0.15 * (text.count("\n") + 1))
-    return figure
 
 
 def fold(text: str, width: float, size: float) -> str:

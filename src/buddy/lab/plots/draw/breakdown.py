@@ -1,7 +1,8 @@
 """Where the time goes, by executed blocks."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import astuple
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,7 +10,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from buddy.errors import ResultError
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.read.speed_cells import (
     SpeedCell,
     by_policy,
@@ -26,10 +26,11 @@ from buddy.lab.plots.style import (
     ORANGE,
     SKY,
     VERMILLION,
+    Page,
+    Records,
     fold,
     in_paper_style,
     legend_below,
-    new_figure,
     not_measured,
     side_label,
 )
@@ -40,15 +41,12 @@ _NAMES: Final = ("blocks", "router", "gather and scatter", "KV fill", "head", "h
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw a stacked bar a depth, prefill beside decode, a row for each policy and setting.
 
     Args:
         records: Of kind `eval-speed`; their cells are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn, or none whose time is split.
@@ -63,17 +61,17 @@ def draw(
         for setting in settings
     ]
     rows = [row for row in rows if row[2]]
-    figure = new_figure(width, len(rows) * _PANEL_INCHES + 0.2, title)
+    figure = page.figure(len(rows) * _PANEL_INCHES + 0.2)
     grid = figure.subplots(len(rows), len(phases), sharey=True, squeeze=False)
     for panels, (policy, setting, line) in zip(grid, rows, strict=True):
         names = [policy] * (len(rows) > len(settings))
         names += [setting_name(setting)] * (len(settings) > 1)
-        names = [fold(name, width / len(phases) - 0.35, MEDIUM) for name in names]
+        names = [fold(name, page.width / len(phases) - 0.35, MEDIUM) for name in names]
         for axes, phase in zip(panels, phases, strict=True):
             _bars(axes, [cell for cell in line if cell.phase == phase])
             axes.set_title("\n".join([phase.capitalize(), *names]))
     for axes in grid[-1]:
-        axes.set_xlabel(fold("Executed blocks", width / len(phases) - 0.2, MEDIUM))
+        axes.set_xlabel(fold("Executed blocks", page.width / len(phases) - 0.2, MEDIUM))
     legend_below(figure, [Patch(facecolor=c) for c in _COLOURS], _NAMES, handlelength=1.3)
     side_label(figure, "Share of the time (%)")
     return figure
@@ -85,7 +83,7 @@ def _bars(axes: Axes, cells: Sequence[SpeedCell]) -> None:
         not_measured(axes)
     bottom = [0.0] * len(cells)
     for index, colour in enumerate(_COLOURS):
-        heights = [100 * (cell.shares or ())[index] for cell in cells]
+        heights = [100 * astuple(cell.shares)[index] for cell in cells if cell.shares]
         axes.bar(
             range(len(cells)),
             heights,

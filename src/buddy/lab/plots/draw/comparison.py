@@ -1,65 +1,85 @@
 """What every other method loses to Buddy, against executed blocks."""
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from buddy.lab.plots.draw.depth_lines import draw_depth_lines
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.names import sentence, text_name
-from buddy.lab.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
-from buddy.lab.plots.read.points import Point, choose
-from buddy.lab.plots.style import BLACK, in_paper_style
+from buddy.lab.plots.read.points import Point, narrowed
+from buddy.lab.plots.read.records import (
+    Blocks,
+    Drawn,
+    Many,
+    Name,
+    NotNegative,
+    RecordPart,
+    read_results,
+    same_num_blocks,
+)
+from buddy.lab.plots.style import BLACK, Page, Records, in_paper_style
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap(RecordPart):
+    """A method's answers at one depth: nats above Buddy's of the same rows."""
+
+    label: Name
+    blocks: Blocks
+    task: Name
+    difference: Drawn
+    stderr: NotNegative
+
+
+@dataclass(frozen=True, slots=True)
+class _Depth(RecordPart):
+    """A point of a record, of which the model's depth is read."""
+
+    num_blocks: Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison(RecordPart):
+    """Results of a comparison of methods."""
+
+    points: Many[_Depth]
+    above_buddy: Many[_Gap]
+
+    def gaps(self) -> list[Point]:
+        """The differences, as points."""
+        return [
+            Point(
+                policy=gap.label,
+                label=gap.label,
+                blocks=gap.blocks,
+                num_blocks=self.points[0].num_blocks,
+                task=gap.task,
+                metric="difference",
+                value=gap.difference,
+                stderr=gap.stderr,
+            )
+            for gap in self.above_buddy
+        ]
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]],
-    *,
-    width: float = COLUMN_INCHES,
-    title: str | None = None,
-    task: str | None = None,
-) -> Figure:
+def draw(records: Records, page: Page, task: str | None = None) -> Figure:
     """Draw a line a method, in nats an answer token, with bars of one paired standard error.
 
     Above the line at 0 a method is worse than Buddy.
 
     Args:
         records: Of comparisons of methods; their differences are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
         task: The rows; by default the only ones there are.
 
     Raises:
         ResultError: Records or choices that cannot be drawn.
     """
-    points = [point for results in open_results(records, "comparison") for point in _gaps(results)]
-    task = choose([point.task for point in points], task, "task")
-    points = [point for point in points if point.task == task]
+    opened = read_results(records, "comparison", _Comparison)
+    points = narrowed([point for results in opened for point in results.gaps()], "task", task)
     same_num_blocks([point.num_blocks for point in points], "comparison")
-    label = f"{sentence(text_name(task))}: nats above Buddy"
-    figure = draw_depth_lines(points, scale=1.0, width=width, title=title, y_label=label)
+    label = f"{sentence(text_name(points[0].task))}: nats above Buddy"
+    figure = draw_depth_lines(points, page, scale=1.0, y_label=label)
     figure.axes[0].axhline(0.0, color=BLACK, linewidth=0.6, zorder=1)
     return figure
-
-
-def _gaps(results: Fields) -> list[Point]:
-    """The differences of one record, as points."""
-    num_blocks = results.objects("points")[0].integer("num_blocks", 1, MOST_BLOCKS)
-    return [
-        Point(
-            policy=item.text("label"),
-            label=item.text("label"),
-            blocks=item.integer("blocks", 1, num_blocks),
-            num_blocks=num_blocks,
-            task=item.text("task"),
-            metric="difference",
-            value=item.number("difference"),
-            stderr=item.number("stderr", 0.0),
-            reroute=None,
-            mean_blocks=None,
-            prefill_blocks=None,
-        )
-        for item in results.objects("above_buddy")
-    ]

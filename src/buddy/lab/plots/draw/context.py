@@ -1,18 +1,16 @@
 """How the blocks' removal ranks move as the context grows."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.names import indicator_name
 from buddy.lab.plots.read.cells import colour_bar, draw_cells, stacked_axes
 from buddy.lab.plots.read.orders import ContextRanks, read_context_ranks
-from buddy.lab.plots.style import BLACK, in_paper_style, legend_below, new_figure, side_label
+from buddy.lab.plots.style import BLACK, Page, Records, in_paper_style, legend_below, side_label
 
 _ROW_INCHES: Final = 0.125
 _LOWEST_INCHES: Final = 0.4
@@ -21,17 +19,14 @@ _CLEAR: Final = 2.0
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw two grids, block by context: the mean rank, and its change since the shortest.
 
     A dot marks a change of more than two standard errors.
 
     Args:
         records: One of kind `observe-context`.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
@@ -39,7 +34,7 @@ def draw(
     found = read_context_ranks(records)
     rows = len(found.contexts)
     row = max(_ROW_INCHES, _LOWEST_INCHES / (rows - 1))
-    figure = new_figure(width, (2 * rows - 1) * row + 1.0, title)
+    figure = page.figure((2 * rows - 1) * row + 1.0)
     upper, lower = stacked_axes(figure, [rows, rows - 1])
     labels = [str(context) for context in found.contexts]
     ranks = np.array(found.ranks)  # [contexts, blocks]

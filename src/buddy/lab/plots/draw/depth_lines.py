@@ -8,26 +8,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from buddy.lab.plots.read.points import Point, dense_values, series_of
-from buddy.lab.plots.style import GREY, block_ticks, legend_below, look, new_figure
+from buddy.lab.plots.style import GREY, Page, block_ticks, legend_below, look
 
 _HEIGHT: Final = 1.9
 
 
-def draw_depth_lines(
-    points: Sequence[Point], *, scale: float, width: float, title: str | None, y_label: str
-) -> Figure:
+def draw_depth_lines(points: Sequence[Point], page: Page, *, scale: float, y_label: str) -> Figure:
     """Draw points of one task and metric.
 
     Policy `full` is no line: it is the level that the others are held against.
 
     Args:
         points: At least one.
+        page: Its room.
         scale: What the axis shows of a value of 1.
-        width: In inches.
-        title: Above the figure.
         y_label: Of the axis.
     """
-    figure = new_figure(width, _HEIGHT, title)
+    figure = page.figure(_HEIGHT)
     axes = figure.subplots()
     handles: list[Artist] = []
     labels: list[str] = []

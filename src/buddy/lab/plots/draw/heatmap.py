@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from buddy.errors import ResultError
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.names import text_name
 from buddy.lab.plots.read.cells import draw_cells, stacked_axes
 from buddy.lab.plots.read.points import Execution, choose, read_execution
-from buddy.lab.plots.style import in_paper_style, legend_below, new_figure, side_label
+from buddy.lab.plots.style import Page, Records, in_paper_style, legend_below, side_label
 
 # Darker as the rate grows, so that the three classes stay apart in grey and to any eye.
 SKIPPED: Final = "#E2E2E2"
@@ -34,13 +33,7 @@ Rows = dict[int, tuple[float, ...]]
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]],
-    *,
-    width: float = COLUMN_INCHES,
-    title: str | None = None,
-    task: str | None = None,
-) -> Figure:
+def draw(records: Records, page: Page, task: str | None = None) -> Figure:
     """Draw a row a depth, in a group a policy; of one policy, a group a task.
 
     Beside other policies, one whose depth no budget fixes has one row, at the mean over its tasks.
@@ -48,8 +41,7 @@ def draw(
 
     Args:
         records: Of evaluations; their entries are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
         task: Whose inputs; by default those of all tasks, each task weighing the same.
 
     Raises:
@@ -65,7 +57,7 @@ def draw(
     groups = _groups(entries)
     counts = [len(rows) for rows in groups.values()]
     height = sum(counts) * _ROW_INCHES + len(counts) * _GROUP_INCHES + 0.3
-    figure = new_figure(width, max(height, _LOWEST_INCHES), title)
+    figure = page.figure(max(height, _LOWEST_INCHES))
     for axes, (name, rows) in zip(stacked_axes(figure, counts), groups.items(), strict=True):
         depths = sorted(rows, reverse=True)
         colours = np.array([[rate_colour(rate) for rate in rows[depth]] for depth in depths])

@@ -1,17 +1,16 @@
 """What several indicators say of a model's blocks, and the orders that they remove them in."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.read.cells import colour_bar, draw_cells, stacked_axes
 from buddy.lab.plots.read.orders import Importance, read_importance
-from buddy.lab.plots.style import SMALL, fold, in_paper_style, legend_below, new_figure
+from buddy.lab.plots.style import SMALL, Page, Records, fold, in_paper_style, legend_below
 
 NEVER: Final = "#D9D9D9"
 _ROW_INCHES: Final = 0.14
@@ -21,33 +20,30 @@ _CLIP: Final = 3.5
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw two grids, indicator by block: the normalised score, and the place in the order.
 
     A search has no scores, so it is in the second alone.
 
     Args:
         records: What `buddy importance` writes, of one model.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
     found, num_blocks = read_importance(records)
-    scored = [one for one in found if one.scores]
+    scored = {name: own.importance for name, own in found.items() if own.importance}
     grids = [len(rows) for rows in (scored, found) if rows]
-    names = [fold(one.name, _NAME_INCHES, SMALL) for one in found]
-    row = _ROW_INCHES * max(name.count("\n") + 1 for name in names)
+    lines = [fold(name, _NAME_INCHES, SMALL).count("\n") + 1 for name in found]
+    row = _ROW_INCHES * max(lines)
     height = sum(grids) * row + len(grids) * _GROUP_INCHES + 0.3
-    figure = new_figure(width, height, title)
+    figure = page.figure(height)
     *above, lower = stacked_axes(figure, grids)
     for axes in above:
-        scores = np.array([normalised(one.scores or ()) for one in scored])
+        scores = np.array([normalised(own) for own in scored.values()])
         _grid(axes, scores, scored, "Normalised score", 1.0, row)
-    places = np.array([removal_places(one, num_blocks) for one in found])
+    places = np.array([removal_places(own, num_blocks) for own in found.values()])
     last = float(num_blocks - 1)
     _grid(lower, places, found, "Place in the removal order (0 goes first)", last, row)
     if np.isnan(places).any():
@@ -69,17 +65,18 @@ def normalised(scores: Sequence[float]) -> np.ndarray:
     return squashed
 
 
-def removal_places(one: Importance, num_blocks: int) -> np.ndarray:
+def removal_places(indicator: Importance, num_blocks: int) -> np.ndarray:
     """Each block's place in the removal order; NaN for a block that is never removed."""
     places = np.full(num_blocks, np.nan)
-    places[list(one.removal_order)] = np.arange(len(one.removal_order))
+    order = list(indicator.removal_order)
+    places[order] = np.arange(len(order))
     return places
 
 
 def _grid(
-    axes: Axes, values: np.ndarray, rows: Sequence[Importance], title: str, top: float, row: float
+    axes: Axes, values: np.ndarray, rows: Iterable[str], title: str, top: float, row: float
 ) -> None:
-    names = [fold(one.name, _NAME_INCHES, SMALL) for one in rows]
+    names = [fold(name, _NAME_INCHES, SMALL) for name in rows]
     mesh = draw_cells(axes, values, names, cmap="viridis", vmin=0, vmax=top)
     axes.set_title(title, loc="left")
-    colour_bar(axes, mesh, len(rows) * row, [0.0, top])
+    colour_bar(axes, mesh, len(names) * row, [0.0, top])

@@ -1,76 +1,86 @@
 """Goodput against offered load, and the depth that answers had, side by side."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.lab.plots.figures import COLUMN_INCHES
-from buddy.lab.plots.read.fields import MOST_BLOCKS, Fields, open_results
+from buddy.lab.plots.read.records import (
+    MOST_BLOCKS,
+    Name,
+    NotNegative,
+    Positive,
+    RecordPart,
+    read_items,
+    read_part,
+)
 from buddy.lab.plots.style import (
     GREY,
     MEDIUM,
+    Page,
+    Records,
     fold,
     in_paper_style,
     legend_below,
     look,
-    new_figure,
     not_measured,
 )
+from buddy.settings import Range
 
 _HEIGHT: Final = 1.7
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(RecordPart):
     """What one rate gave; blocks are None where the server named none."""
 
-    offered: float
-    goodput: float
-    blocks: float | None
+    offered_rps: Positive
+    goodput_rps: NotNegative
+    blocks_per_token: Annotated[float, Range(0, MOST_BLOCKS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Config(RecordPart):
+    """What a record says of its load."""
+
+    label: Name
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw a line a record; dashed is a server that serves all that it is offered.
 
     Args:
         records: Of kind `serving-load`.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
-    results = open_results(records, "load")
     lines: dict[str, list[_Point]] = {}
-    for place, (record, opened) in enumerate(zip(records, results, strict=True)):
-        config = Fields(record.get("config"), f"record {place + 1}: config")
-        points = [_point(one) for one in opened.objects("points")]
-        lines.setdefault(config.text("label"), []).extend(points)
-    figure = new_figure(width, _HEIGHT, title)
+    for place, points in enumerate(read_items(records, "load", "points", _Point)):
+        config = read_part(_Config, records[place].get("config"), f"record {place + 1}: config")
+        lines.setdefault(config.label, []).extend(points)
+    figure = page.figure(_HEIGHT)
     goodput, depth = figure.subplots(1, 2)
     handles: list[Artist] = []
     for index, line in enumerate(lines.values()):
-        line.sort(key=lambda one: one.offered)
-        (handle,) = goodput.plot(
-            [one.offered for one in line], [one.goodput for one in line], **look(index)
-        )
-        handles.append(handle)
-        fed = [one for one in line if one.blocks is not None]
-        depth.plot([one.offered for one in fed], [one.blocks or 0.0 for one in fed], **look(index))
-    most = max(one.offered for line in lines.values() for one in line)
+        line.sort(key=lambda point: point.offered_rps)
+        offered = [point.offered_rps for point in line]
+        handles += goodput.plot(offered, [point.goodput_rps for point in line], **look(index))
+        fed = [point for point in line if point.blocks_per_token is not None]
+        blocks = [point.blocks_per_token or 0.0 for point in fed]
+        depth.plot([point.offered_rps for point in fed], blocks, **look(index))
+    every = [point for line in lines.values() for point in line]
+    most = max(point.offered_rps for point in every)
     (ideal,) = goodput.plot(
         [0, most], [0, most], color=GREY, linestyle=(0, (4, 2)), linewidth=0.8, zorder=1
     )
-    if not any(one.blocks is not None for line in lines.values() for one in line):
+    if all(point.blocks_per_token is None for point in every):
         not_measured(depth)
-    room = width / 2 - 0.4
+    room = page.width / 2 - 0.4
     for axes, label in ((goodput, "Good answers/s"), (depth, "Blocks per token")):
         axes.set_xlabel(fold("Offered requests/s", room, MEDIUM))
         axes.set_ylabel(label)
@@ -81,11 +91,3 @@ def draw(
         axes.grid(visible=True)
     legend_below(figure, [*handles, ideal], [*lines, "all that is offered"])
     return figure
-
-
-def _point(fields: Fields) -> _Point:
-    blocks = fields.get("blocks_per_token")
-    if blocks is not None:
-        blocks = fields.number("blocks_per_token", 0.0, float(MOST_BLOCKS))
-    offered = fields.positive("offered_rps")
-    return _Point(offered, fields.number("goodput_rps", 0.0), blocks)

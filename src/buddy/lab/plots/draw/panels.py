@@ -10,10 +10,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from buddy.errors import ResultError
-from buddy.lab.plots.figures import COLUMN_INCHES
-from buddy.lab.plots.read.fields import Fields, open_results
-from buddy.lab.plots.style import GREY, MEDIUM, fold, in_paper_style, legend_below, look, new_figure
+from buddy.lab.plots.read.records import (
+    Drawn,
+    Many,
+    Name,
+    NotNegative,
+    RecordPart,
+    check_length,
+    read_items,
+)
+from buddy.lab.plots.style import (
+    GREY,
+    MEDIUM,
+    Page,
+    Records,
+    fold,
+    in_paper_style,
+    legend_below,
+    look,
+)
 
 _PANEL_INCHES: Final = 1.7
 _PAPER: Final[dict[str, Any]] = {
@@ -25,55 +40,67 @@ _COLUMNS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(RecordPart):
     """One line, and whether the paper reports it."""
 
-    label: str
+    label: Name
     paper: bool
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    stderr: tuple[float, ...] | None
+    x: Many[Drawn]
+    y: tuple[Drawn, ...]
+    stderr: tuple[NotNegative, ...] | None = None
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        check_length("y", self.y, len(self.x))
+        check_length("stderr", self.y if self.stderr is None else self.stderr, len(self.x))
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel(RecordPart):
+    """Axes with lines."""
+
+    title: Name
+    x_label: Name
+    y_label: Name
+    lines: Many[_Line]
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw two panels a row; a label has one colour in all of them.
 
     The paper's lines are dashed and their markers are hollow. Bars are one standard error.
 
     Args:
         records: One, of kind `reproduce-*`.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
-    panels = open_results(records, "panels")[0].objects("panels")
-    lines = [_lines(one) for one in panels]
-    labels = list(dict.fromkeys(line.label for own in lines for line in own))
+    panels = read_items(records, "panels", "panels", _Panel)[0]
+    every = [line for panel in panels for line in panel.lines]
+    labels = list(dict.fromkeys(line.label for line in every))
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    figure = new_figure(width, rows * _PANEL_INCHES + 0.1, title)
+    figure = page.figure(rows * _PANEL_INCHES + 0.1)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, one, own in zip(grid, panels, lines, strict=False):
-        for line in own:
+    for axes, panel in zip(grid, panels, strict=False):
+        for line in panel.lines:
             _draw_line(axes, line, labels.index(line.label))
-        room = width / columns - 0.4
-        axes.set_title(fold(one.text("title"), room, MEDIUM))
-        axes.set_xlabel(fold(one.text("x_label"), room, MEDIUM))
-        axes.set_ylabel(fold(one.text("y_label"), _PANEL_INCHES - 0.3, MEDIUM))
+        room = page.width / columns - 0.4
+        axes.set_title(fold(panel.title, room, MEDIUM))
+        axes.set_xlabel(fold(panel.x_label, room, MEDIUM))
+        axes.set_ylabel(fold(panel.y_label, _PANEL_INCHES - 0.3, MEDIUM))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        counts = all(value == int(value) for line in own for value in line.y)
+        counts = all(value == int(value) for line in panel.lines for value in line.y)
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=counts))
         if counts:
             axes.set_ylim(bottom=0)
         axes.grid(visible=True)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    legend_below(figure, *_legend(labels, lines))
+    legend_below(figure, *_legend(labels, every))
     return figure
 
 
@@ -84,11 +111,8 @@ def _draw_line(axes: Axes, line: _Line, place: int) -> None:
     axes.errorbar(line.x, line.y, yerr=line.stderr, elinewidth=0.7, capsize=1.4, **style)
 
 
-def _legend(
-    labels: Sequence[str], panels: Sequence[Sequence[_Line]]
-) -> tuple[list[Artist], list[str]]:
+def _legend(labels: Sequence[str], every: Sequence[_Line]) -> tuple[list[Artist], list[str]]:
     """A handle a label; where both are drawn, how the paper's differ from ours."""
-    every = [line for own in panels for line in own]
     handles: list[Artist] = []
     for place, label in enumerate(labels):
         style = {**look(place), "linestyle": "solid"}
@@ -100,16 +124,3 @@ def _legend(
         handles += [Line2D([], [], color=GREY), Line2D([], [], color=GREY, **_PAPER)]
         names += ["measured here", "reported by the paper"]
     return handles, names
-
-
-def _lines(panel: Fields) -> list[_Line]:
-    found = []
-    for one in panel.objects("lines"):
-        if not isinstance(one.get("paper"), bool):
-            raise ResultError(f"{one.where}: 'paper' must be true or false")
-        x = one.numbers("x", None)
-        spread = None if one.get("stderr") is None else one.numbers("stderr", len(x), 0.0)
-        found.append(
-            _Line(one.text("label"), one.get("paper"), x, one.numbers("y", len(x)), spread)
-        )
-    return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,10 +10,9 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLoc
 
 from buddy.errors import ResultError
 from buddy.lab.plots.draw.depth_lines import draw_depth_lines
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.names import metric_name, sentence, text_name
-from buddy.lab.plots.read.points import Point, choose, read_points
-from buddy.lab.plots.style import in_paper_style
+from buddy.lab.plots.read.points import Point, narrowed, read_points
+from buddy.lab.plots.style import Page, Records, in_paper_style
 
 _ENOUGH: Final = 3
 _TOO_MANY: Final = 7
@@ -24,30 +23,22 @@ _DECADES: Final = 307.0
 
 @in_paper_style
 def draw(
-    records: Sequence[dict[str, Any]],
-    *,
-    width: float = COLUMN_INCHES,
-    title: str | None = None,
-    task: str | None = None,
-    metric: str | None = None,
+    records: Records, page: Page, task: str | None = None, metric: str | None = None
 ) -> Figure:
     """Draw a line a policy on a log axis, with bars of one standard error.
 
     Args:
         records: Of evaluations of perplexity; their points are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
         task: The text; by default the only one there is.
         metric: `perplexity` by default.
 
     Raises:
         ResultError: Records or choices that cannot be drawn.
     """
-    found = read_points(records, "perplexity")
-    metric = choose([point.metric for point in found], metric, "metric", "perplexity")
-    points = [point for point in found if point.metric == metric]
-    task = choose([point.task for point in points], task, "task", "average")
-    points = [point for point in points if point.task == task]
+    points = narrowed(read_points(records, "perplexity"), "metric", metric, "perplexity")
+    points = narrowed(points, "task", task, "average")
+    task, metric = points[0].task, points[0].metric
     for point in points:
         if point.value <= 0:
             raise ResultError(
@@ -55,7 +46,7 @@ def draw(
                 f"{point.value:g} on {task}: choose another --metric"
             )
     label = f"{text_name(task)} {metric_name(metric)}"
-    figure = draw_depth_lines(points, scale=1.0, width=width, title=title, y_label=sentence(label))
+    figure = draw_depth_lines(points, page, scale=1.0, y_label=sentence(label))
     _log_axis(figure.axes[0], points)
     return figure
 

@@ -1,6 +1,7 @@
 """How the training of a Budget Predictor went, over steps, and what it spends on each source."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from matplotlib.axes import Axes
@@ -9,9 +10,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from buddy.errors import ResultError
-from buddy.lab.plots.figures import COLUMN_INCHES
-from buddy.lab.plots.read.fields import Fields, open_results
-from buddy.lab.plots.style import BLUE, GREY, in_paper_style, legend_below, look, new_figure
+from buddy.lab.plots.read.records import (
+    Drawn,
+    Many,
+    NotNegative,
+    Positive,
+    RecordPart,
+    check_length,
+    read_results,
+)
+from buddy.lab.plots.style import BLUE, GREY, Page, Records, in_paper_style, legend_below, look
 
 PANELS: Final = {
     "loss": "Policy loss",
@@ -25,10 +33,58 @@ _CONSTANT: Final[dict[str, Any]] = {"color": GREY, "linestyle": (0, (2, 2)), "li
 _SECTIONS: Final = ("model", "predictor", "grpo", "optim")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Curve(RecordPart):
+    """Figures by step."""
+
+    step: Many[NotNegative]
+    loss: tuple[Drawn, ...]
+    reward: tuple[Drawn, ...]
+    cross_entropy: tuple[Drawn, ...]
+    entropy: tuple[Drawn, ...]
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        for name in PANELS:
+            check_length(name, getattr(self, name), len(self.step))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source(RecordPart):
+    """What the predictor spends on one source."""
+
+    blocks: Positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Evaluation(RecordPart):
+    """What validation prompts get; older records do not tell sources apart."""
+
+    constant_reward: Drawn
+    constant_blocks: NotNegative | None = None
+    by_source: dict[str, _Source] | None = None
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        if self.by_source and self.constant_blocks is None:
+            raise ResultError("lacks constant_blocks")
+
+    def most_first(self) -> dict[str, float]:
+        """Mean blocks by source."""
+        blocks = {name: source.blocks for name, source in (self.by_source or {}).items()}
+        return dict(sorted(blocks.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Results:
+    """Results of stage 2."""
+
+    curve: _Curve
+    evaluation: _Evaluation | None = None
+
+
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw four panels, a line a run.
 
     Of a single run, a dashed line in the reward's panel is the best constant budget of the
@@ -37,20 +93,21 @@ def draw(
 
     Args:
         records: What `buddy train-budget` writes; runs are named by the settings that differ.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
-    runs = [_curve(results) for results in open_results(records, "predictor")]
-    evaluation = _evaluation(records)
-    sources = _sources(evaluation)
-    panels = _panels(width, title, len(sources))
+    results = read_results(records, "predictor", _Results)
+    curves = [run.curve for run in results]
+    # Several runs would be several lines that look alike.
+    evaluation = results[0].evaluation if len(results) == 1 else None
+    sources = {} if evaluation is None else evaluation.most_first()
+    panels = _panels(page, len(sources))
     figure = cast(Figure, panels[0].get_figure())
     for axes, (name, label) in zip(panels, PANELS.items(), strict=False):
-        for place, run in enumerate(runs):
-            axes.plot(run["step"], run[name], **{**look(place), "marker": None})
+        for place, curve in enumerate(curves):
+            axes.plot(curve.step, getattr(curve, name), **{**look(place), "marker": None})
         axes.set_title(label, loc="left")
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.ticklabel_format(axis="y", useOffset=False)  # an entropy may move by 1e-5 in all
@@ -61,42 +118,23 @@ def draw(
     panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))
     if evaluation is not None:
         axes = panels[list(PANELS).index("reward")]
-        axes.axhline(evaluation.number("constant_reward"), **_CONSTANT)
-    if evaluation is not None and sources:
-        _bars(panels[-1], sources, evaluation.number("constant_blocks", 0.0))
-    if len(runs) > 1:
-        lines = [Line2D([], [], **{**look(place), "marker": None}) for place in range(len(runs))]
+        axes.axhline(evaluation.constant_reward, **_CONSTANT)
+        if sources:
+            _bars(panels[-1], sources, evaluation.constant_blocks or 0.0)
+    if len(curves) > 1:
+        styles = [{**look(place), "marker": None} for place in range(len(curves))]
+        lines = [Line2D([], [], **style) for style in styles]
         legend_below(figure, lines, run_names(records))
     return figure
 
 
-def _panels(width: float, title: str | None, bars: int) -> list[Axes]:
+def _panels(page: Page, bars: int) -> list[Axes]:
     heights = [_PANEL_INCHES] * len(PANELS) + [_PANEL_INCHES / 2 + _BAR_INCHES * bars] * (bars > 0)
-    figure = new_figure(width, sum(heights) + 0.4, title)
+    figure = page.figure(sum(heights) + 0.4)
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0].tolist()
     for axes in panels[1 : len(PANELS)]:
         axes.sharex(panels[0])
     return cast(list[Axes], panels)
-
-
-def _evaluation(records: Sequence[dict[str, Any]]) -> Fields | None:
-    """Where there was but one run: several would be several lines that look alike."""
-    found = records[0]["results"].get("evaluation")
-    return Fields(found, "evaluation") if len(records) == 1 and found is not None else None
-
-
-def _sources(evaluation: Fields | None) -> dict[str, float]:
-    """Mean blocks by source, most first; none in records older than they are."""
-    given = evaluation.get("by_source") if evaluation is not None else None
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise cast(Fields, evaluation).wrong("by_source", "an object of sources")
-    blocks = {
-        name: Fields(one, f"evaluation, by_source, {name}").positive("blocks")
-        for name, one in given.items()
-    }
-    return dict(sorted(blocks.items(), key=lambda item: -item[1]))
 
 
 def _bars(axes: Axes, sources: dict[str, float], constant: float) -> None:
@@ -106,14 +144,6 @@ def _bars(axes: Axes, sources: dict[str, float], constant: float) -> None:
     axes.set_title("Mean budget by source (blocks)", loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(visible=True, axis="x")
-
-
-def _curve(results: Fields) -> dict[str, tuple[float, ...]]:
-    if not isinstance(results.get("curve"), dict):
-        raise results.wrong("curve", "an object of lists")
-    curve = Fields(results.get("curve"), f"{results.where}, curve")
-    steps = curve.numbers("step", None, 0.0)
-    return {"step": steps} | {name: curve.numbers(name, len(steps)) for name in PANELS}
 
 
 def run_names(records: Sequence[dict[str, Any]]) -> list[str]:

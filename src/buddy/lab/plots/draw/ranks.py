@@ -1,22 +1,21 @@
 """How a block's removal rank varies from input to input."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.lab.plots.figures import COLUMN_INCHES
-from buddy.lab.plots.read.orders import RankSeries, read_rank_series
+from buddy.lab.plots.read.orders import read_rank_series
 from buddy.lab.plots.style import (
     BLACK,
     BLUE,
     SKY,
+    Page,
+    Records,
     block_ticks,
     in_paper_style,
-    new_figure,
     side_label,
 )
 
@@ -28,36 +27,34 @@ _WHISKERS: Final = (5, 95)
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw a box a block, in a panel for each indicator and text.
 
     Boxes span the middle half of the inputs, whiskers the middle 90 %.
 
     Args:
         records: Of kind `observe-ranks`; their series are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
     series = read_rank_series(records)
-    columns = 2 if width >= _WIDE_INCHES and len(series) % 2 == 0 else 1
+    columns = 2 if page.width >= _WIDE_INCHES and len(series) % 2 == 0 else 1
     rows = len(series) // columns
-    figure = new_figure(width, max(rows * _PANEL_INCHES, _LOWEST_INCHES) + 0.3, title)
+    figure = page.figure(max(rows * _PANEL_INCHES, _LOWEST_INCHES) + 0.3)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, one in zip(grid.flat, series, strict=True):
-        _boxes(axes, one)
+    for axes, (name, ranks) in zip(grid.flat, series.items(), strict=True):
+        _boxes(axes, np.array(ranks.ranks))
+        axes.set_title(name, loc="left")
     for axes in grid[-1, :]:
         axes.set_xlabel("Block")
     side_label(figure, "Removal rank (0 goes first)")
     return figure
 
 
-def _boxes(axes: Axes, series: RankSeries) -> None:
-    ranks = np.array(series.ranks)  # [inputs, blocks]
+def _boxes(axes: Axes, ranks: np.ndarray) -> None:
+    """Draw a box for each column of ranks, [inputs, blocks]."""
     blocks = ranks.shape[1]
     axes.boxplot(
         ranks,
@@ -72,7 +69,6 @@ def _boxes(axes: Axes, series: RankSeries) -> None:
         whiskerprops={"color": BLUE, "linewidth": 0.6},
         medianprops={"color": BLACK, "linewidth": 1.2, "solid_capstyle": "butt"},
     )
-    axes.set_title(series.name, loc="left")
     axes.set_xlim(-0.8, blocks - 0.2)
     axes.set_ylim(-0.5 - 0.02 * blocks, blocks - 0.5 + 0.02 * blocks)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))

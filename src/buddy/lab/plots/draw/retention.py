@@ -1,17 +1,16 @@
 """What the Budget Predictor keeps of each task's accuracy, and what it spends there."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from buddy.errors import ResultError
 from buddy.lab.commonsense import COMMONSENSE
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.names import sentence, text_name
 from buddy.lab.plots.read.points import Point, choose, read_points
-from buddy.lab.plots.style import BLUE, ORANGE, in_paper_style, new_figure
+from buddy.lab.plots.style import BLUE, ORANGE, Page, Records, in_paper_style
 
 _BAR_INCHES: Final = 0.16
 _AVERAGE: Final = "average"
@@ -20,19 +19,12 @@ Spending = dict[str, tuple[float, float]]
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]],
-    *,
-    width: float = COLUMN_INCHES,
-    title: str | None = None,
-    metric: str | None = None,
-) -> Figure:
+def draw(records: Records, page: Page, metric: str | None = None) -> Figure:
     """Draw two bars a task: retention in percent, and the mean budget in blocks.
 
     Args:
         records: Evaluations of tasks with `-b auto` and with every block.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
         metric: One of those measured. If not given, each commonsense task has the metric that
             their average takes, and other tasks have acc, or the only one.
 
@@ -43,7 +35,7 @@ def draw(
     found = _spending(_of_metric(points, metric))
     tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
     names = [sentence(text_name(task)) for task in tasks]
-    figure = new_figure(width, 0.5 + _BAR_INCHES * len(tasks), title)
+    figure = page.figure(0.5 + _BAR_INCHES * len(tasks))
     kept, spent = figure.subplots(1, 2, sharey=True)
     kept.barh(names, [100 * found[task][0] for task in tasks], height=0.7, color=BLUE)
     kept.axvline(100, color="black", linewidth=0.6)

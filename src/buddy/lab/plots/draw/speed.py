@@ -1,14 +1,13 @@
 """Speed-up against executed blocks, beside what the skipped work alone would give."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.lab.plots.figures import COLUMN_INCHES
 from buddy.lab.plots.read.speed_cells import (
     SpeedCell,
     by_policy,
@@ -21,12 +20,13 @@ from buddy.lab.plots.style import (
     BLACK,
     GREY,
     MEDIUM,
+    Page,
+    Records,
     block_ticks,
     fold,
     in_paper_style,
     legend_below,
     look,
-    new_figure,
     not_measured,
     side_label,
 )
@@ -35,34 +35,31 @@ _PANEL_INCHES: Final = 1.5
 
 
 @in_paper_style
-def draw(
-    records: Sequence[dict[str, Any]], *, width: float = COLUMN_INCHES, title: str | None = None
-) -> Figure:
+def draw(records: Records, page: Page) -> Figure:
     """Draw a line a policy, prefill beside decode, a row for each batch and context.
 
     Bars span the latencies of all rounds.
 
     Args:
         records: Of kind `eval-speed`; their cells are merged.
-        width: In inches.
-        title: Above the figure.
+        page: Its room.
 
     Raises:
         ResultError: Records that cannot be drawn.
     """
     cells = read_cells(records, "speed")
     phases, settings = phases_of(cells), settings_of(cells)
-    figure = new_figure(width, len(settings) * _PANEL_INCHES + 0.2, title)
+    figure = page.figure(len(settings) * _PANEL_INCHES + 0.2)
     grid = figure.subplots(len(settings), len(phases), sharex=True, sharey="row", squeeze=False)
     legend: dict[str, Artist] = {}
     for row, setting in zip(grid, settings, strict=True):
-        where = fold(setting_name(setting), width / len(phases) - 0.35, MEDIUM)
+        where = fold(setting_name(setting), page.width / len(phases) - 0.35, MEDIUM)
         for axes, phase in zip(row, phases, strict=True):
             _panel(axes, cells, phase, setting, legend)
             name = phase.capitalize()
             axes.set_title(name if len(settings) == 1 else f"{name}\n{where}")
     for axes in grid[-1]:
-        axes.set_xlabel(fold("Executed blocks", width / len(phases) - 0.2, MEDIUM))
+        axes.set_xlabel(fold("Executed blocks", page.width / len(phases) - 0.2, MEDIUM))
     legend_below(figure, list(legend.values()), list(legend))
     side_label(figure, "Speed-up over dense")
     return figure

@@ -2,69 +2,112 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from buddy.errors import ResultError
+from buddy.errors import ResultError, shown
 from buddy.lab.plots.names import indicator_name, text_name
-from buddy.lab.plots.read.fields import (
+from buddy.lab.plots.read.records import (
     MOST_BLOCKS,
-    Fields,
-    numbers_of,
-    open_results,
+    Blocks,
+    Drawn,
+    Many,
+    Name,
+    NotNegative,
+    RecordPart,
+    check_length,
+    read_items,
+    read_part,
+    read_results,
     same_num_blocks,
 )
+from buddy.settings import Range, Size
 
 _TELLING: Final = ("model", "text", "protect", "windows", "tokens", "dtype")
 
 
+_Table = Annotated[tuple[Many[NotNegative], ...], Size(1)]
+"""Rows of equally many numbers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankSeries:
+class RankSeries(RecordPart):
     """Removal ranks by one indicator on one text; rank 0 goes first."""
 
-    name: str
-    ranks: tuple[tuple[float, ...], ...]
+    indicator: Name
+    text: Name
+    ranks: _Table
     """[inputs, blocks]."""
 
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        _check_table("ranks", self.ranks, len(self.ranks), len(self.ranks[0]))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ContextRanks:
+class ContextRanks(RecordPart):
     """Mean removal ranks as the context grows."""
 
-    indicator: str
-    contexts: tuple[int, ...]
-    """Tokens, ascending; at least two."""
-    ranks: tuple[tuple[float, ...], ...]
+    indicator: Name
+    contexts: Annotated[tuple[Annotated[int, Range(1, 2**53)], ...], Size(2)]
+    """Tokens, ascending."""
+    ranks: _Table
     """[contexts, blocks]."""
-    stderr: tuple[tuple[float, ...], ...]
+    stderr: _Table
     """[contexts, blocks]."""
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        if sorted(set(self.contexts)) != list(self.contexts):
+            raise ResultError(f"contexts must be ascending numbers, got {shown(self.contexts)}")
+        for name in ("ranks", "stderr"):
+            _check_table(name, getattr(self, name), len(self.contexts), len(self.ranks[0]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Importance:
+class Importance(RecordPart):
     """What one indicator, or one search, says of a model's blocks."""
 
-    name: str
-    scores: tuple[float, ...] | None
-    """One a block, larger = more important; None for a search."""
-    removal_order: tuple[int, ...]
+    removal_order: Annotated[tuple[Annotated[int, Range(0, MOST_BLOCKS - 1)], ...], Size(1)]
     """Least important first; blocks that are never removed are left out."""
+    importance: Many[Drawn] | None = None
+    """One a block, larger = more important; None for a search."""
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        if len(set(self.removal_order)) != len(self.removal_order):
+            raise ResultError(
+                f"removal_order must name different blocks, got {shown(self.removal_order)}"
+            )
 
 
-def read_rank_series(records: Sequence[dict[str, Any]]) -> list[RankSeries]:
-    """Every series of every `observe-ranks` record.
+@dataclass(frozen=True, slots=True)
+class _Model(RecordPart):
+    """The model that a record names."""
+
+    num_blocks: Blocks
+
+
+def _check_table(name: str, table: Sequence[Sequence[float]], rows: int, columns: int) -> None:
+    check_length(name, table, rows)
+    for place, row in enumerate(table):
+        check_length(f"{name}[{place}]", row, columns)
+
+
+def read_rank_series(records: Sequence[dict[str, Any]]) -> dict[str, RankSeries]:
+    """Every series of every `observe-ranks` record, by name.
 
     Raises:
         ResultError: A record of another kind, a field missing, ranks that do not fit together,
             or a series that is there twice.
     """
-    opened = open_results(records, "ranks")
-    items = [item for results in opened for item in results.objects("series")]
-    texts = {item.text("text") for item in items}
-    series = [_series(item, texts) for item in items]
-    _refuse_twice([one.name for one in series], "ranks")
-    same_num_blocks([len(one.ranks[0]) for one in series], "ranks")
-    return series
+    series = [*chain.from_iterable(read_items(records, "ranks", "series", RankSeries))]
+    texts = {ranks.text for ranks in series}
+    names = [_series_name(ranks, texts) for ranks in series]
+    _refuse_twice(names, "ranks")
+    same_num_blocks([len(ranks.ranks[0]) for ranks in series], "ranks")
+    return dict(zip(names, series, strict=True))
 
 
 def read_context_ranks(records: Sequence[dict[str, Any]]) -> ContextRanks:
@@ -73,25 +116,16 @@ def read_context_ranks(records: Sequence[dict[str, Any]]) -> ContextRanks:
     Raises:
         ResultError: Several records, one of another kind, or fields that do not fit together.
     """
-    results, *others = open_results(records, "context")
+    results, *others = read_results(records, "context", ContextRanks)
     if others:
         raise ResultError(
             f"the context figure draws one record, got {len(records)}: draw a figure for each"
         )
-    lengths = results.numbers("contexts", None, 1.0)
-    if sorted(set(lengths)) != list(lengths) or len(lengths) == 1:
-        raise results.wrong("contexts", "a list of two or more ascending numbers of tokens")
-    ranks = _table(results, "ranks", len(lengths))
-    return ContextRanks(
-        indicator=results.text("indicator"),
-        contexts=tuple(int(length) for length in lengths),
-        ranks=ranks,
-        stderr=_table(results, "stderr", len(lengths), len(ranks[0])),
-    )
+    return results
 
 
-def read_importance(records: Sequence[dict[str, Any]]) -> tuple[list[Importance], int]:
-    """Every importance record, and the model's number of blocks.
+def read_importance(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Importance], int]:
+    """Every importance record by name, and the model's number of blocks.
 
     The number is that of the model that a record names, or of its scores. Where all are searches
     that name none, they are taken to have left the last block out.
@@ -100,51 +134,29 @@ def read_importance(records: Sequence[dict[str, Any]]) -> tuple[list[Importance]
         ResultError: A record of another kind, a field missing, models of different depths, or
             two records that nothing tells apart.
     """
-    opened = open_results(records, "importance")
+    results = read_results(records, "importance", Importance)
     names = _names(records)
-    found = [_importance(*pair) for pair in zip(opened, names, strict=True)]
-    depths = [len(one.scores) for one in found if one.scores]
+    depths = [len(indicator.importance) for indicator in results if indicator.importance]
     depths += [
-        Fields(record["model"], f"record {number}, model").integer("num_blocks", 1, MOST_BLOCKS)
+        read_part(_Model, record["model"], f"record {number}, model").num_blocks
         for number, record in enumerate(records, start=1)
         if record.get("model")
     ]
-    highest = max(max(one.removal_order) for one in found)
+    highest = max(max(indicator.removal_order) for indicator in results)
     num_blocks = same_num_blocks(depths or [highest + 2], "importance")
     if highest >= num_blocks:
         raise ResultError(
             f"a removal order names block {highest}, but other records are of a model with "
             f"{num_blocks} blocks: draw a figure for each model"
         )
-    return found, num_blocks
+    return dict(zip(names, results, strict=True)), num_blocks
 
 
-def _series(item: Fields, texts: set[str]) -> RankSeries:
-    text = item.text("text")
-    twins = [one for one in texts if text_name(one) == text_name(text)]
-    told = text_name(text) if len(twins) == 1 else str(PurePath(text).with_suffix(""))
-    name = f"{indicator_name(item.text('indicator'))}, {told}"
-    return RankSeries(name=name, ranks=_table(item, "ranks", None))
-
-
-def _importance(results: Fields, name: str) -> Importance:
-    scores = results.get("importance")
-    return Importance(
-        name=name,
-        scores=None if scores is None else results.numbers("importance", None),
-        removal_order=results.blocks("removal_order"),
-    )
-
-
-def _table(
-    fields: Fields, name: str, rows: int | None, columns: int | None = None
-) -> tuple[tuple[float, ...], ...]:
-    """Rows of equally many numbers, none below 0."""
-    value = fields.get(name)
-    if not isinstance(value, list) or not value or (rows is not None and len(value) != rows):
-        raise fields.wrong(name, "a list of " + (f"{rows} lists" if rows else "lists"))
-    first = numbers_of(value[0], fields, name, columns, 0.0)
-    return (first, *(numbers_of(row, fields, name, len(first), 0.0) for row in value[1:]))
+def _series_name(series: RankSeries, texts: set[str]) -> str:
+    twins = [text for text in texts if text_name(text) == text_name(series.text)]
+    is_alone = len(twins) == 1
+    shown_text = text_name(series.text) if is_alone else str(PurePath(series.text).with_suffix(""))
+    return f"{indicator_name(series.indicator)}, {shown_text}"
 
 
 def _names(records: Sequence[dict[str, Any]]) -> list[str]:

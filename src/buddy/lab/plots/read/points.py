@@ -2,10 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, Literal
 
 from buddy.errors import ResultError
-from buddy.lab.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
+from buddy.lab.plots.read.records import (
+    Blocks,
+    Drawn,
+    Name,
+    NotNegative,
+    Positive,
+    RecordPart,
+    Share,
+    check_depth,
+    check_length,
+    read_items,
+    same_num_blocks,
+)
 
 _WAYS: Final[dict[str | None, str]] = {"step": "recompute", "prefill": "reuse"}
 """What the paper calls rerouting at each step, and keeping the prompt's route."""
@@ -13,22 +26,27 @@ _SHOWN: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class Point(RecordPart):
     """One measured value of one policy at one depth."""
 
-    policy: str
-    label: str
-    blocks: int
-    num_blocks: int
-    task: str
-    metric: str
-    value: float
-    stderr: float | None
-    reroute: str | None
-    mean_blocks: float | None
+    policy: Name
+    label: Name
+    blocks: Blocks
+    num_blocks: Blocks
+    task: Name
+    metric: Name
+    value: Drawn
+    stderr: NotNegative | None = None
+    reroute: Name | None = None
+    mean_blocks: Positive | None = None
     """Of budgets that the predictor or the ledger chose, where `blocks` rounds it; else None."""
-    prefill_blocks: int | None
+    prefill_blocks: Blocks | None = None
     """Of the prompt's tokens, where theirs is another number; else None."""
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        check_depth("blocks", self.blocks, self.num_blocks)
+        check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
 
     @property
     def is_whole(self) -> bool:
@@ -41,17 +59,22 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
+class Execution(RecordPart):
     """How often each block ran, for one policy, depth and task."""
 
-    policy: str
-    label: str
-    blocks: int
-    num_blocks: int
-    task: str
-    rates: tuple[float, ...]
-    mean_blocks: float | None
+    policy: Name
+    label: Name
+    blocks: Blocks
+    num_blocks: Blocks
+    task: Name
+    rates: tuple[Share, ...]
+    mean_blocks: Positive | None = None
     """As in `Point`."""
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        check_depth("blocks", self.blocks, self.num_blocks)
+        check_length("rates", self.rates, self.num_blocks)
 
 
 def read_points(records: Sequence[dict[str, Any]], figure: str) -> list[Point]:
@@ -60,8 +83,7 @@ def read_points(records: Sequence[dict[str, Any]], figure: str) -> list[Point]:
     Raises:
         ResultError: A record of another kind, a field missing, or models of different depths.
     """
-    opened = open_results(records, figure)
-    points = [_point(item) for results in opened for item in results.objects("points")]
+    points = [*chain.from_iterable(read_items(records, figure, "points", Point))]
     same_num_blocks([point.num_blocks for point in points], figure)
     return points
 
@@ -72,10 +94,21 @@ def read_execution(records: Sequence[dict[str, Any]], figure: str) -> list[Execu
     Raises:
         ResultError: As for `read_points`.
     """
-    opened = open_results(records, figure)
-    entries = [_execution(item) for results in opened for item in results.objects("execution")]
+    entries = [*chain.from_iterable(read_items(records, figure, "execution", Execution))]
     same_num_blocks([entry.num_blocks for entry in entries], figure)
     return entries
+
+
+def narrowed(
+    points: Sequence[Point], what: Literal["task", "metric"], asked: str | None, *usual: str
+) -> list[Point]:
+    """The points of one task or metric, chosen as `choose` does.
+
+    Raises:
+        ResultError: As `choose`.
+    """
+    name = choose([getattr(point, what) for point in points], asked, what, *usual)
+    return [point for point in points if getattr(point, what) == name]
 
 
 def choose(found: Sequence[str], asked: str | None, what: str, *usual: str) -> str:
@@ -141,41 +174,3 @@ def _listing(what: str, names: Sequence[str]) -> str:
         return f"there is no {what} at all"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"there is {what} {', '.join(names[:_SHOWN])}{more}"
-
-
-def _point(item: Fields) -> Point:
-    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
-    return Point(
-        policy=item.text("policy"),
-        label=item.text("label"),
-        blocks=item.integer("blocks", 1, num_blocks),
-        num_blocks=num_blocks,
-        task=item.text("task"),
-        metric=item.text("metric"),
-        value=item.number("value"),
-        stderr=None if item.get("stderr") is None else item.number("stderr", 0.0),
-        reroute=None if item.get("reroute") is None else item.text("reroute"),
-        mean_blocks=_mean_blocks(item),
-        prefill_blocks=(
-            None
-            if item.get("prefill_blocks") is None
-            else item.integer("prefill_blocks", 1, num_blocks)
-        ),
-    )
-
-
-def _mean_blocks(item: Fields) -> float | None:
-    return None if item.get("mean_blocks") is None else item.positive("mean_blocks")
-
-
-def _execution(item: Fields) -> Execution:
-    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
-    return Execution(
-        policy=item.text("policy"),
-        label=item.text("label"),
-        blocks=item.integer("blocks", 1, num_blocks),
-        num_blocks=num_blocks,
-        task=item.text("task"),
-        rates=item.numbers("rates", num_blocks, 0.0, 1.0),
-        mean_blocks=_mean_blocks(item),
-    )

@@ -1,49 +1,96 @@
 """Cells of speed records: read, and put into panels and series."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import astuple, dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 from buddy.errors import ResultError
 from buddy.lab.plots.names import policy_name
-from buddy.lab.plots.read.fields import MOST_BLOCKS, Fields, open_results, same_num_blocks
+from buddy.lab.plots.read.records import (
+    Blocks,
+    Name,
+    NotNegative,
+    Positive,
+    RecordPart,
+    Share,
+    check_depth,
+    read_items,
+    same_num_blocks,
+)
+from buddy.settings import Range
 
 PHASES: Final = ("prefill", "decode")
-PARTS: Final = ("blocks", "router", "gather_scatter", "kv_fill", "head", "host")
 _THEIRS: Final = "transformers"
 _FULL: Final = "full"
 
 
+_Count = Annotated[int, Range(1, 2**53)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedCell:
+class Shares(RecordPart):
+    """Parts of the time, 1 in sum."""
+
+    blocks: Share
+    router: Share
+    gather_scatter: Share
+    kv_fill: Share
+    head: Share
+    host: Share
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        total = sum(astuple(self))
+        if abs(total - 1) > 0.01:  # rounding; a part left out is more
+            raise ResultError(f"expected shares that sum to 1, not {total:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedCell(RecordPart):
     """One measured speed, of ours or of transformers' own generate."""
 
-    record: int
-    """Which of the records it is of: each has its own dense model to be compared with."""
-    is_ours: bool
-    policy: str
-    """As `--policy` takes it; `transformers` for theirs."""
-    phase: str
-    blocks: int
-    prefill_blocks: int | None = None
+    label: Name
+    policy: Name | None
+    """As `--policy` takes it; None for theirs."""
+    phase: Literal["prefill", "decode"]
+    blocks: Blocks
+    prefill_blocks: Blocks | None = None
     """Of the prompt's tokens, where a budget names them apart: such cells are a line of their
     own."""
-    num_blocks: int
-    batch: int
-    context: int
-    latency_ms: float
-    latency_ms_min: float
-    latency_ms_max: float
-    speedup_own_dense: float
+    num_blocks: Blocks
+    batch: _Count
+    context: _Count
+    latency_ms: Positive
+    latency_ms_min: Positive
+    latency_ms_max: Positive
+    speedup_own_dense: NotNegative
     """Over our dense model, for theirs too."""
-    ideal_speedup: float
-    shares: tuple[float, ...] | None
-    """Of the time, in the order of `PARTS`; they sum to 1."""
+    ideal_speedup: NotNegative
+    shares: Shares | None = None
+    record: int = 0
+    """Which of the records it is of: each has its own dense model to be compared with."""
+
+    def __post_init__(self) -> None:
+        RecordPart.__post_init__(self)
+        check_depth("blocks", self.blocks, self.num_blocks)
+        check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
+        if self.is_ours and self.policy is None:
+            raise ResultError("policy must be a text, got null")
+        if not self.latency_ms_min <= self.latency_ms <= self.latency_ms_max:
+            raise ResultError(
+                f"latency_ms_min must be at most {self.latency_ms:g} and latency_ms_max at least, "
+                f"got {self.latency_ms_min:g} and {self.latency_ms_max:g}"
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is no cell of transformers."""
+        return self.label != _THEIRS
 
     @property
     def line(self) -> tuple[str, int | None]:
         """What is the same in all cells of a line."""
-        return self.policy, self.prefill_blocks
+        return self.policy or _THEIRS, self.prefill_blocks
 
     @property
     def setting(self) -> tuple[int, int]:
@@ -58,11 +105,10 @@ def read_cells(records: Sequence[dict[str, Any]], figure: str) -> list[SpeedCell
         ResultError: A record of another kind, a field missing, models of different depths, two
             different cells of one setting, or no cell of ours.
     """
-    opened = open_results(records, figure)
     cells = [
-        _cell(item, record)
-        for record, results in enumerate(opened)
-        for item in results.objects("cells")
+        replace(cell, record=place)
+        for place, cells in enumerate(read_items(records, figure, "cells", SpeedCell))
+        for cell in cells
     ]
     if not any(cell.is_ours for cell in cells):
         raise ResultError(f"the {figure} figure draws our cells, but all are of {_THEIRS}")
@@ -70,11 +116,11 @@ def read_cells(records: Sequence[dict[str, Any]], figure: str) -> list[SpeedCell
     seen: dict[tuple[Any, ...], SpeedCell] = {}
     for cell in cells:
         # Every record has these two, so they are told apart by it.
-        shared = cell.record if cell.policy in (_FULL, _THEIRS) else None
+        shared = cell.record if cell.policy == _FULL or not cell.is_ours else None
         key = (shared, cell.line, cell.phase, cell.blocks, cell.setting)
         if seen.setdefault(key, cell) != cell:
             raise ResultError(
-                f"{cell.policy!r} has two {cell.phase} speeds at {cell.blocks} blocks, batch "
+                f"{cell.line[0]!r} has two {cell.phase} speeds at {cell.blocks} blocks, batch "
                 f"{cell.batch} and context {cell.context}: leave out one of the records"
             )
     return list(seen.values())
@@ -124,38 +170,3 @@ def settings_of(cells: Sequence[SpeedCell]) -> list[tuple[int, int]]:
 def setting_name(setting: tuple[int, int]) -> str:
     """As a panel's title says it."""
     return f"batch {setting[0]}, {setting[1]} tokens"
-
-
-def _cell(item: Fields, record: int) -> SpeedCell:
-    num_blocks = item.integer("num_blocks", 1, MOST_BLOCKS)
-    if item.text("phase") not in PHASES:
-        raise item.wrong("phase", " or ".join(PHASES))
-    latency = item.positive("latency_ms")
-    is_ours = item.text("label") != _THEIRS
-    return SpeedCell(
-        record=record,
-        is_ours=is_ours,
-        policy=item.text("policy") if is_ours else _THEIRS,
-        phase=item.text("phase"),
-        blocks=item.integer("blocks", 1, num_blocks),
-        prefill_blocks=None
-        if item.get("prefill_blocks") is None
-        else item.integer("prefill_blocks", 1, num_blocks),
-        num_blocks=num_blocks,
-        batch=item.integer("batch", 1),
-        context=item.integer("context", 1),
-        latency_ms=latency,
-        latency_ms_min=item.positive("latency_ms_min", high=latency),
-        latency_ms_max=item.positive("latency_ms_max", low=latency),
-        speedup_own_dense=item.number("speedup_own_dense", 0.0),
-        ideal_speedup=item.number("ideal_speedup", 0.0),
-        shares=None if item.get("shares") is None else _shares(item),
-    )
-
-
-def _shares(item: Fields) -> tuple[float, ...]:
-    shares = Fields(item.get("shares"), f"{item.where}, shares")
-    found = tuple(shares.number(part, 0.0, 1.0) for part in PARTS)
-    if abs(sum(found) - 1) > 0.01:  # rounding; a part left out is more
-        raise item.wrong("shares", f"shares that sum to 1, not {sum(found):g}")
-    return found
