@@ -20,7 +20,7 @@ from lm_eval.models.huggingface import HFLM
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.tasks.harness import BuddyLM
-from buddy.lab.evaluation.tasks.tasks import load_tasks
+from buddy.lab.evaluation.tasks.loading import load_tasks
 from buddy.records import RunRecord
 
 

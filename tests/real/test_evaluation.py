@@ -12,7 +12,7 @@ from buddy.errors import FetchError
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.tasks.harness import BuddyLM
-from buddy.lab.evaluation.tasks.tasks import load_tasks
+from buddy.lab.evaluation.tasks.loading import load_tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ROWS = 3

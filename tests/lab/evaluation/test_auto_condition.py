@@ -11,8 +11,9 @@ from buddy.errors import BudgetError
 from buddy.lab.evaluation.against import Against
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.tasks.loading import load_tasks
 from buddy.lab.evaluation.tasks.scoring import ask, score
-from buddy.lab.evaluation.tasks.tasks import load_tasks, run_tasks
+from buddy.lab.evaluation.tasks.tasks import run_tasks
 from tests.lab.evaluation.test_harness import data, harness, words  # noqa: F401
 from tests.tiny import random_ids, tiny_buddy
 
@@ -42,7 +43,6 @@ def test_each_question_is_scored_at_the_budget_chosen_from_its_context(model):
 
 
 def test_points_say_what_was_spent(model, data):  # noqa: F811
-    lm = harness(model, batch_size=3)
     loaded = load_tasks(["piqa"], data_dir=data)
     conditions = plan_conditions(
         model, ["routed", "mine=static:2,3,1"], ["auto", "4 blocks"], auto=True
@@ -50,7 +50,7 @@ def test_points_say_what_was_spent(model, data):  # noqa: F811
     keys = [one.key for one in conditions]
     assert (keys[0], *keys[2:]) == ("routed@auto", "routed@4", "blocks:0,1,4,5")
     assert keys[1].startswith("auto:")  # of the set at each depth, not of the order's name
-    out = run_tasks(lm, conditions, loaded)
+    out = run_tasks(harness(model, batch_size=3), conditions, loaded)
     points = {(one["label"], one["metric"]): one for one in out["points"]}
     plans = next(one for one in out["execution"] if one["label"] == "routed auto")
     point = points["routed auto", "acc"]
@@ -66,14 +66,13 @@ def test_points_say_what_was_spent(model, data):  # noqa: F811
 
 
 def test_a_difference_says_the_depth_that_its_points_say(model, data, tmp_path):  # noqa: F811
-    lm = harness(model, batch_size=3)
     loaded = load_tasks(["piqa"], data_dir=data)
     conditions = plan_conditions(model, ["routed"], ["auto"], auto=True)
     with SampleLog(tmp_path / "log", {}) as log:
         log.declare(conditions[0].describe() | {"key": conditions[0].key})
-        lm.log = log
+        lm = harness(model, batch_size=3, log=log)
         points = run_tasks(lm, conditions, loaded)["points"]
-    lm.log = None
+    lm = harness(model, batch_size=3)
     found = run_tasks(lm, conditions, loaded, against=Against(tmp_path / "log"))["against"]
     (depth,) = {one["mean_blocks"] for one in points}
     assert {(one["mean_blocks"], one["blocks"]) for one in found} == {(depth, round(depth))}

@@ -6,7 +6,7 @@ from buddy.errors import DataError
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.rouge.samsum import INSTRUCTION
 from buddy.lab.evaluation.tasks.export import export_rows
-from buddy.lab.evaluation.tasks.tasks import load_tasks, load_training
+from buddy.lab.evaluation.tasks.loading import load_tasks, load_training
 from tests.lab.evaluation.task_rows import ROWS, write
 
 DATA = {name: row for name, row in ROWS.items() if LOCAL_TASKS[name].shots == "train"}

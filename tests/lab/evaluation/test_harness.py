@@ -15,7 +15,8 @@ from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.lab.evaluation.tasks.harness import BuddyLM
-from buddy.lab.evaluation.tasks.tasks import _local_manager, load_tasks, run_tasks
+from buddy.lab.evaluation.tasks.loading import _local_manager, load_tasks
+from buddy.lab.evaluation.tasks.tasks import run_tasks
 from tests.tiny import random_ids, tiny_buddy
 from tests.words import say, word_tokenizer
 
@@ -90,8 +91,8 @@ def test_a_leaking_route_takes_no_budget_of_the_answers_own(model, data):
     phased = plan_conditions(model, ["routed"], ["4 blocks", "prefill:1.0,decode:4 blocks"])
     with pytest.raises(BudgetError, match="not 6 and 4 blocks"):
         harness(model, route_on="full", policy="routed", budget="prefill:1.0,decode:4 blocks")
-    seen, lm = [], harness(model, route_on="full")
-    lm.on_sample = lambda: seen.append(1)
+    seen = []
+    lm = harness(model, route_on="full", on_sample=lambda: seen.append(1))
     with pytest.raises(BudgetError, match="leave --route-on full out"):
         run_tasks(lm, phased, load_tasks(["piqa"], data_dir=data))
     assert not seen
@@ -147,8 +148,7 @@ def data(tmp_path):
 
 
 def evaluated(model, data, log=None, on_sample=lambda: None, **options):
-    lm = harness(model, batch_size=2)
-    lm.log, lm.on_sample = log, on_sample
+    lm = harness(model, batch_size=2, log=log, on_sample=on_sample)
     loaded = load_tasks(["piqa"], data_dir=data, **options)
     conditions = plan_conditions(model, ["routed", "mine=static:2,3"], ["1.0", "4 blocks"])
     return run_tasks(lm, conditions, loaded, **options)
@@ -263,11 +263,13 @@ def test_an_answer_longer_than_the_context_is_refused_by_its_row(model, route_on
         ours.loglikelihood(requests)
 
 
-def test_unknown_route_is_refused(model):
+def test_an_unknown_route_or_setting_is_refused(model):
     from buddy.errors import PolicyError
 
     with pytest.raises(PolicyError, match="route_on must be one of prompt, full"):
         BuddyLM(model, tokenizer=word_tokenizer(), route_on="answer")
+    with pytest.raises(PolicyError, match="no setting budgt: expected one of budget, kv_policy"):
+        BuddyLM(model, tokenizer=word_tokenizer(), budgt=0.5)
 
 
 def teardown_module():

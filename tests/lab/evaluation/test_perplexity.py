@@ -8,7 +8,12 @@ import torch
 from buddy.cli.options import check_labelled_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.lab.evaluation.conditions import plan_conditions
-from buddy.lab.evaluation.perplexity import run_perplexity, sliding_windows, window_losses
+from buddy.lab.evaluation.perplexity import (
+    WindowedText,
+    run_perplexity,
+    sliding_windows,
+    window_losses,
+)
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.records import RunRecord
 from tests.product.policies.made import gated
@@ -67,9 +72,10 @@ def test_a_method_that_keeps_no_budget_stands_at_the_mean_depth_of_all_tokens(tm
     model = gated("d-llm")
     conditions = plan_conditions(model, ["d-llm", "d-llm:0.7"])
     ids = random_ids(5, WINDOW, seed=2)
+    text = WindowedText(name="words", ids=ids, stride=STRIDE)
     with SampleLog(tmp_path / "log", {}) as log:
-        out = run_perplexity(model, conditions, ids, text="words", stride=STRIDE, log=log)
-        again = run_perplexity(model, conditions, ids, text="words", stride=STRIDE, log=log)
+        out = run_perplexity(model, conditions, text, log=log)
+        again = run_perplexity(model, conditions, text, log=log)
     assert again == out
     for condition in conditions:
         model.set_policy(condition.spec)
@@ -85,13 +91,12 @@ def test_perplexity_and_its_error_by_hand(tmp_path):
     model = tiny_buddy()
     conditions = plan_conditions(model, ["routed"], ["1.0", "4 blocks"])
     ids = random_ids(6, WINDOW, seed=4)
+    text = WindowedText(name="words", ids=ids, stride=STRIDE)
     calls = []
     out = run_perplexity(
         model,
         conditions,
-        ids,
-        text="words",
-        stride=STRIDE,
+        text,
         batch=4,
         on_windows=lambda condition, count: calls.append(count),
     )
@@ -106,9 +111,7 @@ def test_perplexity_and_its_error_by_hand(tmp_path):
     assert point["tokens"] == 6 * STRIDE
     for _ in range(2):  # the second time from the log alone
         with SampleLog(tmp_path / "log", {}) as log:
-            again = run_perplexity(
-                model, conditions, ids, text="words", stride=STRIDE, batch=4, log=log
-            )
+            again = run_perplexity(model, conditions, text, batch=4, log=log)
         assert again == out
 
 

@@ -36,11 +36,13 @@ def test_bars_are_laid_end_to_end_in_the_order_of_the_parts():
     assert spans == [(0, 50), (0, 50), (50, 50), (50, 50)]
 
 
+LABELS = {"title": "x", "x_label": "x", "y_label": "y"}
+BARS = {"x_label": "x", "parts": ["a"], "rows": [{"label": "x", "values": [0.0]}]}
 WRONG = [
     ("panels", {}, "panels"),
-    ("panels", {"panels": [{"title": "x", "lines": []}]}, "lines"),
-    ("bars", {"bars": {"parts": []}}, "parts"),
-    ("bars", {"bars": {"parts": ["a"], "rows": [{"label": "x", "values": [0.0]}]}}, "nothing"),
+    ("panels", {"panels": [{**LABELS, "lines": []}]}, "lines"),
+    ("bars", {"bars": {**BARS, "parts": []}}, "parts"),
+    ("bars", {"bars": BARS}, "nothing"),
 ]
 
 

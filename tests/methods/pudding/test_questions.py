@@ -8,7 +8,7 @@ from buddy.data.examples import Source
 from buddy.errors import DataError
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.tasks.export import export_rows
-from buddy.lab.evaluation.tasks.tasks import load_tasks
+from buddy.lab.evaluation.tasks.loading import load_tasks
 from buddy.methods.pudding.questions import read_questions
 from tests.lab.evaluation.task_rows import ROWS, write
 from tests.words import say, word_tokenizer

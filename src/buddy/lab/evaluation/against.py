@@ -3,15 +3,13 @@
 The standard error of a mean difference counts rows. It says nothing about the seeds of training.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from buddy.errors import ResultError
 from buddy.lab.evaluation.conditions import Condition
-from buddy.lab.evaluation.samples import Samples, read_samples
+from buddy.lab.evaluation.samples import Samples, mean_and_error, read_samples
 
 Sample = TypeVar("Sample")
 
@@ -101,9 +99,7 @@ class EarlierCondition:
 
 def mean_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     """The mean of ours less theirs, row by row, and its standard error over rows."""
-    gaps = [own - other for own, other in pairs]
-    spread = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
-    return statistics.fmean(gaps), spread
+    return mean_and_error([own - other for own, other in pairs])
 
 
 def _budget(condition: dict[str, Any]) -> tuple[Any, ...]:

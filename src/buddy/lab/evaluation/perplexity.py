@@ -16,7 +16,7 @@ from buddy.engine.step import Feed
 from buddy.errors import DataError
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates
-from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.samples import SampleLog, mean_and_error
 from buddy.lab.evaluation.tasks.scoring import token_logprobs
 from buddy.model import BuddyForCausalLM
 
@@ -35,8 +35,22 @@ class Windows:
     """Of each window, the blocks that a token ran on average; none in an older log."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowedText:
+    """A text in windows, and which tokens of each are scored."""
+
+    name: str
+    """What figures call it: their task."""
+    ids: Int[Tensor, "windows tokens"]
+    """From `sliding_windows`."""
+    stride: int
+    """Tokens to score, at the end of each window."""
+    leaks: bool = False
+    """Whether the route sees the scored tokens too."""
+
+
 class WindowLoss(NamedTuple):
-    """Of one window."""
+    """What a window costs."""
 
     nll: float
     """Summed over its scored tokens."""
@@ -121,12 +135,9 @@ def window_losses(
 def run_perplexity(
     model: BuddyForCausalLM,
     conditions: Sequence[Condition],
-    ids: Int[Tensor, "windows tokens"],
+    text: WindowedText,
     *,
-    text: str,
-    stride: int,
     batch: int = 4,
-    leaks: bool = False,
     log: SampleLog | None = None,
     on_windows: Callable[[Condition, int], None] = lambda condition, windows: None,
 ) -> dict[str, Any]:
@@ -135,11 +146,8 @@ def run_perplexity(
     Args:
         model: Runs the blocks.
         conditions: One after another.
-        ids: From `sliding_windows`.
-        text: What the windows are of; names the task.
-        stride: Tokens scored in each window.
+        text: In windows.
         batch: Windows at a time.
-        leaks: Let the route see the scored tokens too.
         log: Keeps each window's loss, and gives back those it has.
         on_windows: Told of each batch done.
 
@@ -152,39 +160,43 @@ def run_perplexity(
         losses: list[float] = []
         plans: list[tuple[int, ...]] = []
         depths: list[float] = []
-        for part in torch.split(ids, batch):
+        for part in torch.split(text.ids, batch):
             digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
-            key = f"{condition.key} {text} {digest}"
-            made = log.find(key, Windows) if log is not None else None
-            if made is None:
-                found = window_losses(model, condition, part, stride=stride, leaks=leaks)
-                nll, blocks, deep = zip(*found, strict=True)
-                made = Windows(task=text, nll=nll, blocks=blocks, depths=deep)
+            key = f"{condition.key} {text.name} {digest}"
+            sample = log.find(key, Windows) if log is not None else None
+            if sample is None:
+                measured = window_losses(
+                    model, condition, part, stride=text.stride, leaks=text.leaks
+                )
+                nll, blocks, deep = zip(*measured, strict=True)
+                sample = Windows(task=text.name, nll=nll, blocks=blocks, depths=deep)
                 if log is not None:
-                    log.add(key, **asdict(made))
-            losses += made.nll
-            plans += made.blocks
-            depths += made.depths
+                    log.add(key, **asdict(sample))
+            losses += sample.nll
+            plans += sample.blocks
+            depths += sample.depths
             on_windows(condition, len(part))
         is_counted = condition.is_free and len(depths) == len(losses)
         depth = statistics.fmean(depths) if is_counted else None
-        points += _points(condition, text, losses, stride, depth)
-        execution += execution_rates(condition, {text: plans}, {text: depth})
+        points += _points(condition, text, losses, depth)
+        execution += execution_rates(condition, {text.name: plans}, {text.name: depth})
     return {"points": points, "execution": execution}
 
 
 def _points(
-    condition: Condition, text: str, losses: Sequence[float], stride: int, depth: float | None
+    condition: Condition, text: WindowedText, losses: Sequence[float], depth: float | None
 ) -> list[dict[str, Any]]:
-    means = [loss / stride for loss in losses]
-    mean = statistics.fmean(means)
-    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
-    rest = {"samples": len(means), "tokens": len(means) * stride, **condition.ran(depth)}
+    mean, error = mean_and_error([loss / text.stride for loss in losses])
+    rest = {
+        "samples": len(losses),
+        "tokens": len(losses) * text.stride,
+        **condition.ran(depth),
+    }
     # A broken model can be arbitrarily surprised; JSON has no infinity.
     value = math.exp(min(mean, 700.0))
     return [
         condition.point(
-            text, "perplexity", value, stderr=None if error is None else value * error, **rest
+            text.name, "perplexity", value, stderr=None if error is None else value * error, **rest
         ),
-        condition.point(text, "nll", mean, stderr=error, **rest),
+        condition.point(text.name, "nll", mean, stderr=error, **rest),
     ]

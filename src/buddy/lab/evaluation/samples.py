@@ -2,10 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from buddy.errors import ResultError
 from buddy.files import parse_json, write_text
@@ -13,6 +16,7 @@ from buddy.resume import check_same
 from buddy.settings import build
 
 Sample = TypeVar("Sample")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +190,45 @@ class SampleLog:
         except OSError:
             if kind is None:
                 raise
+
+
+def measure_missing(
+    items: Sequence[tuple[str, Item]],
+    kind: type[Sample],
+    log: SampleLog | None,
+    *,
+    batch: int,
+    length: Callable[[Item], int],
+    measure: Callable[[Sequence[Item]], Sequence[Sample]],
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> list[Sample]:
+    """The sample of each item: from the log, or measured in batches of like length and logged.
+
+    Args:
+        items: Each with the key of its sample.
+        kind: A dataclass, as the log has it.
+        log: Keeps each sample, and gives back those it has.
+        batch: Items at a time; the longest first.
+        length: What batches are put together by.
+        measure: Gives the samples of a batch.
+        on_samples: Told how many more are there: first of those that were logged.
+    """
+    known = [None if log is None else log.find(key, kind) for key, _ in items]
+    pending = [place for place, sample in enumerate(known) if sample is None]
+    on_samples(len(items) - len(pending))
+    pending.sort(key=lambda place: length(items[place][1]), reverse=True)
+    for start in range(0, len(pending), batch):
+        places = pending[start : start + batch]
+        samples = measure([items[place][1] for place in places])
+        for place, sample in zip(places, samples, strict=True):
+            known[place] = sample
+            if log is not None:
+                log.add(items[place][0], **asdict(cast(Any, sample)))
+        on_samples(len(places))
+    return cast(list[Sample], known)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error; a single value has none."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return statistics.fmean(values), error

@@ -92,7 +92,7 @@ def read_tasks(
     from buddy.lab.evaluation.tasks.extra import require_lm_eval
 
     require_lm_eval()
-    from buddy.lab.evaluation.tasks.tasks import load_tasks
+    from buddy.lab.evaluation.tasks.loading import load_tasks
 
     loaded = load_tasks(names, data_dir=data_dir, fewshot=0, limit=rows)
     made: list[Row] = []

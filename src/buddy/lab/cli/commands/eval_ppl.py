@@ -34,7 +34,12 @@ def ppl(
     goes on where it stopped.
     """
     from buddy.importance.calibration import read_text
-    from buddy.lab.evaluation.perplexity import check_windows, run_perplexity, sliding_windows
+    from buddy.lab.evaluation.perplexity import (
+        WindowedText,
+        check_windows,
+        run_perplexity,
+        sliding_windows,
+    )
 
     check_windows(window, stride)
     texts = {name: read_text(name, data_dir) for name in text or ["wikitext2"]}
@@ -71,11 +76,8 @@ def ppl(
             found = run_perplexity(
                 run.model,
                 run.conditions,
-                ids,
-                text=shown[name],
-                stride=stride,
+                WindowedText(name=shown[name], ids=ids, stride=stride, leaks=route_on == "full"),
                 batch=batch,
-                leaks=route_on == "full",
                 log=run.log,
                 on_windows=on_windows,
             )

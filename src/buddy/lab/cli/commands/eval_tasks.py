@@ -124,12 +124,8 @@ def _evaluate(
     require_lm_eval()
     from buddy.lab.commonsense import COMMONSENSE
     from buddy.lab.evaluation.tasks.harness import BuddyLM
-    from buddy.lab.evaluation.tasks.tasks import (
-        check_answers,
-        load_tasks,
-        longest_answers,
-        run_tasks,
-    )
+    from buddy.lab.evaluation.tasks.loading import check_answers, load_tasks, longest_answers
+    from buddy.lab.evaluation.tasks.tasks import run_tasks
 
     names = names or list(COMMONSENSE)
     earlier = None if against is None else Against(against)
@@ -165,9 +161,10 @@ def _evaluate(
             reroute=options.parse_reroute(reroute),
             kv_policy=kv_policy,
             batch_size=batch,
+            log=run.log,
+            on_sample=run.advance,
         )
         run.config["against"] = None if earlier is None else earlier.describe()
-        lm.log, lm.on_sample = run.log, run.advance
         rows = sum(min(len(one.eval_docs), limit or 10**9) for one in loaded["tasks"].values())
         run.total(rows * len(run.conditions))
         results = run_tasks(

@@ -1,12 +1,12 @@
 """Figures of answer losses: means by token and by answer, and what another plan costs."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.samples import mean_and_error
 
 ALL: Final = "all"
 """The task that stands for every source together."""
@@ -142,7 +142,4 @@ def by_token(values: Sequence[tuple[float, int]]) -> tuple[float, float | None]:
 
 def by_answer(values: Sequence[tuple[float, int]]) -> tuple[float, float | None]:
     """The mean over answers of each one's value a token, and its error."""
-    means = [value / count for value, count in values]
-    if len(means) < 2:
-        return means[0], None
-    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means))
+    return mean_and_error([value / count for value, count in values])

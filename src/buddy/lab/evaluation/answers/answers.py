@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -29,7 +29,7 @@ from buddy.lab.evaluation.answers.answer_points import (
 )
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates
-from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.samples import SampleLog, measure_missing
 from buddy.lab.evaluation.tasks.scoring import token_logprobs
 from buddy.model import BuddyForCausalLM
 
@@ -262,29 +262,29 @@ class _Bench:
         keys: dict[int, str],
         policy_of: Callable[[Sequence[int]], Policy],
     ) -> None:
-        pending = [i for i, key in keys.items() if not self._recall(i, key)]
-        self.on_answers(condition, len(keys) - len(pending))
-        pending.sort(key=lambda i: self.examples[i].num_tokens, reverse=True)
-        for start in range(0, len(pending), self.batch):
-            rows = pending[start : start + self.batch]
-            examples = [self.examples[i] for i in rows]
-            found = answer_losses(self.model, policy_of(rows), condition.budgets, examples)
-            for i, (nll, blocks, executed) in zip(rows, found, strict=True):
-                self._keep(i, keys[i], nll, blocks, executed)
-                if self.log is not None:
-                    self.log.add(keys[i], **asdict(self._known[keys[i]]))
-            self.on_answers(condition, len(rows))
+        """Know the answer of each example under its key."""
 
-    def _recall(self, i: int, key: str) -> bool:
-        if key in self._known:
-            return True
-        logged = None if self.log is None else self.log.find(key, Answered)
-        if logged is not None:
-            self._keep(i, key, logged.nll, logged.blocks, logged.executed)
-        return logged is not None
+        def measure(places: Sequence[int]) -> list[Answered]:
+            examples = [self.examples[i] for i in places]
+            losses = answer_losses(self.model, policy_of(places), condition.budgets, examples)
+            return [self._answered(i, *loss) for i, loss in zip(places, losses, strict=True)]
 
-    def _keep(self, i: int, key: str, nll: float, blocks: Plan, executed: int) -> None:
+        new = [(key, i) for i, key in keys.items() if key not in self._known]
+        self.on_answers(condition, len(keys) - len(new))
+        samples = measure_missing(
+            new,
+            Answered,
+            self.log,
+            batch=self.batch,
+            length=lambda i: self.examples[i].num_tokens,
+            measure=measure,
+            on_samples=lambda count: self.on_answers(condition, count),
+        )
+        for (key, i), sample in zip(new, samples, strict=True):
+            self._known[key] = self._answered(i, sample.nll, sample.blocks, sample.executed)
+
+    def _answered(self, i: int, nll: float, blocks: Plan, executed: int) -> Answered:
         example = self.examples[i]
-        self._known[key] = Answered(
+        return Answered(
             nll, len(example.answer), blocks, example.source, example.num_tokens - 1, executed
         )

@@ -1,12 +1,12 @@
 """From answers made both ways to the figures of a record, differences taken answer by answer."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.samples import mean_and_error
 
 METRICS: Final = ("rouge1", "rouge2", "rougeL")
 TASK: Final = "samsum"
@@ -89,24 +89,18 @@ def to_results(
     for way, made in answers.items():
         ran = condition.spent(_depth(made))
         for metric in METRICS:
-            value, error = _mean([answer.scores[metric] for answer in made])
+            value, error = mean_and_error([answer.scores[metric] for answer in made])
             rest = {**ran, "stderr": error, "samples": len(made), "reroute": way}
             results["points"].append(condition.point(TASK, metric, value, **rest))
         results["execution"].append(_execution(condition, way, made))
     if len(answers) > 1:
         for metric in METRICS:
             pairs = zip(answers["step"], answers["prefill"], strict=True)
-            value, error = _mean([a.scores[metric] - b.scores[metric] for a, b in pairs])
+            value, error = mean_and_error([a.scores[metric] - b.scores[metric] for a, b in pairs])
             rest = {"stderr": error, "samples": len(answers["step"]), "minus": "prefill"}
             point = condition.point(TASK, metric, value, reroute="step", **rest)
             results["differences"].append(point)
     return results
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; one value has none."""
-    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return statistics.fmean(values), spread
 
 
 def _depth(answers: Sequence[Answer]) -> float:

@@ -89,7 +89,7 @@ def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, Any]:
     from buddy.lab.evaluation.tasks.extra import require_lm_eval
 
     require_lm_eval()
-    from buddy.lab.evaluation.tasks.tasks import load_training
+    from buddy.lab.evaluation.tasks.loading import load_training
 
     return load_training(names, data_dir=data_dir)
 

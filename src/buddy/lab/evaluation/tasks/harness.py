@@ -1,9 +1,10 @@
 """Buddy as a model of lm-evaluation-harness: behind `buddy eval tasks` and the launcher."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, cast
 
 import torch
@@ -13,11 +14,11 @@ from lm_eval.models.huggingface import HFLM
 
 from buddy.checkpoint.resolve import load_tokenizer
 from buddy.engine.run import check_reroute
-from buddy.engine.state.cache import check_kv_policy
+from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition, plan_conditions
-from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.samples import SampleLog, measure_missing
 from buddy.lab.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score
 from buddy.model import BuddyForCausalLM
 
@@ -41,7 +42,9 @@ class _Document:
     @property
     def length(self) -> int:
         """Tokens of its longest question."""
-        return max(len(one.routed) + max(map(len, one.rests)) for one in self.questions)
+        return max(
+            len(question.routed) + max(map(len, question.rests)) for question in self.questions
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,30 @@ class LoggedText:
     """The prompt's plan."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """How many blocks run, and who chooses them: what `--model_args` takes."""
+
+    budget: str | float | int | None = None
+    """As a caller writes it; full depth if not given."""
+    policy: str | None = None
+    """Who chooses the blocks; the model's own if not given."""
+    route_on: str = "prompt"
+    """`full` lets the route see the answers too, as harnesses that leak do. Only to reproduce
+    their figures."""
+    reroute: str | int = "step"
+    """When generation chooses again."""
+    kv_policy: KVPolicy | None = None
+    """What a skipped block leaves in its KV cache; the model's own if not given."""
+
+    def __post_init__(self) -> None:
+        if self.route_on not in ROUTES:
+            raise PolicyError(f"route_on must be one of {', '.join(ROUTES)}, got {self.route_on!r}")
+        if self.kv_policy is not None:
+            check_kv_policy(self.kv_policy)
+        check_reroute(cast(Any, self.reroute))
+
+
 @register_model("buddy")
 class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
     """Scores and generates under one condition at a time.
@@ -75,40 +102,40 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
 
     Args:
         pretrained: As `buddy generate --model` takes it; or a model, with `tokenizer`.
-        budget: As a caller writes it; full depth if not given.
-        policy: Who chooses the blocks; the model's own if not given.
-        route_on: "full" lets the route see the answers too, as harnesses that leak do. Only to
-            reproduce their figures.
-        reroute: When generation chooses again.
-        kv_policy: What a skipped block leaves in its KV cache; the model's own if not given.
-        batch_size: Questions, or prompts of a generation, at a time.
         device: Where to put the weights.
         dtype: The weights' number format.
+        batch_size: Questions, or prompts of a generation, at a time.
         tokenizer: For a model that is given as an object.
-        **options: lm-eval's own `add_bos_token`, `max_length`, `prefix_token_id` ...
+        log: Keeps every sample, and gives back those it has.
+        on_sample: Called after each document or generation.
+        **settings: Those of `Routing`, and lm-eval's own `add_bos_token`, `max_length`,
+            `prefix_token_id` ...
 
     Raises:
-        BuddyError: The model cannot be loaded, or the condition cannot be run.
+        BuddyError: The model cannot be loaded, a setting is unknown, or the condition cannot be
+            run.
     """
 
     def __init__(
         self,
         pretrained: str | BuddyForCausalLM,
         *,
-        budget: str | float | int | None = None,
-        policy: str | None = None,
-        route_on: str = "prompt",
-        reroute: str | int = "step",
-        kv_policy: str | None = None,
-        batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        batch_size: int | str | None = None,
         tokenizer: Any = None,
-        **options: Any,
+        log: SampleLog | None = None,
+        on_sample: Callable[[], None] = lambda: None,
+        **settings: Any,
     ) -> None:
-        if route_on not in ROUTES:
-            raise PolicyError(f"route_on must be one of {', '.join(ROUTES)}, got {route_on!r}")
+        own = {field.name for field in fields(Routing)}
+        routing = Routing(**{name: settings.pop(name) for name in own & settings.keys()})
+        known = inspect.signature(HFLM.__init__).parameters
+        if unknown := sorted(settings.keys() - known):
+            raise PolicyError(
+                f"no setting {', '.join(unknown)}: expected one of {', '.join(sorted(own))}, or "
+                "of lm-eval's `hf` model"
+            )
         if isinstance(pretrained, str):
             number = None if dtype in (None, "auto") else getattr(torch, str(dtype))
             if device is not None and "cuda" in device and not torch.cuda.is_available():
@@ -118,21 +145,17 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         else:
             model = pretrained
         size = DEFAULT_BATCH if batch_size in (None, "auto") else batch_size
-        super().__init__(model, tokenizer=tokenizer, batch_size=size, **options)
-        self._route_on = route_on
-        self._kv_policy = None if kv_policy is None else check_kv_policy(kv_policy)
-        self._reroute = check_reroute(cast(Any, reroute))
+        super().__init__(model, tokenizer=tokenizer, batch_size=size, **settings)
+        self.log = log
+        """Where samples are kept."""
+        self._routing, self._on_sample = routing, on_sample
         self._instances: list[Instance] | None = None
         self._rolling = "rolling"
         self._plans: list[tuple[int, ...]] = []
-        self.on_sample: Callable[[], None] = lambda: None
-        """Called after each document or generation."""
-        self.log: SampleLog | None = None
-        """Keeps every sample, and gives back those it has."""
         self.execution: dict[str, list[tuple[int, ...]]] = {}
         """By task, the plan of each question of the present condition."""
-        budgets = ("1.0",) if budget is None else (str(budget),)
-        policies = () if policy is None else (policy,)
+        budgets = ("1.0",) if routing.budget is None else (str(routing.budget),)
+        policies = () if routing.policy is None else (routing.policy,)
         self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
 
     def set_condition(self, condition: Condition) -> None:
@@ -152,7 +175,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             BudgetError: The answer is to run at a budget of its own, and to be a part of the
                 prompt, as `route_on="full"` has it.
         """
-        if self._route_on == "full" and condition.budget.prefill is not None:
+        if self._routing.route_on == "full" and condition.budget.prefill is not None:
             raise BudgetError(
                 "where the route sees answers too they run the prompt's budget: name one budget "
                 f"for both, not {condition.budget.prefill} and {condition.blocks} blocks, or leave "
@@ -193,26 +216,40 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
     ) -> list[tuple[float, bool]]:
         """Called by lm-eval with token ids, of requests or of rolling windows."""
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        pending: list[_Document] = []
-        for document in self._documents(requests):
-            logged = self.log.find(document.key, LoggedScores) if self.log is not None else None
-            if logged is None:
-                pending.append(document)
-            else:
-                self._take(document, logged.scored, results)
-        pending.sort(key=lambda document: document.length, reverse=True)
-        for start in range(0, len(pending), self.batch_size):
-            batch = pending[start : start + self.batch_size]
-            questions = [question for document in batch for question in document.questions]
-            policy, source = self.condition.policy, self.condition.source
-            scored = iter(score(self.model, policy, source, questions, self._kv_policy))
-            for document in batch:
-                mine = [next(scored) for _ in document.questions]
-                if self.log is not None:
-                    made = LoggedScores(task=document.task, scored=tuple(mine))
-                    self.log.add(document.key, **asdict(made))
-                self._take(document, mine, results)
+        documents = self._documents(requests)
+        samples = measure_missing(
+            [(document.key, document) for document in documents],
+            LoggedScores,
+            self.log,
+            batch=self.batch_size,
+            length=lambda document: document.length,
+            measure=self._score,
+            on_samples=self._count,
+        )
+        for document, sample in zip(documents, samples, strict=True):
+            pairs = (
+                pair
+                for scored in sample.scored
+                for pair in zip(scored.loglikelihoods, scored.greedy, strict=True)
+            )
+            for place, pair in zip(document.places, pairs, strict=True):
+                results[place] = pair
+            plans = [scored.blocks for scored in sample.scored]
+            self.execution.setdefault(document.task, []).extend(plans)
         return results
+
+    def _score(self, documents: "Sequence[_Document]") -> list[LoggedScores]:
+        questions = [question for document in documents for question in document.questions]
+        policy, source = self.condition.policy, self.condition.source
+        scored = iter(score(self.model, policy, source, questions, self._routing.kv_policy))
+        return [
+            LoggedScores(task=document.task, scored=tuple(next(scored) for _ in document.questions))
+            for document in documents
+        ]
+
+    def _count(self, samples: int) -> None:
+        for _ in range(samples):
+            self._on_sample()
 
     def _documents(self, requests: Sequence[_Encoded]) -> "list[_Document]":
         """Requests about the same document belong together: they share a route."""
@@ -229,7 +266,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
                     request[0] is not None and request[0][0] != "",
                 )
             places.setdefault(document, []).append(place)
-        make = ask if self._route_on == "prompt" else ask_leaking
+        make = ask if self._routing.route_on == "prompt" else ask_leaking
         documents = []
         for (task, row, *_), mine in places.items():
             candidates = [requests[place][1:] for place in mine]
@@ -244,45 +281,29 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
         return f"{self.condition.key} {task} {digest}"
 
-    def _take(
-        self, document: "_Document", scored: Sequence[Scored], results: list[tuple[float, bool]]
-    ) -> None:
-        pairs = (
-            pair for one in scored for pair in zip(one.loglikelihoods, one.greedy, strict=True)
-        )
-        for place, pair in zip(document.places, pairs, strict=True):
-            results[place] = pair
-        self.execution.setdefault(document.task, []).extend(one.blocks for one in scored)
-        self.on_sample()
-
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Called by lm-eval: the text that follows each prompt, up to a stop sequence."""
-        results = [""] * len(requests)
-        keys = [self._key(request.task_name, request.args) for request in requests]
-        pending = []
-        for place, key in enumerate(keys):
-            logged = self.log.find(key, LoggedText) if self.log is not None else None
-            if logged is None:
-                pending.append(place)
-            else:
-                results[place] = self._finish(requests[place], logged.text, logged.blocks)
-        pending.sort(key=lambda place: len(requests[place].args[0]), reverse=True)
-        for start in range(0, len(pending), self.batch_size):
-            batch = pending[start : start + self.batch_size]
-            self._plans = []
-            texts = cast(Any, super()).generate_until([requests[i] for i in batch], True)
-            # lm-eval may have sorted the prompts: which plan is whose does not matter here.
-            for place, text, blocks in zip(batch, texts, self._plans, strict=True):
-                if self.log is not None:
-                    task = requests[place].task_name
-                    self.log.add(keys[place], task=task, text=text, blocks=blocks)
-                results[place] = self._finish(requests[place], text, blocks)
-        return results
+        samples = measure_missing(
+            [(self._key(request.task_name, request.args), request) for request in requests],
+            LoggedText,
+            self.log,
+            batch=self.batch_size,
+            length=lambda request: len(request.args[0]),
+            measure=self._generate,
+            on_samples=self._count,
+        )
+        for request, sample in zip(requests, samples, strict=True):
+            self.execution.setdefault(str(request.task_name), []).append(sample.blocks)
+        return [sample.text for sample in samples]
 
-    def _finish(self, request: Instance, text: str, blocks: Sequence[int]) -> str:
-        self.execution.setdefault(str(request.task_name), []).append(tuple(blocks))
-        self.on_sample()
-        return text
+    def _generate(self, requests: Sequence[Instance]) -> list[LoggedText]:
+        self._plans = []
+        texts = cast(Any, super()).generate_until(list(requests), True)
+        # lm-eval may have sorted the prompts: which plan is whose does not matter here.
+        return [
+            LoggedText(task=request.task_name, text=text, blocks=blocks)
+            for request, text, blocks in zip(requests, texts, self._plans, strict=True)
+        ]
 
     def _model_generate(self, context: Any, max_length: int, stop: Any, **options: Any) -> Any:
         """Called by lm-eval for a batch of prompts."""
@@ -292,8 +313,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             max_length,
             stop,
             budget=self.condition.source or "auto",
-            reroute=self._reroute,
-            kv_policy=self._kv_policy,
+            reroute=self._routing.reroute,
+            kv_policy=self._routing.kv_policy,
             trace=trace,
             **options,
         )
