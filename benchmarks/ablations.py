@@ -10,14 +10,11 @@ collects.
     python benchmarks/ablations.py recipes/ablations.toml --out results/training/ablations.json
 """
 
-import argparse
-import subprocess
-import sys
 from pathlib import Path
 
-from reuse import is_trained
-
-from buddy.records import RunRecord, read_record
+from buddy.lab import experiment
+from buddy.lab.steps import run_buddy, trained_record
+from buddy.records import read_record
 from buddy.settings import read_recipe
 from buddy.training.router.recipe import Recipe
 
@@ -46,12 +43,9 @@ ABLATIONS = {
 
 def main():
     """Train what is not trained yet; print and record the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=list(ABLATIONS))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
@@ -62,39 +56,35 @@ def main():
             same = read_recipe(Recipe, args.recipe, sets) == base
             folder = args.runs / ("recipe" if same else f"{ablation} {name}".replace(" ", "-"))
             points += [
-                {"ablation": ablation, "setting": name, **one}
-                for one in trained(args.recipe, folder, sets)["results"]["evaluation"]
+                {"ablation": ablation, "setting": name, **point}
+                for point in trained(args.recipe, folder, sets)["results"]["evaluation"]
             ]
     config = {"recipe": args.recipe.read_text(), "set": args.set}
-    RunRecord(kind="ablations", config=config, model=None, results={"points": points}).save(
-        args.out
-    )
+    experiment.save(args.out, "ablations", {"points": points}, config=config)
     print(table(points))
 
 
 def trained(recipe, folder, sets):
     """The record of one run, which is made if it is not there."""
-    if not is_trained(folder, read_recipe(Recipe, recipe, sets)):
-        changes = [part for one in sets for part in ("--set", one)]
-        command = ["train", recipe, "--out", folder, "--resume", *changes]
-        subprocess.run([sys.executable, "-m", "buddy", *map(str, command)], check=True)
-    return read_record(folder / "record.json")
+    record = trained_record(folder, read_recipe(Recipe, recipe, sets))
+    if record is None:
+        changes = [part for change in sets for part in ("--set", change)]
+        run_buddy(["train", recipe, "--out", folder, "--resume", *changes])
+        record = read_record(folder / "record.json")
+    return record
 
 
 def table(points):
     """Cross-entropy, and distinct plans in brackets: one row a setting, one column a budget."""
     depths = sorted({point["blocks"] for point in points}, reverse=True)
-    lines = ["| | | " + " | ".join(f"{depth} blocks" for depth in depths) + " |"]
-    lines.append("|---|---|" + "---:|" * len(depths))
-    for key in dict.fromkeys((point["ablation"], point["setting"]) for point in points):
-        row = {
-            point["blocks"]: f"{point['cross_entropy']:.3f} ({point['distinct_plans']})"
-            for point in points
-            if (point["ablation"], point["setting"]) == key
-        }
-        lines.append(f"| {key[0]} | {key[1]} | " + " | ".join(row[d] for d in depths) + " |")
-    return "\n".join(lines)
+    cells = {}
+    for point in points:
+        row = cells.setdefault((point["ablation"], point["setting"]), {})
+        row[point["blocks"]] = f"{point['cross_entropy']:.3f} ({point['distinct_plans']})"
+    head = ("", "", *(f"{depth} blocks" for depth in depths))
+    rows = [(*names, *(row[depth] for depth in depths)) for names, row in cells.items()]
+    return experiment.markdown(head, rows, texts=2)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

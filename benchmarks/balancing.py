@@ -12,7 +12,6 @@ Requests come at random times whatever happens, with lengths and budgets drawn f
     python benchmarks/balancing.py --out results/scaling/balancing.json
 """
 
-import argparse
 import heapq
 import math
 import statistics
@@ -24,7 +23,8 @@ from random import Random
 
 from scaling import GROUPS, H100, MODELS, ROOT, measured_machine, step_parts, table
 
-from buddy.records import RunRecord, read_record
+from buddy.lab import experiment
+from buddy.records import read_record
 from buddy.serving.control.cost import StepShape
 
 SHARES = {0.5: 0.5, 0.75: 0.25, 1.0: 0.25}
@@ -281,9 +281,7 @@ def p95(values):
 
 def read_arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__, out=False)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--duration", type=float, default=20.0, help="seconds of arrivals")
     parser.add_argument("--seeds", type=int, default=2)
@@ -439,8 +437,8 @@ def main():
         config = {key: str(value) for key, value in vars(args).items()}
         config |= {"shares": {str(key): one for key, one in SHARES.items()}, "chunk": CHUNK}
         config |= {"max_rows": MAX_ROWS, "groups": GROUPS}
-        RunRecord(kind="balancing", model=None, config=config, results=results).save(args.out)
+        experiment.save(args.out, "balancing", results, config=config)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

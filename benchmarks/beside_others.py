@@ -14,15 +14,12 @@ What is not named is left out.
 
 import argparse
 import itertools
-import json
-import os
 import random
-import statistics
 import sys
 import time
 from pathlib import Path
 
-from turns import Engine, threads_of
+from turns import Engine, answer_lines, threads_of
 
 HERE = Path(__file__).resolve().parents[1]
 CASES = ("1x256", "8x256", "32x256")
@@ -97,7 +94,7 @@ def vllm(args):
     def run(ids, tokens):
         options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
         how = SamplingParams(max_tokens=tokens, min_tokens=tokens, **options)
-        model.generate([{"prompt_token_ids": one} for one in ids], how, use_tqdm=False)
+        model.generate([{"prompt_token_ids": row} for row in ids], how, use_tqdm=False)
 
     return run, {"engine": f"vLLM {__version__}"}
 
@@ -136,7 +133,7 @@ def llama(args):
     def run(ids, tokens):
         lib.llama_memory_clear(lib.llama_get_memory(context), ctypes.c_bool(False))
         length = len(ids[0])
-        fed = [(token, at, row) for row, one in enumerate(ids) for at, token in enumerate(one)]
+        fed = [(token, at, row) for row, own in enumerate(ids) for at, token in enumerate(own)]
         new = feed(fed, {length * (row + 1) - 1 for row in range(len(ids))})
         for step in range(tokens - 1):
             fed = [(token, length + step, row) for row, token in enumerate(new)]
@@ -154,22 +151,21 @@ ENGINES = {
 """By name, what makes a worker's run; those with an environment of their own may be left out."""
 
 
-def work(args):
-    """Answer each case that comes in with its seconds."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+def timing(args):
+    """What runs a case and says its seconds, and what the engine is."""
     run, facts = ENGINES[args.work](args)
-    print(json.dumps(facts), file=answers, flush=True)
-    for line in sys.stdin:
-        batch, context, tokens = json.loads(line)
+
+    def timed(case):
+        batch, context, tokens = case
         ids = prompts(args.vocab, batch, context)
         begun = time.perf_counter()
         run(ids, 1)
         first = time.perf_counter()
         run(ids, 1 + tokens)
-        all_s = time.perf_counter() - first
-        found = {"prefill_s": first - begun, "decode_s": (all_s - (first - begun)) / tokens}
-        print(json.dumps(found), file=answers, flush=True)
+        prefill_s, all_s = first - begun, time.perf_counter() - first
+        return {"prefill_s": prefill_s, "decode_s": (all_s - prefill_s) / tokens}
+
+    return timed, facts
 
 
 def started(name, args, model):
@@ -197,6 +193,7 @@ def read_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
     parser.add_argument("--llama", help="the Python of an environment that has llama-cpp-python")
@@ -206,7 +203,6 @@ def read_arguments():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=40_000, help="random ids lie below")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -215,10 +211,10 @@ def main():
     """Measure, show, record."""
     args = read_arguments()
     if args.work:
-        work(args)
+        answer_lines(lambda: timing(args))
         return
     from buddy.checkpoint.resolve import resolve
-    from buddy.records import RunRecord
+    from buddy.lab import experiment
 
     folder = str(resolve(args.model).base.folder())
     own = environments(args)
@@ -227,13 +223,9 @@ def main():
     names = [name for name in ENGINES if own.get(name, "ours")]
     engines = {name: started(name, args, folder) for name in names}
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
-    draw, seen = random.Random(0), {case: [] for case in cases}
-    for number in range(args.rounds + 1):
-        for case in cases:
-            order = draw.sample(names, len(names))
-            made = {name: engines[name].ask((*case, args.new_tokens)) for name in order}
-            if number:  # the first round warms up
-                seen[case].append(made)
+    seen = experiment.take_turns(
+        names, cases, args.rounds, lambda name, case: engines[name].ask((*case, args.new_tokens))
+    )
     facts = {name: engine.facts for name, engine in engines.items()}
     for engine in engines.values():
         engine.end()
@@ -249,25 +241,21 @@ def main():
                     "batch": batch,
                     "context": context,
                     "phase": phase.removesuffix("_s"),
-                    "tokens_per_s": statistics.median(rates),
-                    "buddy_over_it": statistics.median(ratios),
+                    "tokens_per_s": experiment.median(rates),
+                    "buddy_over_it": experiment.median(ratios),
                     "ratios": ratios,
                 }
             )
             print(
-                f"{batch}x{context} {phase:<9} {name:<17} {statistics.median(rates):7.0f} tokens/s"
-                f"   buddy at full depth is {statistics.median(ratios):.2f} times as fast"
+                f"{batch}x{context} {phase:<9} {name:<17} {experiment.median(rates):7.0f} tokens/s"
+                f"   buddy at full depth is {experiment.median(ratios):.2f} times as fast"
             )
     model = facts["buddy"].pop("model")
     facts["buddy, 15 blocks"].pop("model")
-    paths = ("vllm", "llama", "gguf", "work")
-    config = {key: str(value) for key, value in vars(args).items() if key not in paths}
-    RunRecord(
-        kind="beside-others",
-        model=model,
-        config={**config, "model": Path(folder).name, "engines": facts},
-        results={"cells": cells},
-    ).save(args.out)
+    config = {**experiment.texts(args), "model": Path(folder).name, "engines": facts}
+    for name in ("vllm", "llama", "gguf", "work"):
+        del config[name]
+    experiment.save(args.out, "beside-others", {"cells": cells}, config=config, model=model)
 
 
 if __name__ == "__main__":

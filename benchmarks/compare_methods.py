@@ -29,26 +29,31 @@ without it collects. What is there of another recipe or command is refused. A se
 
 import argparse
 import math
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-
-from reuse import is_measured, is_trained
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.cli.loading import DTYPES
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
 from buddy.hub.loading import named_dtype
+from buddy.lab import experiment
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.against import Against, mean_difference
 from buddy.lab.evaluation.answers.answer_points import Answered, by_answer, differences
 from buddy.lab.evaluation.tasks.tasks import SampleScores
+from buddy.lab.steps import (
+    check_same_model,
+    facts_of,
+    measured_record,
+    run_buddy,
+    trained_record,
+)
 from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.policies.registry import methods as registered
-from buddy.records import RunRecord, read_record
+from buddy.records import read_record
 from buddy.settings import read_recipe
 from buddy.training.methods import read_method
 from buddy.training.router.recipe import Recipe
@@ -131,21 +136,11 @@ def main():
             points += tasks(args, method, model)
             if is_compared:
                 task_gaps += accuracy_above_buddy(method, args.runs)
-    record = RunRecord(
-        kind="comparison",
-        model=None,
-        config={
-            "recipe": args.recipe.read_text(),
-            "set": args.set,
-            "changes": changes,
-            "dtype": args.dtype,
-            "rows": args.rows,
-            "calibrate": args.calibrate,
-            "tasks": {"names": args.task, "limit": args.limit} if args.tasks_dir else None,
-        },
-        results={"points": points, "above_buddy": gaps, "accuracy_above_buddy": task_gaps},
-    )
-    record.save(args.out)
+    tasks_asked = {"names": args.task, "limit": args.limit} if args.tasks_dir else None
+    config = {name: getattr(args, name) for name in ("set", "dtype", "rows", "calibrate")}
+    config |= {"recipe": args.recipe.read_text(), "changes": changes, "tasks": tasks_asked}
+    results = {"points": points, "above_buddy": gaps, "accuracy_above_buddy": task_gaps}
+    experiment.save(args.out, "comparison", results, config=config)
     for title, *_ in args.rows:
         print(table(points, title, "answer_nll"))
     if args.tasks_dir:
@@ -154,12 +149,9 @@ def main():
 
 def read_arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"))
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depths", default="26,22,18,15")
     parser.add_argument(
         "--orders", default="results/importance", help="folder with the static orders' records"
@@ -208,14 +200,14 @@ def methods(args):
     depths = tuple(int(depth) for depth in args.depths.split(","))
     recipe = read_recipe(Recipe, args.recipe, args.set)
     rounds = BuddyForCausalLM.outline(recipe.model.name).num_blocks - min(depths)
-    orders = {one: f"static:{args.orders}/{one}.json" for one in STATIC}
-    policies = tuple(f"{STATIC[one]}={spec}" for one, spec in orders.items())
+    orders = {name: f"static:{args.orders}/{name}.json" for name in STATIC}
+    policies = tuple(f"{STATIC[name]}={spec}" for name, spec in orders.items())
     yield ComparedMethod("untuned", "Untuned", None, (), depths, policies)
     for name, (label, changes) in SHARED.items():
         alone = [] if name == "buddy" else ["router.orders=[]"]
-        changes = [*alone, *(one.format(orders=args.orders) for one in changes), *args.set]
+        changes = [*alone, *(change.format(orders=args.orders) for change in changes), *args.set]
         yield ComparedMethod(name, label, args.recipe, tuple(changes), depths)
-    for one, spec in orders.items():
+    for order, spec in orders.items():
         for depth in depths:
             changes = [
                 "router.orders=[]",
@@ -225,12 +217,12 @@ def methods(args):
                 *args.set,
             ]
             yield ComparedMethod(
-                f"{one}-{depth}", STATIC[one], args.recipe, tuple(changes), (depth,)
+                f"{order}-{depth}", STATIC[order], args.recipe, tuple(changes), (depth,)
             )
     for name, rival in RIVALS.items():
         changes = [f"optim.learning_rate={recipe.optim.learning_rate}", *args.set]
         if name in STARTS_FROM:
-            dtypes = [one for one in args.set if one.startswith("model.dtype=")]
+            dtypes = [change for change in args.set if change.startswith("model.dtype=")]
             changes = [f"model.name={args.runs / STARTS_FROM[name] / 'checkpoint'}", *dtypes]
         if name == "pudding":
             shown = ", ".join(f'"{depth} blocks"' for depth in depths)
@@ -247,15 +239,10 @@ def trained(method, args):
         return read_recipe(Recipe, args.recipe, args.set).model.name
     folder = args.runs / method.name
     _, settings = read_method(method.recipe, method.changes)
-    if not is_trained(folder, settings):
-        sets = [part for one in method.changes for part in ("--set", one)]
-        buddy("train", method.recipe, "--out", folder, "--resume", *sets)
+    if trained_record(folder, settings) is None:
+        sets = [part for change in method.changes for part in ("--set", change)]
+        run_buddy(["train", method.recipe, "--out", folder, "--resume", *sets])
     return folder / "checkpoint"
-
-
-def buddy(*arguments):
-    """Run a command of ours, and stop where it stops."""
-    subprocess.run([sys.executable, "-m", "buddy", *map(str, arguments)], check=True)
 
 
 def thresholds(method, model, args):
@@ -296,8 +283,7 @@ def thresholds(method, model, args):
             print(f"{method.name}: {error}")
             continue
         found[str(depth)] = {"threshold": threshold_at(share), "mean_blocks": ran}
-    results = {"thresholds": found}
-    RunRecord(kind="thresholds", model=None, config=config, results=results).save(path)
+    experiment.save(path, "thresholds", {"thresholds": found}, config=config)
     return found
 
 
@@ -312,18 +298,22 @@ def measured(method, model, kind, args, *command):
         for depth, found in thresholds(method, model, args).items():
             policies.append(f"{depth}={method.name}:{found['threshold']:.9g}")
     arguments = ["eval", *command, "--model", model, "--out", out]
-    arguments += [part for one in budgets for part in ("-b", one)]
-    arguments += [part for one in policies for part in ("--policy", one)]
+    arguments += [part for budget in budgets for part in ("-b", budget)]
+    arguments += [part for policy in policies for part in ("--policy", policy)]
     if args.dtype:
         arguments += ["--dtype", args.dtype]
-    if not is_measured(out, arguments, model, args.dtype):
-        buddy(*arguments)
-    points = read_record(out)["results"]["points"]
+    record = measured_record(out, arguments)
+    if record is None:
+        run_buddy(arguments)
+        record = read_record(out)
+    else:
+        check_same_model(out, record, facts_of(str(model), args.dtype))
+    points = record["results"]["points"]
     if method.policies:
-        return [{**one, "label": f"{one['label']}, untuned"} for one in points]
+        return [{**point, "label": f"{point['label']}, untuned"} for point in points]
     if method.is_online:
-        return [{**one, **wanted(one["label"]), "label": method.label} for one in points]
-    return [{**one, "label": method.label, "policy": folder(method)} for one in points]
+        return [{**point, **wanted(point["label"]), "label": method.label} for point in points]
+    return [{**point, "label": method.label, "policy": folder(method)} for point in points]
 
 
 def wanted(label):
@@ -393,7 +383,7 @@ def accuracy_above_buddy(method, runs):
 def tasks(args, method, model):
     """The commonsense tasks and their average."""
     command = ("tasks", "--data-dir", args.tasks_dir, "--limit", args.limit)
-    chosen = [part for one in args.task for part in ("--task", one)]
+    chosen = [part for task in args.task for part in ("--task", task)]
     return measured(method, model, "tasks", args, *command, *chosen)
 
 
@@ -404,13 +394,12 @@ def table(points, task, metric):
         if (point["task"], point["metric"]) == (task, metric) and not point.get("is_own"):
             cells.setdefault(point["label"], {})[point["blocks"]] = point["value"]
     depths = sorted({depth for row in cells.values() for depth in row}, reverse=True)
-    lines = [f"| {task}, {metric} | " + " | ".join(map(str, depths)) + " |"]
-    lines.append("|---|" + "---:|" * len(depths))
-    for method, row in cells.items():
-        shown = (f"{row[depth]:.3f}" if depth in row else "-" for depth in depths)
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    rows = [
+        (method, *(f"{row[depth]:.3f}" if depth in row else "-" for depth in depths))
+        for method, row in cells.items()
+    ]
+    return experiment.markdown((f"{task}, {metric}", *depths), rows)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -8,24 +8,19 @@ policy, when to route again, whose scores rank the blocks of a batch, how many b
         --blocks 22 15 --out results/decode-quality.json
 """
 
-import argparse
-import math
 import random
 import statistics
 import time
-from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.data.examples import Source, read_examples
 from buddy.engine.state.cache import KV_POLICIES
 from buddy.generation.padding import left_padded
 from buddy.hub.presets import ROUTED_MODEL
-from buddy.records import RunRecord
+from buddy.lab import experiment
+from buddy.lab.evaluation.samples import mean_and_error
 
 BASE = {"kv_policy": "lazy", "reroute": "step", "batch_route": "independent"}
 CONDITIONS = {
@@ -82,24 +77,16 @@ def measured(model, examples, blocks, batch=1, **options):
 def drawn(args):
     """Rows of each source, as many of one as of another; short answers first."""
     tokenizer = load_tokenizer(args.model)
-    found = [
-        one
-        for path in args.files
-        for one in read_examples(Source(path=path), tokenizer, max_tokens=args.max_tokens)
-        if not args.sources or one.source in args.sources
-    ]
-    draw, rows = random.Random(0), []
-    for name in sorted({one.source for one in found}):
-        own = [one for one in found if one.source == name]
-        rows += draw.sample(own, min(args.rows, len(own)))
-    return sorted(rows, key=lambda one: len(one.answer))
+    rows, draw = experiment.by_source(args.files, tokenizer, args.max_tokens), random.Random(0)
+    found = []
+    for name in sorted(rows.keys() & set(args.sources or rows)):
+        found += draw.sample(rows[name], min(args.rows, len(rows[name])))
+    return sorted(found, key=lambda example: len(example.answer))
 
 
 def main():
     """Measure, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("files", nargs="+", help="instruction rows")
     parser.add_argument("-m", "--model", default=ROUTED_MODEL)
     parser.add_argument("--sources", nargs="*", help="of the rows that count; all if not given")
@@ -108,7 +95,6 @@ def main():
     parser.add_argument("--blocks", type=int, nargs="+", default=[22, 15])
     parser.add_argument("--conditions", nargs="*", choices=list(CONDITIONS), help="all if none")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     examples = drawn(args)
@@ -117,7 +103,7 @@ def main():
         quant: BuddyForCausalLM.from_pretrained(
             args.model, dtype=torch.bfloat16, quant=quant, merge_adapter=True
         )
-        for quant in {one.get("quant") for one in conditions.values()}
+        for quant in {changes.get("quant") for changes in conditions.values()}
     }
     cells = []
     for blocks in args.blocks:
@@ -127,39 +113,43 @@ def main():
             model = models[options.pop("quant", None)]
             losses, plans, prefill_s, whole_s = measured(model, examples, blocks, **options)
             base = base or losses
-            over = [a - b for a, b in zip(losses, base, strict=True)]
+            nll, error = mean_and_error(losses)
+            over, over_error = mean_and_error([a - b for a, b in zip(losses, base, strict=True)])
             cells.append(
                 {
                     "condition": name,
                     "blocks": blocks,
-                    "nll": statistics.mean(losses),
-                    "stderr": statistics.stdev(losses) / math.sqrt(len(losses)),
-                    "over_base": statistics.mean(over),
-                    "over_base_stderr": statistics.stdev(over) / math.sqrt(len(over)),
+                    "nll": nll,
+                    "stderr": error,
+                    "over_base": over,
+                    "over_base_stderr": over_error,
                     "plans_per_answer": statistics.mean(plans),
                     "prefill_s": statistics.mean(prefill_s),
                     "whole_s": statistics.mean(whole_s),
                 }
             )
-    table = Table(title=f"cross-entropy of {len(examples)} answers, fed token by token")
-    for column in ("condition", "blocks", "nats a token", "over base", "plans an answer"):
-        table.add_column(column, justify="left" if column == "condition" else "right")
-    for cell in cells:
-        table.add_row(
-            cell["condition"],
-            str(cell["blocks"]),
-            f"{cell['nll']:.3f}±{cell['stderr']:.3f}",
-            f"{cell['over_base']:+.3f}±{cell['over_base_stderr']:.3f}",
-            f"{cell['plans_per_answer']:.1f}",
-        )
-    Console(stderr=True).print(table)
-    RunRecord(
-        kind="decode-quality",
+    experiment.show(
+        f"cross-entropy of {len(examples)} answers, fed token by token",
+        ("condition", "blocks", "nats a token", "over base", "plans an answer"),
+        [
+            (
+                cell["condition"],
+                cell["blocks"],
+                f"{cell['nll']:.3f}±{cell['stderr']:.3f}",
+                f"{cell['over_base']:+.3f}±{cell['over_base_stderr']:.3f}",
+                f"{cell['plans_per_answer']:.1f}",
+            )
+            for cell in cells
+        ],
+    )
+    experiment.save(
+        args.out,
+        "decode-quality",
+        {"rows": len(examples), "cells": cells},
+        config=experiment.values(args),
         model=models[None].facts(),
-        config={key: value for key, value in vars(args).items() if key != "out"},
-        results={"rows": len(examples), "cells": cells},
-    ).save(args.out)
+    )
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

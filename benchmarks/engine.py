@@ -17,30 +17,26 @@ With `--random` the weights are random numbers in the shape of a model, and noth
 last example shows what another machine would do, ours and torch's kernels restricted alike.
 """
 
-import argparse
 import itertools
 import os
-import random
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from shapes import SHAPES, random_model
 from transformers import LogitsProcessorList
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.engine.executors.native.decoder import NativeDecoder
 from buddy.hub.presets import ROUTED_MODEL
-from buddy.records import RunRecord
+from buddy.lab import experiment
 
 SHARES = (0.875, 0.75, 0.625, 0.5)
 ALWAYS = ("transformers", "dense")
 """Subjects that ratios are taken over."""
+MEMORY = "memory"
+"""What the machine reads a second, measured in turn with the subjects."""
 RESTRICTIONS = ("BUDDY_NATIVE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 """Variables that keep instructions from a kernel."""
 
@@ -59,21 +55,11 @@ def decode_s(model, ids, new_tokens, **options):
             executor.seconds = torch.zeros(3, dtype=torch.float64)
         return logits
 
-    model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        trace=trace,
-        logits_processor=LogitsProcessorList([after_prefill]),
-        **options,
-    )
-    ends = [step.ended_s for step in trace.steps]
-    steps = len(ends) - 1
+    processors = LogitsProcessorList([after_prefill])
+    experiment.generate(model, ids, new_tokens, trace=trace, logits_processor=processors, **options)
+    steps = len(trace.steps) - 1
     found = {
-        "decode_s": statistics.median(b - a for a, b in itertools.pairwise(ends)),
-        "prefill_s": ends[0] - trace.steps[0].started_s,
+        **experiment.phase_seconds(trace),
         "plans": trace.distinct_plans,
         "changed": trace.changes / (steps * len(ids)),
         "read": statistics.mean(len(set().union(*step.plans)) for step in trace.steps[1:]),
@@ -81,7 +67,7 @@ def decode_s(model, ids, new_tokens, **options):
     if is_kernel:
         blocks, fill, head = (executor.seconds / steps).tolist()
         executor.seconds = None
-        mean = (ends[-1] - ends[0]) / steps
+        mean = (trace.steps[-1].ended_s - trace.steps[0].ended_s) / steps
         found |= {"mean_s": mean, "blocks_s": blocks, "fill_s": fill, "head_s": head}
     return found
 
@@ -98,14 +84,7 @@ def theirs_s(model, ids, new_tokens):
     begin = model.register_forward_pre_hook(note)
     end = model.register_forward_hook(note)
     try:
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            repetition_penalty=None,
-        )
+        experiment.generate(model, ids, new_tokens, repetition_penalty=None)
     finally:
         begin.remove()
         end.remove()
@@ -177,15 +156,17 @@ def measure(base, context, new_tokens, batch, rounds, *, fewer_bits, wanted):
     if unknown:
         sys.exit(f"no subject {min(unknown)!r} in this shape: expected {', '.join(runs)}")
     runs = {name: run for name, run in runs.items() if not wanted or name in (*wanted, *ALWAYS)}
-    order, seen, read = random.Random(0), {name: [] for name in runs}, []
     large = torch.ones(2**26, dtype=torch.int64, device=base.device)
-    for number in track(range(rounds + 1), f"batch {batch}, context {context}", transient=True):
-        for name in order.sample(list(runs), len(runs)):
-            made = runs[name]()
-            if number:  # the first round warms up
-                seen[name].append(made)
-        if number:
-            read.append(read_bytes_per_s(large))
+    runs[MEMORY] = lambda: read_bytes_per_s(large)
+    (found,) = experiment.take_turns(
+        list(runs),
+        [None],
+        rounds,
+        lambda name, _: runs[name](),
+        title=f"batch {batch}, context {context}",
+    ).values()
+    seen = {name: [results[name] for results in found] for name in runs}
+    read = seen.pop(MEMORY)
     cells = {}
     for name, made in seen.items():
         cell = {
@@ -244,37 +225,36 @@ def copy_bytes_per_s(device):
     return 2 * source.nbytes / min(times)
 
 
-def show(console, result):
+def show(result):
     """One table of a batch and a context."""
-    table = Table(title=f"batch {result['batch']}, context {result['context']}")
-    table.add_column("", no_wrap=True)
-    for name in ("tokens/s", "x dense", "x hf", "of ideal", "prefill", "x hf", "plans", "changed"):
-        table.add_column(name, justify="right")
-    for name, cell in result["cells"].items():
-        ideal = cell.get("decode_of_ideal")
-        table.add_row(
-            name,
-            f"{result['batch'] / cell['decode_s']:.1f}",
-            f"{cell['decode_over_dense']:.2f}",
-            f"{cell['decode_over_transformers']:.2f}",
-            "" if ideal is None else f"{ideal:.0%}",
-            f"{cell['prefill_over_dense']:.2f}",
-            f"{cell['prefill_over_transformers']:.2f}",
-            str(cell["plans"]),
-            f"{cell['changed']:.0%}",
-        )
-    console.print(table)
-    console.print(
+    ratios = ("decode_over_dense", "decode_over_transformers")
+    more = ("prefill_over_dense", "prefill_over_transformers")
+    experiment.show(
+        f"batch {result['batch']}, context {result['context']}",
+        ("", "tokens/s", "x dense", "x hf", "of ideal", "prefill", "x hf", "plans", "changed"),
+        [
+            (
+                name,
+                f"{result['batch'] / cell['decode_s']:.1f}",
+                *(f"{cell[ratio]:.2f}" for ratio in ratios),
+                f"{cell['decode_of_ideal']:.0%}" if "decode_of_ideal" in cell else "",
+                *(f"{cell[ratio]:.2f}" for ratio in more),
+                cell["plans"],
+                f"{cell['changed']:.0%}",
+            )
+            for name, cell in result["cells"].items()
+        ],
+    )
+    print(
         f"a dense step reads {result['weight_bytes_per_s'] / 1e9:.1f} GB/s of weights, "
-        f"{result['of_memory']:.0%} of memory's {result['read_bytes_per_s'] / 1e9:.1f} GB/s"
+        f"{result['of_memory']:.0%} of memory's {result['read_bytes_per_s'] / 1e9:.1f} GB/s",
+        file=sys.stderr,
     )
 
 
 def main():
     """Measure, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("--model", default=ROUTED_MODEL)
     parser.add_argument("--random", choices=sorted(SHAPES), help="random weights in this shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -284,7 +264,6 @@ def main():
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shapes", default="1x256", help="batch x context, as in 1x256,8x256")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -301,7 +280,7 @@ def main():
         )
         fewer_bits[bits].set_policy("static")
     wanted = list(filter(None, args.subjects.split(",")))
-    console, found = Console(stderr=True), []
+    found = []
     for shape in args.shapes.split(","):
         batch, context = map(int, shape.split("x"))
         found.append(
@@ -315,22 +294,17 @@ def main():
                 wanted=wanted,
             )
         )
-        show(console, found[-1])
-    RunRecord(
-        kind="engine",
-        model=base.facts(),
-        config={
-            **{key: str(value) for key, value in vars(args).items()},
-            "restricted": {name: os.environ[name] for name in RESTRICTIONS if name in os.environ},
-        },
-        results={
-            "shapes": found,
-            "engine": base.executor.name,
-            "instructions": base.executor.instructions,
-            "copy_bytes_per_s": copy_bytes_per_s(args.device),
-        },
-    ).save(args.out)
+        show(found[-1])
+    restricted = {name: os.environ[name] for name in RESTRICTIONS if name in os.environ}
+    config = {**experiment.texts(args), "restricted": restricted}
+    results = {
+        "shapes": found,
+        "engine": base.executor.name,
+        "instructions": base.executor.instructions,
+        "copy_bytes_per_s": copy_bytes_per_s(args.device),
+    }
+    experiment.save(args.out, "engine", results, config=config, model=base.facts())
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -9,7 +9,6 @@ lower. A good answer keeps both promises. Writes a record for each of the three,
     python benchmarks/goodput.py --out results/serving
 """
 
-import argparse
 import random
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from rich.progress import track
 from served import served
 
 from buddy.files import check_writable
+from buddy.lab import experiment
 from buddy.lab.load.load import PROMPTS, LoadConfig, run_load
-from buddy.records import RunRecord
 
 LABELS = {
     "full": ("1.0", "all blocks, always"),
@@ -31,9 +30,7 @@ LABELS = {
 
 def read_arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__, out=False)
     parser.add_argument("--model", default="smollm2-135m-buddy")
     parser.add_argument("--rates", default="1,2,3,4,6,9", help="requests a second")
     parser.add_argument("--duration", type=float, default=20.0, help="seconds of each load")
@@ -84,22 +81,12 @@ def main():
                 f"{name:<10} {rate:5.1f}/s: {point['goodput_rps']:5.2f} good answers/s, "
                 f"{point['blocks_per_token'] or 0:4.1f} blocks a token"
             )
-    config = {key: str(value) for key, value in vars(args).items()}
     for name, (budget, label) in LABELS.items():
         found[name]["points"].sort(key=lambda point: point["offered_rps"])
-        RunRecord(
-            kind="serving-load",
-            model=None,
-            config={
-                **config,
-                "label": label,
-                "budgets": [[budget, 1.0]],
-                "prompts": "built-in",
-                "distinct_prompts": len(PROMPTS),
-            },
-            results=found[name],
-        ).save(args.out / f"{name}.json")
+        config = {**experiment.texts(args), "label": label, "budgets": [[budget, 1.0]]}
+        config |= {"prompts": "built-in", "distinct_prompts": len(PROMPTS)}
+        experiment.save(args.out / f"{name}.json", "serving-load", found[name], config=config)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

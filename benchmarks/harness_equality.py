@@ -5,7 +5,6 @@ mistake and not rounding. Buddy runs each context once for all its answers; `hf`
 with its context whole.
 """
 
-import argparse
 import logging
 import os
 import time
@@ -18,10 +17,10 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.lab import experiment
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.tasks.harness import BuddyLM
 from buddy.lab.evaluation.tasks.loading import load_tasks
-from buddy.records import RunRecord
 
 
 def loglikelihoods(lm, loaded, limit):
@@ -44,11 +43,10 @@ def loglikelihoods(lm, loaded, limit):
 
 def main():
     """Run both and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = experiment.arguments(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
@@ -74,13 +72,11 @@ def main():
         "seconds": {"buddy": our_s, "hf": their_s},
     }
     config = {"model": args.model, "dtype": "torch.float32", "limit": args.limit}
-    RunRecord(kind="harness-equality", config=config, model=model.facts(), results=results).save(
-        args.out
-    )
+    experiment.save(args.out, "harness-equality", results, config=config, model=model.facts())
     for task in ours:
         print(f"{task:14} {our_metrics[task]} {their_metrics[task]} {furthest[task]:.1e}")
     print(f"equal: {results['metrics_equal']}; seconds {our_s:.0f} and {their_s:.0f}")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -8,14 +8,12 @@ does not name have the prior's order.
         --rows runs/mix-validation.jsonl --out results/training/kinds-told.json
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.data.examples import Source, read_examples
-from buddy.records import RunRecord
+from buddy.lab import experiment
 from buddy.settings import read_recipe
 from buddy.training.predictor.reward_model import RewardModel
 from buddy.training.router.model import read_prior
@@ -26,32 +24,23 @@ BATCH = 32
 
 def main():
     """Ask, print, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("checkpoint")
     parser.add_argument("--rows", action="append", required=True, help="unseen rows; repeatable")
     parser.add_argument("--depths", default="26,22,18,15")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     recipe = read_recipe(Recipe, args.recipe)
     tokenizer = load_tokenizer(recipe.model.name)
     model = BuddyForCausalLM.from_pretrained(args.checkpoint, dtype=torch.bfloat16)
-    by_source = {}
-    for path in args.rows:
-        for one in read_examples(Source(path=path), tokenizer, max_tokens=recipe.data.max_tokens):
-            by_source.setdefault(one.source, []).append(one)
+    by_source = experiment.by_source(args.rows, tokenizer, recipe.data.max_tokens)
     depths = [int(depth) for depth in args.depths.split(",")]
     points = [
         {"source": source, "rows": len(rows), "blocks": depth, "share": share}
         for source, rows in sorted(by_source.items())
         for depth, share in shares(model, recipe, source, rows, depths).items()
     ]
-    config = {key: str(value) for key, value in vars(args).items()}
-    RunRecord(
-        kind="kinds-told", config=config, model=model.facts(), results={"points": points}
-    ).save(args.out)
+    experiment.save(args.out, "kinds-told", {"points": points}, config=args, model=model.facts())
     for depth in depths:
         here = [point for point in points if point["blocks"] == depth]
         told = sum(point["share"] * point["rows"] for point in here)
@@ -61,7 +50,7 @@ def main():
 @torch.no_grad()
 def shares(model, recipe, source, rows, depths):
     """Of the rows of one source, how many run their order's blocks at each depth."""
-    records = [one.record for one in recipe.router.orders if source in one.sources]
+    records = [order.record for order in recipe.router.orders if source in order.sources]
     decision, prompts = model.router.decision, RewardModel(model)
     order = read_prior(Path(records[0]), model.resources) if records else decision.prior
     scores = torch.cat(
@@ -79,4 +68,4 @@ def shares(model, recipe, source, rows, depths):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

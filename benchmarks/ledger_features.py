@@ -14,7 +14,6 @@ best on half of the training answers, whether or not chance may explain it.
         --model smollm2-135m-buddy --out results/training/ledger-features.json
 """
 
-import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import read_all
-from buddy.records import RunRecord
+from buddy.lab import experiment
 from buddy.routing.ledger import HASTE
 from buddy.settings import read_recipe
 from buddy.training.batches import collate
@@ -48,12 +47,9 @@ class Measured:
 
 def main():
     """Measure, fit, spend, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("recipe", type=Path, help="of `buddy train-ledger`")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     recipe = read_recipe(LedgerRecipe, args.recipe, [f"model.name={args.model}"])
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
@@ -80,18 +76,15 @@ def main():
             "prices": prices.tolist(),
         }
         print(name, np.round(found[name]["difference"], 3), np.round(error, 3))
-    RunRecord(
-        kind="ledger-features",
-        model=model.facts(),
-        config={**asdict(recipe), "ridge": RIDGE},
-        results={
-            "answers": len(held_out),
-            "tokens": tokens,
-            "means": means.tolist(),
-            "constant": (constant.sum(0) / tokens).tolist(),
-            "by_features": found,
-        },
-    ).save(args.out)
+    results = {
+        "answers": len(held_out),
+        "tokens": tokens,
+        "means": means.tolist(),
+        "constant": (constant.sum(0) / tokens).tolist(),
+        "by_features": found,
+    }
+    config = {**asdict(recipe), "ridge": RIDGE}
+    experiment.save(args.out, "ledger-features", results, config=config, model=model.facts())
 
 
 @torch.no_grad()
@@ -206,4 +199,4 @@ def best_prices(expected, answers, means):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

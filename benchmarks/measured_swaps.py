@@ -9,7 +9,6 @@ rest it is asked how much of the variance they explain, and what those exchanges
 would help.
 """
 
-import argparse
 import random
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_examples
 from buddy.depth.select import select_blocks
-from buddy.records import RunRecord
+from buddy.lab import experiment
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
@@ -31,9 +30,7 @@ NEAR = 0.6
 
 def main():
     """Measure, fit, print, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("files", nargs="+", help="instruction rows")
     parser.add_argument("--order", type=Path, required=True, help="record of buddy importance")
@@ -41,7 +38,6 @@ def main():
     parser.add_argument("--exchanges", type=int, default=6)
     parser.add_argument("--fewest", type=int, default=15)
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
@@ -56,10 +52,7 @@ def main():
         "share_helping": float((changes < 0).float().mean()),
         "held_out": fits,
     }
-    config = {key: str(value) for key, value in vars(args).items()}
-    RunRecord(kind="measured-swaps", config=config, model=model.facts(), results=results).save(
-        args.out
-    )
+    experiment.save(args.out, "measured-swaps", results, config=args, model=model.facts())
     for name, value in results.items():
         print(name, value)
 
@@ -176,4 +169,4 @@ def features_of(swaps, name, kept):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -6,16 +6,14 @@ and torch take alone is left out.
     python benchmarks/memory.py --out results/memory.json
 """
 
-import argparse
 import resource
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from buddy import BuddyForCausalLM
 from buddy.hub.presets import DEFAULT_MODEL
-from buddy.records import RunRecord
+from buddy.lab import experiment
 
 
 def peak_bytes():
@@ -26,14 +24,11 @@ def peak_bytes():
 @torch.no_grad()
 def main():
     """Measure, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("-m", "--model", default=DEFAULT_MODEL)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=15)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     _ = torch.randn(256, 256, dtype=torch.bfloat16) @ torch.randn(256, 256, dtype=torch.bfloat16)
     before = peak_bytes()
@@ -58,13 +53,9 @@ def main():
     }
     for name, value in results.items():
         Console(stderr=True).print(f"{name}: {value}")
-    RunRecord(
-        kind="memory",
-        model=model.facts(),
-        config={key: value for key, value in vars(args).items() if key != "out"},
-        results=results,
-    ).save(args.out)
+    config = experiment.values(args)
+    experiment.save(args.out, "memory", results, config=config, model=model.facts())
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

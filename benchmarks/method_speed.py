@@ -8,7 +8,6 @@ it, in turn and on the same prompts, runs one static order at the depth that the
         --prompts alpaca=data/alpaca/train.jsonl:8063:8069 --out results/training/method-speed.json
 """
 
-import argparse
 import statistics
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from compare_methods import OWN, RIVALS, unseen_rows
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_all
 from buddy.generation.trace import DepthTrace
-from buddy.records import RunRecord, read_record
+from buddy.lab import experiment
+from buddy.records import read_record
 
 METHODS = {"buddy": "Buddy", **{name: rival.label for name, rival in RIVALS.items()}}
 
@@ -42,28 +42,15 @@ def main():
             timings.append({"method": METHODS[name], "at": label, "policy": policy})
             timings[-1].update(timed(model, beside, prompts, budget, args))
             print(said(timings[-1]), flush=True)
-    record = RunRecord(
-        kind="method-speed",
-        model=None,
-        config={
-            "runs": str(args.runs),
-            "prompts": args.prompts,
-            "tokens": args.tokens,
-            "rounds": args.rounds,
-            "threads": args.threads,
-        },
-        results={"timings": timings},
-    )
-    record.save(args.out)
+    names = ("prompts", "tokens", "rounds", "threads")
+    config = {"runs": str(args.runs), **{name: getattr(args, name) for name in names}}
+    experiment.save(args.out, "method-speed", {"timings": timings}, config=config)
 
 
 def read_arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"))
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--prompts", type=unseen_rows, required=True, metavar="NAME=FILE:START:STOP"
     )
@@ -116,10 +103,10 @@ def timed(model, beside, prompts, budget, args):
         "engine": rounds[0][0]["engine"],
         "static_engine": rounds[0][1]["engine"],
         **{
-            f"{phase}_over_static": statistics.median(b[phase] / a[phase] for a, b in rounds)
+            f"{phase}_over_static": experiment.median(b[phase] / a[phase] for a, b in rounds)
             for phase in ("prefill", "decode")
         },
-        "decode_tokens_per_s": statistics.median(len(a["blocks"]) / a["decode"] for a, _ in rounds),
+        "decode_tokens_per_s": experiment.median(len(a["blocks"]) / a["decode"] for a, _ in rounds),
     }
 
 
@@ -153,4 +140,4 @@ def said(timing):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

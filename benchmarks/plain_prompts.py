@@ -3,15 +3,12 @@
 python benchmarks/plain_prompts.py smollm2-135m-buddy --out results/plain-prompts.json
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 from rich.console import Console
 
 from buddy import BuddyForCausalLM, DepthTrace, load_tokenizer
 from buddy.data.chat import apply_chat
-from buddy.records import RunRecord
+from buddy.lab import experiment
 
 PROMPTS = (
     "Explain why the sky is blue.",
@@ -27,12 +24,9 @@ TOKENS = 80
 
 def main():
     """Write, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("--prefill-budget", default="1.0")
-    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(given.model, merge_adapter=True).eval()
     tokenizer = load_tokenizer(given.model)
@@ -69,10 +63,10 @@ def main():
         "max_new_tokens": TOKENS,
         "decoding": "greedy",
     }
-    RunRecord(
-        kind="plain-prompts", config=config, model=model.facts(), results={"answers": answers}
-    ).save(given.out)
+    experiment.save(
+        given.out, "plain-prompts", {"answers": answers}, config=config, model=model.facts()
+    )
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -8,7 +8,6 @@ blocks, and how many of the blocks that each removes first are the same.
         results/importance/shortgpt.json results/importance/cosine.json results/importance/sleb.json
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -18,20 +17,17 @@ from scipy.stats import kendalltau, spearmanr
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.quick_prior import WINDOW, quick_windows
 from buddy.engine.influence import summary_cosine
+from buddy.lab import experiment
 from buddy.policies.measured import read_order
-from buddy.records import RunRecord
 
 REMOVED = (4, 8, 12, 15)
 
 
 def main():
     """Measure, compare and record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("orders", type=Path, nargs="+")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, policy="full")
     windows = quick_windows(load_tokenizer(args.model), WINDOW)
@@ -64,10 +60,8 @@ def main():
         "compared": compared,
     }
     config = {"model": args.model, "dtype": str(model.dtype), "window": WINDOW}
-    RunRecord(kind="quick-prior", model=model.facts(), config=config, results=results).save(
-        args.out
-    )
+    experiment.save(args.out, "quick-prior", results, config=config, model=model.facts())
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -7,14 +7,14 @@ machine that was measured into the same formula, beside what was measured there.
     python benchmarks/scaling.py --out results/scaling/arithmetic.json
 """
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from buddy.depth.cost import ModelShape, kv_bytes_per_token, plan_flops
-from buddy.records import RunRecord, read_record
+from buddy.lab import experiment
+from buddy.records import read_record
 from buddy.serving.control.cost import StepShape
 
 ROOT = Path(__file__).parents[1]
@@ -168,9 +168,7 @@ def union_of_independent(depths: Sequence[int], num_blocks: int) -> float:
 
 def table(title, head, rows):
     """Print a table as the page has it."""
-    marks = ["---", *["---:"] * (len(head) - 1)]
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
-    print(f"\n**{title}**\n", lines[0], f"|{'|'.join(marks)}|", *lines[1:], sep="\n")
+    print(f"\n**{title}**\n", experiment.markdown(head, rows), sep="\n")
 
 
 def percent(share):
@@ -562,9 +560,7 @@ def compute():
 
 def main():
     """Compute, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__, out=False)
     parser.add_argument("--out", type=Path, help="record to write; without it tables alone")
     args = parser.parse_args()
     results = compute()
@@ -572,8 +568,8 @@ def main():
         config = {"gpu": asdict(H100), "models": {n: asdict(m) for n, m in MODELS.items()}}
         config |= {"context": CONTEXT, "prompt": PROMPT, "answer": ANSWER, "itls_s": ITLS_S}
         config |= {"busy": BUSY, "groups": GROUPS}
-        RunRecord(kind="scaling", model=None, config=config, results=results).save(args.out)
+        experiment.save(args.out, "scaling", results, config=config)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -14,7 +14,6 @@ Rounds of `speed` take turns, and a ratio is taken within a round. Where a serve
 requests come at random times, whatever it does.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -32,8 +31,8 @@ from startup import COMMANDS
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.hub.presets import ROUTED_MODEL
+from buddy.lab import experiment
 from buddy.lab.load.load import PROMPTS, LoadConfig, run_load
-from buddy.records import RunRecord
 from buddy.serving.control.cost import Correction
 from buddy.serving.rows.calibrate import Bench, cost_of, samples
 
@@ -319,9 +318,7 @@ CHECKS = {
 
 def main():
     """Measure, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("check", choices=sorted(CHECKS))
     parser.add_argument("--model", default=ROUTED_MODEL)
     parser.add_argument("--rounds", type=int, default=7)
@@ -331,7 +328,6 @@ def main():
     parser.add_argument("--rate", type=float, default=4.0, help="that full depth can serve")
     parser.add_argument("--itl-ms", type=float, default=60.0, help="promise, of overload")
     parser.add_argument("--duration", type=float, default=20.0, help="of each load in overload")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     results = CHECKS[args.check](args)
@@ -339,11 +335,8 @@ def main():
         if isinstance(value, dict):
             value = {key: one for key, one in value.items() if not isinstance(one, list)}
         print(f"{name}: {value}")
-    config = {key: str(value) for key, value in vars(args).items()}
-    RunRecord(kind=f"serving-{args.check}", model=None, config=config, results=results).save(
-        args.out
-    )
+    experiment.save(args.out, f"serving-{args.check}", results, config=args)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

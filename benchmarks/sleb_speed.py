@@ -8,7 +8,6 @@ does it. All compute losses by the same code.
     python benchmarks/sleb_speed.py --data-dir DIR --out results/sleb-speed.json
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,14 +16,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.importance.calibration import cut_windows, read_text
 from buddy.importance.search.bounded import Cheapest, Losses, Pruning
 from buddy.importance.search.sleb_naive import cheapest_whole
-from buddy.records import RunRecord
+from buddy.lab import experiment
 
 WAYS = ("whole", "shared", "bounded")
 
@@ -76,8 +74,7 @@ def speedups(rounds, setup_s):
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser = experiment.arguments(__doc__)
     parser.add_argument("--text", default="wikitext2")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--windows", type=int, default=4)
@@ -111,38 +108,35 @@ def main() -> None:
         "setup_s": setup_s,
         "rounds": rounds,
     }
-    RunRecord(
-        kind="sleb-speed",
-        model=model.facts(),
-        config={
-            "model": DEFAULT_MODEL,
-            "dtype": str(model.dtype),
-            "threads": torch.get_num_threads(),
-            "text": args.text,
-            "windows": len(ids),
-            "tokens": args.tokens,
-            "batch": args.batch,
-            "rounds": args.rounds,
-            "bound_tokens": pruning.bound_tokens,
-            "keep_bytes": pruning.keep_bytes,
-        },
-        results=results,
-    ).save(args.out)
-    table = Table("round", "removed", *(f"{way} s" for way in WAYS), "x", "losses computed", "same")
-    for number, one in enumerate(rounds, start=1):
-        table.add_row(
-            f"{number}",
-            f"{one['removed']}",
-            *(f"{one[f'{way}_s']:.1f}" for way in WAYS),
-            f"{one['whole_s'] / one['bounded_s']:.2f}",
-            f"{one['candidate_losses_computed']} of {one['candidate_losses']}",
-            f"{one['same']}",
-        )
-    Console().print(table)
-    Console().print(f"shared x{results['speedup']['shared']:.2f}", end=", ")
-    Console().print(f"bounded x{results['speedup']['bounded']:.2f}")
+    config = {
+        **experiment.values(args),
+        "model": DEFAULT_MODEL,
+        "dtype": str(model.dtype),
+        "threads": torch.get_num_threads(),
+        "windows": len(ids),
+        "bound_tokens": pruning.bound_tokens,
+        "keep_bytes": pruning.keep_bytes,
+    }
+    del config["data_dir"]
+    experiment.save(args.out, "sleb-speed", results, config=config, model=model.facts())
+    experiment.show(
+        "",
+        ("round", "removed", *(f"{way} s" for way in WAYS), "x", "losses computed", "same"),
+        [
+            (
+                number,
+                found["removed"],
+                *(f"{found[f'{way}_s']:.1f}" for way in WAYS),
+                f"{found['whole_s'] / found['bounded_s']:.2f}",
+                f"{found['candidate_losses_computed']} of {found['candidate_losses']}",
+                found["same"],
+            )
+            for number, found in enumerate(rounds, start=1)
+        ],
+    )
+    print(", ".join(f"{way} x{speedup:.2f}" for way, speedup in results["speedup"].items()))
     sys.exit(not results["same_order_and_nll"])
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.data.examples import Source, read_examples
+from buddy.lab import experiment
 from buddy.methods.pudding.greedy import greedy_order
 from buddy.policies.measured import read_order
-from buddy.records import RunRecord
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
@@ -33,9 +32,7 @@ BATCH = 14
 
 def main():
     """Search, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("file", help="instruction rows")
     parser.add_argument("--sources", nargs="*", help="of the rows that count; all if not given")
@@ -50,7 +47,6 @@ def main():
         metavar="RECORD:N",
         help="the first N removals of a record; may be repeated",
     )
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
     examples = drawn(args)
@@ -63,20 +59,12 @@ def main():
         begin=begin,
         on_round=lambda so_far: print(f"{so_far.num_removed} gone: {so_far.costs[-1]:.4f} nats"),
     )
-    RunRecord(
-        kind="importance-sleb-answers",
-        model=model.facts(),
-        config={
-            "model": args.model,
-            "sources": args.sources,
-            "rows": len(examples),
-            "max_tokens": args.max_tokens,
-            "rounds": args.rounds,
-            "begin": begin,
-            "dtype": str(model.dtype),
-        },
-        results={"removal_order": list(found.order), "nll": list(found.costs)},
-    ).save(args.out)
+    config = experiment.values(args)
+    config |= {"rows": len(examples), "begin": begin, "dtype": str(model.dtype)}
+    del config["file"]
+    results = {"removal_order": list(found.order), "nll": list(found.costs)}
+    kind = "importance-sleb-answers"
+    experiment.save(args.out, kind, results, config=config, model=model.facts())
 
 
 def begin_of(text):
@@ -90,14 +78,12 @@ def begin_of(text):
 def drawn(args):
     """Rows of each source, as many of one as of another."""
     tokenizer = load_tokenizer(args.model)
-    by_source = {}
-    for one in read_examples(Source(path=args.file), tokenizer, max_tokens=args.max_tokens):
-        by_source.setdefault(one.source, []).append(one)
+    by_source = experiment.by_source([args.file], tokenizer, args.max_tokens)
     names = args.sources or sorted(by_source)
     draw = random.Random(0)
     each = max(1, args.rows // len(names))
-    rows = [one for name in names for one in draw.sample(by_source[name], each)]
-    return sorted(rows, key=lambda one: one.num_tokens)
+    rows = [example for name in names for example in draw.sample(by_source[name], each)]
+    return sorted(rows, key=lambda example: example.num_tokens)
 
 
 def losses_of(backbone, examples, masks):
@@ -113,4 +99,4 @@ def losses_of(backbone, examples, masks):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

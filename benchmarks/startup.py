@@ -6,17 +6,11 @@ Python that imports torch and transformers' model class and does nothing else.
     python benchmarks/startup.py --out results/startup.json
 """
 
-import argparse
-import random
-import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from rich.progress import track
-
-from buddy.records import RunRecord
+from buddy.lab import experiment
 
 COMMANDS = {
     "import": [sys.executable, "-c", "import torch; from transformers import LlamaForCausalLM"],
@@ -26,23 +20,20 @@ COMMANDS = {
 
 def main():
     """Measure, show, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    draw, seen = random.Random(0), {name: [] for name in COMMANDS}
-    for number in track(range(args.rounds + 1), transient=True):
-        for name in draw.sample(list(COMMANDS), len(COMMANDS)):
-            begun = time.perf_counter()
-            subprocess.run(COMMANDS[name], check=True, capture_output=True)
-            if number:  # the first round fills caches of files
-                seen[name].append(time.perf_counter() - begun)
-    ratios = [a / b for a, b in zip(seen["generate"], seen["import"], strict=True)]
+
+    def seconds(name, _):
+        begun = time.perf_counter()
+        subprocess.run(COMMANDS[name], check=True, capture_output=True)
+        return time.perf_counter() - begun
+
+    (rounds,) = experiment.take_turns(list(COMMANDS), [None], args.rounds, seconds).values()
+    ratios = [times["generate"] / times["import"] for times in rounds]
     results = {
-        **{f"{name}_s": statistics.median(times) for name, times in seen.items()},
-        "ratio": statistics.median(ratios),
+        **{f"{name}_s": experiment.median(times[name] for times in rounds) for name in COMMANDS},
+        "ratio": experiment.median(ratios),
         "ratio_by_round": ratios,
     }
     print(
@@ -50,8 +41,8 @@ def main():
         f"ratio {results['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     )
     config = {"rounds": args.rounds, "new_tokens": 1}
-    RunRecord(kind="startup", model=None, config=config, results=results).save(args.out)
+    experiment.save(args.out, "startup", results, config=config)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

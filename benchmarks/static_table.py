@@ -1,8 +1,8 @@
 """What does removing blocks cost, by method? The table of docs/measuring.md, from the records."""
 
-import argparse
 from pathlib import Path
 
+from buddy.lab import experiment
 from buddy.records import read_record
 
 LABELS = {
@@ -22,7 +22,7 @@ LABELS = {
 
 def main():
     """Print both tables as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = experiment.arguments(__doc__, out=False)
     parser.add_argument("tasks", type=Path)
     parser.add_argument("ppl", type=Path)
     args = parser.parse_args()
@@ -50,16 +50,14 @@ def table(path, task, metric, scale):
     ]
     removed = sorted({point["num_blocks"] - point["blocks"] for point in points})
     cells = {(p["label"], p["num_blocks"] - p["blocks"]): p for p in points}
-    lines = [
-        "| removed of 30 | " + " | ".join(map(str, removed)) + " |",
-        "|---" * (len(removed) + 1) + "|",
-    ]
+    rows = []
     for label, title in LABELS.items():
         row = [cells.get(("full", count)) or cells.get((label, count)) for count in removed]
         if any((label, count) in cells for count in removed):
             shown = [cell(p["value"] * scale, p["stderr"] * scale) if p else "" for p in row]
-            lines.append(f"| {title} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+            rows.append((title, *shown))
+    head = ("removed of 30", *removed)
+    return experiment.markdown(head, rows, texts=len(head))
 
 
 def cell(value, error):
@@ -69,4 +67,4 @@ def cell(value, error):
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -8,7 +8,6 @@ empty are left out, and so are answers that do not end within `--max-tokens`: th
 teach where to stop.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -19,13 +18,12 @@ from rich.progress import track
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, encoder
 from buddy.data.rows import read_rows
+from buddy.lab import experiment
 
 
 def read_arguments():
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = experiment.arguments(__doc__)
     parser.add_argument("model")
     parser.add_argument("rows", type=Path)
     parser.add_argument("--stop", type=int, help="first row that is not answered")
@@ -33,7 +31,6 @@ def read_arguments():
     parser.add_argument("--max-tokens", type=int, default=160, help="of prompt and answer")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -87,4 +84,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

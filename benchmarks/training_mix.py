@@ -8,11 +8,12 @@ compared by their text, case and spaces aside. `text.jsonl` has running text in 
 words, the first six of which are the prompt: WikiText-2's training split and passages of BoolQ's.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+
+from buddy.lab import experiment
 
 KEPT = (("cleaned_5k.jsonl", slice(0, 1000)), ("train.jsonl", slice(8063, None)))
 LEARNED = (
@@ -79,7 +80,7 @@ def _stretches(folder: Path) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     """Write both files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = experiment.arguments(__doc__, out=False)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/data"))
     given = parser.parse_args()
@@ -92,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.run(main)

@@ -59,3 +59,17 @@ class Engine:
 
     def _signal(self, which):
         os.killpg(self._process.pid, which)
+
+
+def answer_lines(make):
+    """What an engine's process does: say what it is, and answer each line that comes in.
+
+    Args:
+        make: Gives what answers a case, and what the engine says of itself.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    run, facts = make()
+    print(json.dumps(facts), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), file=answers, flush=True)

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from buddy import BuddyForCausalLM
+from buddy.errors import ResultError
+from buddy.lab import experiment
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.samples import SampleLog
-from buddy.records import RunRecord
+from buddy.lab.steps import trained_record
+from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
 from buddy.training.router.recipe import Recipe
 from tests.tiny import tiny_model
@@ -50,25 +53,24 @@ def test_a_run_of_the_same_recipe_is_used_and_one_of_another_refused(script, tmp
     )
     assert trained(RECIPE, tmp_path / "run", ["optim.steps=7"])["results"]["evaluation"] == [1]
     with pytest.raises(
-        SystemExit, match=r"another recipe, with other optim\.steps \(was 7, is 8\): delete"
+        ResultError, match=r"another recipe, with other optim\.steps \(was 7, is 8\): delete"
     ):
         trained(RECIPE, tmp_path / "run", ["optim.steps=8"])
 
 
-def test_a_run_from_before_there_was_a_setting_had_its_default(script, tmp_path):
-    is_trained = script("reuse")["is_trained"]
+def test_a_run_from_before_there_was_a_setting_had_its_default(tmp_path):
     recipe = read_recipe(Recipe, RECIPE)
     config = asdict(recipe)
     del config["teacher"], config["optim"]["average"]
     write(tmp_path / "run" / "record.json", config=config)
-    assert is_trained(tmp_path / "run", recipe)
+    assert trained_record(tmp_path / "run", recipe) == read_record(tmp_path / "run" / "record.json")
     averaged = replace(recipe, optim=replace(recipe.optim, average=0.5))
-    with pytest.raises(SystemExit, match=r"other optim\.average \(was 0\.0, is 0\.5\)"):
-        is_trained(tmp_path / "run", averaged)
+    with pytest.raises(ResultError, match=r"other optim\.average \(was 0\.0, is 0\.5\)"):
+        trained_record(tmp_path / "run", averaged)
     del config["optim"]["steps"]
     write(tmp_path / "run" / "record.json", config=config)
-    with pytest.raises(SystemExit, match=r"other optim\.steps \(was null, is 60\)"):
-        is_trained(tmp_path / "run", recipe)
+    with pytest.raises(ResultError, match=r"other optim\.steps \(was null, is 60\)"):
+        trained_record(tmp_path / "run", recipe)
 
 
 def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monkeypatch):
@@ -77,7 +79,7 @@ def test_methods_are_compared_by_runs_of_the_recipe_alone(script, tmp_path, monk
     arguments = ["compare", str(RECIPE), "--runs", str(tmp_path), "--only", "buddy"]
     arguments += ["--out", str(tmp_path / "out.json"), "--rows", "rows=none.jsonl:0:1"]
     monkeypatch.setattr("sys.argv", [*arguments, "--set", "lora.rank=5"])
-    with pytest.raises(SystemExit, match=r"other lora\.rank \(was 3, is 5\): delete"):
+    with pytest.raises(ResultError, match=r"other lora\.rank \(was 3, is 5\): delete"):
         script("compare_methods")["main"]()
 
 
@@ -96,16 +98,16 @@ def test_a_measurement_by_the_same_command_is_used_and_by_another_refused(script
     write(out, command=command, results={"points": [{"value": 1}]}, model=facts)
     [point] = measured(sleb, "tasks", "--limit", 9)
     assert point == {"value": 1, "label": "SLEB", "policy": "sleb"}
-    with pytest.raises(SystemExit, match=r"--limit 9 .* and not .*--limit 8 .*: delete"):
+    with pytest.raises(ResultError, match=r"--limit 9 .* and not .*--limit 8 .*: delete"):
         measured(sleb, "tasks", "--limit", 8)
-    with pytest.raises(SystemExit, match="another command"):
+    with pytest.raises(ResultError, match="another command"):
         measured(replace(sleb, depths=(4, 3)), "tasks", "--limit", 9)
     args.dtype = "float32"
-    with pytest.raises(SystemExit, match=r"and not .*--dtype float32.*: delete"):
+    with pytest.raises(ResultError, match=r"and not .*--dtype float32.*: delete"):
         measured(sleb, "tasks", "--limit", 9)
     args.dtype = None
     write(out, command=command, model={**facts, "adapter": "a"})
-    with pytest.raises(SystemExit, match=r"than .*checkpoint is now, with other adapter"):
+    with pytest.raises(ResultError, match=r"tasks.json is of another model, with other adapter"):
         measured(sleb, "tasks", "--limit", 9)
 
 
@@ -156,3 +158,25 @@ def test_how_much_more_often_a_method_is_right_counts_each_task_alike(script, tm
     errors = [statistics.stdev([1, 1, 0]) / 3**0.5, statistics.stdev([-1, 0]) / 2**0.5]
     assert point["stderr"] == pytest.approx(math.hypot(*errors) / 2)
     assert (point["task"], point["label"], point["rows"]) == ("average", "SLEB", 5)
+
+
+def test_a_script_ends_with_one_line_where_it_refuses_something(capsys):
+    def refusing():
+        raise ResultError("it is of another recipe")
+
+    with pytest.raises(SystemExit, match=r"^it is of another recipe$"):
+        experiment.run(refusing)
+
+
+def test_subjects_take_turns_and_the_first_round_does_not_count():
+    asked = []
+
+    def measure(name, case):
+        asked.append((name, case))
+        return len(asked)
+
+    seen = experiment.take_turns(["a", "b"], [1, 8], 5, measure)
+    assert {case: len(rounds) for case, rounds in seen.items()} == {1: 5, 8: 5}
+    assert sorted(asked) == sorted([(name, case) for name in "ab" for case in (1, 8)] * 6)
+    assert min(value for rounds in seen.values() for made in rounds for value in made.values()) == 5
+    assert {tuple(made) for rounds in seen.values() for made in rounds} == {("a", "b"), ("b", "a")}

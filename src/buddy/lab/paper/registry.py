@@ -22,12 +22,27 @@ _TRAINED: Final = (
     "200 steps of 4 short rows, one seed, and report the answers' cross-entropy."
 )
 
+
+def _ablation(shows: str, *, minutes: float, has_prior: bool = False) -> Table:
+    """A table of short runs that differ in one setting; priors are measured on WikiText-2."""
+    return Table(
+        shows=f"ablation: {shows}",
+        module="ablations",
+        minutes=minutes,
+        measured=False,
+        full="the paper's recipe, and the eight tasks",
+        files=("alpaca/train", "wikitext2/valid.txt") if has_prior else ("alpaca/train",),
+        from_hub=not has_prior,
+        figures=("panels",),
+        differs=_TRAINED,
+    )
+
+
 TABLES: Final[dict[str, Table]] = {
     "accuracy": Table(
         shows="accuracy of each method on the eight tasks, and what is kept of full depth's",
         module="accuracy",
         minutes=9.0,
-        measured=True,
         full="four depths and all rows",
         files=COMMONSENSE_FILES,
         methods=True,
@@ -38,7 +53,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="GSM8K, exact match, of each method at two depths",
         module="accuracy",
         minutes=16.0,
-        measured=True,
         full="all rows",
         files=("gsm8k/test", "gsm8k/train"),
         methods=True,
@@ -49,7 +63,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="prefill and decode speed on Alpaca and SAMSum prompts, 128 new tokens",
         module="speed",
         minutes=5.0,
-        measured=True,
         full="eleven rounds",
         files=_PROMPTS,
         methods=True,
@@ -61,7 +74,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="where the time of a pass over 5 x 256 tokens goes",
         module="breakdown",
         minutes=3.0,
-        measured=True,
         full="eleven rounds",
         rows=False,
         figures=("breakdown",),
@@ -72,7 +84,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="hours of both stages by the paper's recipe",
         module="training_cost",
         minutes=2.0,
-        measured=True,
         full="100 steps of each stage are timed",
         files=("alpaca/train",),
         rows=False,
@@ -80,53 +91,14 @@ TABLES: Final[dict[str, Table]] = {
         differs="The paper trained on an A100 to the end; here some steps are timed, and their "
         "mean stands for all steps of the paper's recipe.",
     ),
-    "context": Table(
-        shows="ablation: the router reads keys, values or both",
-        module="ablations",
-        minutes=12.0,
-        measured=False,
-        full="the paper's recipe, and the eight tasks",
-        files=("alpaca/train",),
-        figures=("panels",),
-        differs=_TRAINED,
-    ),
-    "prior": Table(
-        shows="ablation: no prior, delta-PPL, cosine or Taylor",
-        module="ablations",
-        minutes=20.0,
-        measured=False,
-        full="the paper's recipe, and the eight tasks",
-        files=("alpaca/train", "wikitext2/valid.txt"),
-        from_hub=False,
-        figures=("panels",),
-        differs=_TRAINED,
-    ),
-    "omega": Table(
-        shows="ablation: weight of the prior, 0.01 to 1",
-        module="ablations",
-        minutes=25.0,
-        measured=False,
-        full="the paper's recipe, and the eight tasks",
-        files=("alpaca/train", "wikitext2/valid.txt"),
-        from_hub=False,
-        figures=("panels",),
-        differs=_TRAINED,
-    ),
-    "start-layer": Table(
-        shows="ablation: block whose cache the router reads, 1 to 4",
-        module="ablations",
-        minutes=16.0,
-        measured=False,
-        full="the paper's recipe, and the eight tasks",
-        files=("alpaca/train",),
-        figures=("panels",),
-        differs=_TRAINED,
-    ),
+    "context": _ablation("the router reads keys, values or both", minutes=12.0),
+    "prior": _ablation("no prior, delta-PPL, cosine or Taylor", minutes=20.0, has_prior=True),
+    "omega": _ablation("weight of the prior, 0.01 to 1", minutes=25.0, has_prior=True),
+    "start-layer": _ablation("block whose cache the router reads, 1 to 4", minutes=16.0),
     "observations": Table(
         shows="a block's importance by input and by context length",
         module="observations",
         minutes=5.0,
-        measured=True,
         full="48 inputs of 256 tokens, contexts of 256 to 512",
         files=("wikitext2/valid.txt", "ptb/valid.txt"),
         from_hub=False,
@@ -137,7 +109,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="distinct inference paths by depth, Alpaca and SAMSum",
         module="paths",
         minutes=1.0,
-        measured=True,
         full="1000 prompts of each",
         files=_PROMPTS,
         model="router",
@@ -149,7 +120,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="how often each block runs, four depths on the eight tasks",
         module="heatmap",
         minutes=2.0,
-        measured=True,
         full="all rows",
         files=COMMONSENSE_FILES,
         model="router",
@@ -161,7 +131,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="ROUGE on SAMSum: route recomputed at each token, or reused",
         module="reuse",
         minutes=1.0,
-        measured=True,
         full="four depths and all dialogues of the split",
         files=("samsum/validation",),
         model="router",
@@ -172,7 +141,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="reward, entropy and budget while the Budget Predictor learns",
         module="grpo",
         minutes=4.0,
-        measured=True,
         full="10,000 steps of 2 prompts by the paper's settings",
         files=("alpaca/train",),
         model="router",
@@ -185,7 +153,6 @@ TABLES: Final[dict[str, Table]] = {
         shows="budgets that the predictor picks, by task, in five intervals",
         module="budgets",
         minutes=1.0,
-        measured=True,
         full="all rows",
         files=(*COMMONSENSE_FILES, "gsm8k/test", "mmlu/test", "mmlu/dev", *_PROMPTS),
         model="predictor",
@@ -205,8 +172,8 @@ def find_table(name: str) -> Table:
     if name in TABLES:
         return TABLES[name]
     near = difflib.get_close_matches(name.lower(), TABLES, n=3, cutoff=0.5)
-    told = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(TABLES)};"
-    raise ResultError(f"no table {name!r}: {told} `buddy reproduce --list` shows them all")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(TABLES)};"
+    raise ResultError(f"no table {name!r}: {hint} `buddy reproduce --list` shows them all")
 
 
 def default_folder(name: str, full: bool) -> Path:
@@ -225,7 +192,7 @@ def check_request(run: Run) -> None:
     request = run.request
     table = find_table(request.table)
     if request.methods and not table.methods:
-        having = ", ".join(name for name, one in TABLES.items() if one.methods)
+        having = ", ".join(name for name, other in TABLES.items() if other.methods)
         raise ResultError(f"table {request.table} takes no --method: only {having} do")
     if request.rows is not None and not table.rows:
         raise ResultError(f"table {request.table} draws no rows: leave --rows out")

@@ -5,26 +5,31 @@ leaves a RunRecord in the folder. A later run uses it if it is of the same comma
 of the same model; else it says what to delete.
 """
 
-import functools
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buddy.errors import ModelError, ResultError
+from buddy.errors import ModelError
 from buddy.hub.progress import Progress
 from buddy.lab.paper.methods import ComparedMethod
+from buddy.lab.steps import (
+    check_same_model,
+    facts_of,
+    measured_record,
+    refuse_others,
+    run_buddy,
+    shown_command,
+    trained_record,
+)
 from buddy.records import RunRecord, read_record
 from buddy.resume import differing
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
 
-_OWN = ("processes", "measured_prior")
-"""What the record of a training run has beside its recipe."""
+_IN_PASSING = ("prior",)
+"""A part of the model that a step may have measured in passing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +131,13 @@ class Run:
         path = self.path(f"{name}.json")
         dtype = () if self.request.dtype is None else ("--dtype", self.request.dtype)
         command = [*arguments, *dtype, "--out", str(path)]
-        if path.exists():
-            self._check_command(path, command, model)
-        else:
+        record = measured_record(path, command)
+        if record is None:
             self._process(command)
-        return self._kept(name, read_record(path))
+            record = read_record(path)
+        else:
+            check_same_model(path, record, facts_of(model), _IN_PASSING)
+        return self._note(name, record)
 
     def train(self, name: str, command: str, recipe: str, kind: type[Any], *, model: str) -> Path:
         """The folder of a finished training run; it is begun or gone on with if need be.
@@ -149,22 +156,16 @@ class Run:
         from buddy.settings import read_recipe
 
         folder, file = self.path(name), self.path(f"{name}.toml")
-        record = folder / "record.json"
         write_text(file, recipe)
-        if record.exists():
-            found = read_record(record)
-            recipes = {k: v for k, v in found["config"].items() if k not in _OWN}
-            models = dict(found.get("model") or {})
-            for what, saved, wanted in (
-                ("recipe", recipes, asdict(read_recipe(kind, file))),
-                ("model", models, _parts(_facts(model), "predictor")),
-            ):
-                changed = differing({k: saved.get(k) for k in wanted}, wanted)
-                if changed:
-                    raise _other(folder, f"another {what}, with other {', '.join(changed)}")
-        else:
+        record = trained_record(folder, read_recipe(kind, file))
+        if record is None:
             self._process([command, str(file), "--out", str(folder), "--resume"])
-        self._kept(name, read_record(record))
+            record = read_record(folder / "record.json")
+        else:
+            before = facts_of(model)
+            trained = set(record.get("model") or {}) - before.keys()
+            check_same_model(folder, record, before, {*_IN_PASSING, "predictor", *trained})
+        self._note(name, record)
         return folder
 
     def measure(
@@ -182,77 +183,28 @@ class Run:
         """
         path = self.path(f"{name}.json")
         data, dtype = self.request.data_dir, self.request.dtype
-        told = {"step": name, "model": self.request.model, "data": data and str(data)}
-        config = {**told, **({} if dtype is None else {"dtype": dtype}), **settings}
+        step = {"step": name, "model": self.request.model, "data": data and str(data)}
+        config = {**step, **({} if dtype is None else {"dtype": dtype}), **settings}
         if path.exists():
             record = read_record(path)
-            changed = differing(record["config"], config)
-            changed += differing(_parts(record.get("model")), _parts(self.model().facts()))
-            if changed:
-                raise _other(path, f"other settings: {', '.join(changed)}")
+            refuse_others(path, "other settings:", differing(record["config"], config))
+            check_same_model(path, record, self.model().facts(), _IN_PASSING)
         else:
             self.say(name)
-            RunRecord(
-                kind="reproduce-step", config=config, results=work(), model=self.model().facts()
-            ).save(path)
-        results: dict[str, Any] = self._kept(name, read_record(path))["results"]
+            facts = self.model().facts()
+            RunRecord(kind="reproduce-step", config=config, results=work(), model=facts).save(path)
+        results: dict[str, Any] = self._note(name, read_record(path))["results"]
         return results
 
-    def _kept(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
-        told = {key: record.get(key) for key in ("kind", "command", "commit")}
-        self._steps.append({"name": name, **told})
+    def _note(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Note a step for the record of the table."""
+        facts = {key: record.get(key) for key in ("kind", "command", "commit")}
+        self._steps.append({"name": name, **facts})
         return record
 
-    def _check_command(self, path: Path, command: Sequence[str], model: str) -> None:
-        record, wanted = read_record(path), shlex.join(["buddy", *command])
-        if record.get("command") != wanted:
-            raise _other(path, f"another command, `{record.get('command')}` and not `{wanted}`")
-        changed = differing(_parts(record.get("model")), _parts(_facts(model)))
-        if changed:
-            raise _other(path, f"another model, with other {', '.join(changed)}")
-
     def _process(self, command: Sequence[str]) -> None:
-        """Run a command of ours; what it prints goes to stderr."""
-        shown = shlex.join(["buddy", *command])
-        self.say(shown)
-        done = subprocess.run(
-            [sys.executable, "-m", "buddy", *command],
-            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode == 130:
-            raise KeyboardInterrupt
-        if done.returncode:
-            raise ResultError(
-                f"`{shown}` ended with exit code {done.returncode}: mend what it says, and the "
-                "same command goes on; finished steps are kept"
-            )
-
-
-def _has_file(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True
-
-
-def _other(path: Path, what: str) -> ResultError:
-    return ResultError(f"{path} is of {what}: delete it to measure again, or name another --out")
-
-
-@functools.lru_cache(maxsize=8)
-def _facts(model: str) -> dict[str, Any]:
-    """What tells a model from others."""
-    from buddy.model import BuddyForCausalLM
-
-    return BuddyForCausalLM.from_pretrained(model, device="cpu").facts()
-
-
-def _parts(facts: Any, *trained: str) -> dict[str, Any]:
-    """What is loaded, but for what a run trains; a prior may be measured in passing."""
-    left_out = {"prior", *trained}
-    return {name: one for name, one in dict(facts or {}).items() if name not in left_out}
+        self.say(shown_command(command))
+        run_buddy(command)
 
 
 def _outline(name: str) -> "BuddyForCausalLM":

@@ -1,6 +1,6 @@
 """What a table of the paper is to this package, and what comes out when it is made again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ COMMONSENSE_FILES: Final = (
     "arc_challenge/test",
     "winogrande/validation",
 )
-"""Of the eight tasks, under a data folder."""
+"""Files of the eight tasks, under a data folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,12 +25,12 @@ class Table:
     """One table or figure of the paper."""
 
     shows: str
-    """In a few words."""
+    """What it is about, in a few words."""
     module: str
-    """In `buddy.lab.paper.tables`; its function `collect` makes the table."""
+    """Its name in `buddy.lab.paper.tables`; its function `collect` makes the table."""
     minutes: float
-    """Of the quick settings, on the default model and two cores."""
-    measured: bool
+    """How long the quick settings take, on the default model and two cores."""
+    measured: bool = True
     """Whether `minutes` was measured; else it is an estimate."""
     full: str
     """What the paper's settings mean."""
@@ -45,7 +45,7 @@ class Table:
     rows: bool = True
     """Whether `--rows` changes how much is run."""
     figures: tuple[str, ...]
-    """Of `buddy plot`, drawn from the record."""
+    """Those of `buddy plot` that are drawn from the record."""
     differs: str
     """One sentence: what differs from the paper, whatever the model."""
 
@@ -70,17 +70,23 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     """One text a column."""
 
+    @classmethod
+    def of(cls, title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> "Sheet":
+        """A sheet from cells that are texts, or are shown as `str` shows them."""
+        texts = tuple(tuple(map(str, row)) for row in rows)
+        return cls(title=title, columns=tuple(columns), rows=texts)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
     """A table that was made again."""
 
     results: Mapping[str, Any]
-    """Of the record."""
+    """Results of the record."""
     sheets: tuple[Sheet, ...]
     """What the terminal shows."""
     facts: Mapping[str, Any] | None
-    """Of the model, as records name it; None where several were measured."""
+    """What records say of the model; None where several were measured."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What was chosen for this table."""
     differs: str = ""

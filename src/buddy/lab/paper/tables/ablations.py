@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from buddy.lab.paper.levels import BUDGETS, budget_at, flags, level
 from buddy.lab.paper.orders import measure_order
-from buddy.lab.paper.panels import REMOVED, line, panel, removed
-from buddy.lab.paper.published.read import ABLATED, NUM_BLOCKS, Row, read_paper
+from buddy.lab.paper.panels import REMOVED, Figure, line, number, panel, removed, removed_by
+from buddy.lab.paper.published.read import ABLATED, Row, read_paper
 from buddy.lab.paper.recipes import stage_1
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
@@ -76,10 +76,11 @@ def collect(run: Run) -> Collected:
             Recipe,
             model=run.base(),
         )
-        found = read_record(folder / "record.json")
+        record = read_record(folder / "record.json")
+        num_blocks = record["model"]["num_blocks"]
         points += [
-            {"setting": setting, "num_blocks": found["model"]["num_blocks"], **one}
-            for one in found["results"]["evaluation"]
+            {"setting": setting, "num_blocks": num_blocks, **point}
+            for point in record["results"]["evaluation"]
         ]
         if run.request.full:
             points += _accuracy(run, setting, folder)
@@ -103,66 +104,62 @@ def _accuracy(run: Run, setting: str, folder: Path) -> list[dict[str, Any]]:
         model=checkpoint,
     )
     return [
-        {"setting": setting, **one}
-        for one in record["results"]["points"]
-        if one["task"] == "average"
+        {"setting": setting, **point}
+        for point in record["results"]["points"]
+        if point["task"] == "average"
     ]
 
 
 def _sheet(name: str, points: Sequence[dict[str, Any]], theirs: Sequence[Row]) -> Sheet:
     """A row a setting and depth: loss, plans, accuracy if measured, and the paper's accuracy."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for one in points:
-        rows.setdefault((one["setting"], one["blocks"]), {}).update(one)
+    for point in points:
+        rows.setdefault((point["setting"], point["blocks"]), {}).update(point)
     depth = points[0]["num_blocks"]
-    told = {(row["setting"], level(row, list(theirs))): row["average"] for row in theirs}
-    body = []
-    for (setting, blocks), one in rows.items():
-        if blocks == depth:
-            continue
-        accuracy = f"{100 * one['value']:.1f}" if "value" in one else ""
-        body.append(
-            (
-                setting,
-                str(blocks),
-                f"{one['cross_entropy']:.3f}" if "cross_entropy" in one else "",
-                str(one.get("distinct_plans", "")),
-                accuracy,
-                told.get((setting, budget_at(blocks, depth)), ""),
-            )
+    reported = {(row["setting"], level(row, list(theirs))): row["average"] for row in theirs}
+    body = [
+        (
+            setting,
+            blocks,
+            f"{point['cross_entropy']:.3f}" if "cross_entropy" in point else "",
+            point.get("distinct_plans", ""),
+            f"{100 * point['value']:.1f}" if "value" in point else "",
+            reported.get((setting, budget_at(blocks, depth)), ""),
         )
+        for (setting, blocks), point in rows.items()
+        if blocks < depth
+    ]
     columns = (_NAMES[name].lower(), "blocks", "nats a token", "plans", "accuracy %", "paper %")
-    return Sheet(title=f"Ablation: {_NAMES[name].lower()}", columns=columns, rows=tuple(body))
+    return Sheet.of(f"Ablation: {_NAMES[name].lower()}", columns, body)
 
 
 def _panels(
     name: str, points: Sequence[dict[str, Any]], theirs: Sequence[Row]
 ) -> list[dict[str, Any]]:
-    settings = list(dict.fromkeys(one["setting"] for one in points))
     panels = []
     for field, scale, label in (
         ("cross_entropy", 1.0, "Cross-entropy (nats a token)"),
         ("value", 100.0, "Average accuracy (%)"),
     ):
-        own = [one for one in points if field in one and one["blocks"] < one["num_blocks"]]
-        if own:
-            panels.append(panel("This model", REMOVED, label, _lines(own, settings, field, scale)))
-    depth = NUM_BLOCKS[ABLATED]
-    reported = []
-    for setting in dict.fromkeys(row["setting"] for row in theirs):
-        rows = [row for row in theirs if row["setting"] == setting]
-        x = [100 * int(row["removed"]) / depth for row in rows]
-        reported.append(line(setting, x, [float(row["average"]) for row in rows], paper=True))
+        own = [point for point in points if field in point and removed(point)]
+        own.sort(key=lambda point: -point["blocks"])
+        lines = _lines(points, own, removed, number(field, times=scale))
+        panels += [panel("This model", REMOVED, label, lines)] if own else []
+    x, y = removed_by(ABLATED), number("average")
+    reported = _lines(theirs, theirs, x, y, paper=True)
     return [*panels, panel(f"The paper: {ABLATED}", REMOVED, "Average accuracy (%)", reported)]
 
 
 def _lines(
-    points: Sequence[dict[str, Any]], settings: Sequence[str], field: str, scale: float
+    every: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    x: Figure,
+    y: Figure,
+    *,
+    paper: bool = False,
 ) -> list[dict[str, Any]]:
-    made = []
-    for setting in settings:
-        own = [one for one in points if one["setting"] == setting]
-        own.sort(key=lambda one: -one["blocks"])
-        x = [removed(one["blocks"], one["num_blocks"]) for one in own]
-        made.append(line(setting, x, [scale * one[field] for one in own]))
-    return made
+    """A line for each setting, in the order of all rows."""
+    return [
+        line(setting, [row for row in rows if row["setting"] == setting], x, y, paper=paper)
+        for setting in dict.fromkeys(row["setting"] for row in every)
+    ]

@@ -1,15 +1,26 @@
 """The main table, and GSM8K: every method at every depth, beside what the paper reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.paper.levels import budget_at, budgets_of, flags, level
 from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
 from buddy.lab.paper.orders import STATIC, measure_order
-from buddy.lab.paper.panels import REMOVED, line, panel, removed
-from buddy.lab.paper.published.read import NUM_BLOCKS, TASK_NAMES, Row, like, read_paper
+from buddy.lab.paper.panels import (
+    REMOVED,
+    line,
+    number,
+    panel,
+    percent,
+    percent_error,
+    ran,
+    removed,
+    removed_by,
+    shown,
+)
+from buddy.lab.paper.published.read import TASK_NAMES, Row, like, read_paper
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
 
@@ -68,19 +79,19 @@ def collect(run: Run) -> Collected:
             *kind.command,
             *("--model", model),
             *flags(() if is_online else budgets),
-            *(part for one in own for part in ("--policy", f"{one.label}={one.policy}")),
+            *(part for method in own for part in ("--policy", f"{method.label}={method.policy}")),
             *run.data(),
             *limit,
             model=model,
         )
         dense = _dense(run, model, own)
-        dense_of |= {one.label: dense for one in own}
+        dense_of |= {method.label: dense for method in own}
         seen = {point["label"] for point in points}
-        found = [
-            {**one, "label": dense if one["policy"] == "full" else one["label"]}
-            for one in record["results"]["points"]
+        measured = [
+            {**point, "label": dense if point["policy"] == "full" else point["label"]}
+            for point in record["results"]["points"]
         ]
-        points += [one for one in found if one["label"] not in seen]
+        points += [point for point in measured if point["label"] not in seen]
     paper = like(run.request.model, run.request.table)
     theirs = [row for row in read_paper(run.request.table) if row["model"] == paper]
     return Collected(
@@ -94,7 +105,7 @@ def collect(run: Run) -> Collected:
         settings={
             "rows": rows,
             "budgets": list(budgets),
-            "methods": [[one.label, one.policy, one.model] for one in methods],
+            "methods": [[method.label, method.policy, method.model] for method in methods],
             "paper": paper,
         },
         differs="" if run.outline().router else "The model has no router, so Buddy has no row.",
@@ -127,12 +138,12 @@ def _groups(
     for model, own in by_model(methods, run.request.model).items():
         outline = run.on(model).outline()
         spec = outline.policy_spec or "static"
-        named = [ComparedMethod(label=one.label, policy=one.policy or spec) for one in own]
+        named = [replace(method, policy=method.policy or spec, model=None) for method in own]
         for online in (False, True):
             part = [
-                one
-                for one in named
-                if build_policy(str(one.policy), outline.resources).is_online == online
+                method
+                for method in named
+                if build_policy(str(method.policy), outline.resources).is_online == online
             ]
             if part:
                 groups.append((model, part, online))
@@ -158,32 +169,26 @@ def _sheets(
     body = []
     for (label, _), point in cells.items():
         blocks = point["blocks"]
-        reported, kept = _reported(theirs, label, blocks, _depth(points), kind)
+        reported, kept_share = _reported(theirs, label, blocks, _depth(points), kind)
         # Of the same weights at full depth; a method that keeps no budget was not run there.
         dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
         share = f"{100 * point['value'] / dense:.1f}" if dense else ""
-        body.append((label, str(blocks), _shown(point), share, reported, kept))
+        body.append((label, blocks, shown(point), share, reported, kept_share))
     columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
-    sheets = [Sheet(title=f"{kind.what}, %; paper: {paper}", columns=columns, rows=tuple(body))]
+    sheets = [Sheet.of(f"{kind.what}, %; paper: {paper}", columns, body)]
     if kind.task == "average":
         by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}
-        detail = tuple(
+        detail = [
             (
                 condition[0],
-                str(point["blocks"]),
-                *(f"{100 * by_task[t][condition]['value']:.1f}" for t in TASK_NAMES),
+                point["blocks"],
+                *(f"{percent(by_task[task][condition]):.1f}" for task in TASK_NAMES),
             )
             for condition, point in cells.items()
-        )
+        ]
         names = ("method", "blocks", *TASK_NAMES.values())
-        sheets.append(Sheet(title="By task, %", columns=names, rows=detail))
+        sheets.append(Sheet.of("By task, %", names, detail))
     return tuple(sheets)
-
-
-def _shown(point: dict[str, Any]) -> str:
-    """In per cent, with its standard error where that is known."""
-    error = point["stderr"]
-    return f"{100 * point['value']:.1f}" + (f" ± {100 * error:.1f}" if error else "")
 
 
 def _cells(
@@ -191,19 +196,14 @@ def _cells(
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
     """By label and budget; by label alone where a method keeps none: each task has its depth."""
     return {
-        (one["label"], None if "mean_blocks" in one else one["blocks"]): one
-        for one in points
-        if (one["task"], one["metric"]) == (task, metric)
+        (point["label"], None if "mean_blocks" in point else point["blocks"]): point
+        for point in points
+        if (point["task"], point["metric"]) == (task, metric)
     }
 
 
 def _depth(points: Sequence[dict[str, Any]]) -> int:
     return int(points[0]["num_blocks"])
-
-
-def _ran(point: dict[str, Any]) -> float:
-    """Blocks of a token: the budget's, or the mean of what ran where none fixed them."""
-    return float(point.get("mean_blocks", point["blocks"]))
 
 
 def _reported(
@@ -226,23 +226,15 @@ def _panels(
     kind: TableSpec,
     theirs: Sequence[Row],
 ) -> list[dict[str, Any]]:
-    chosen = [one for one in points if (one["task"], one["metric"]) == (kind.task, kind.metric)]
-    depth = _depth(points)
-    labels = list(dict.fromkeys(one["label"] for one in chosen if one["label"] in dense_of))
+    wanted = (kind.task, kind.metric)
+    chosen = [point for point in points if (point["task"], point["metric"]) == wanted]
+    chosen.sort(key=ran, reverse=True)
+    labels = list(dict.fromkeys(point["label"] for point in points if point["label"] in dense_of))
     ours = []
     for label in labels:
-        own = [one for one in chosen if one["label"] in (label, dense_of[label])]
-        own.sort(key=_ran, reverse=True)
-        ours.append(
-            line(
-                label,
-                [removed(_ran(one), depth) for one in own],
-                [100 * one["value"] for one in own],
-                stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
-            )
-        )
+        own = [point for point in chosen if point["label"] in (label, dense_of[label])]
+        ours.append(line(label, own, removed, percent, stderr=percent_error))
     model = theirs[0]["model"]
-    blocks = NUM_BLOCKS[model]
     start_row = next(row for row in theirs if row["method"] == DENSE)
     reported = []
     for name in dict.fromkeys(row["method"] for row in theirs if row["method"] != DENSE):
@@ -250,8 +242,7 @@ def _panels(
         label = (
             "Shortened-LLaMA PPL" if name == "Shortened-LLaMA" and "PPL" in str(labels) else name
         )
-        x = [removed(blocks - int(row["removed"]), blocks) for row in rows]
-        reported.append(line(label, x, [float(row[kind.task]) for row in rows], paper=True))
+        reported.append(line(label, rows, removed_by(model), number(kind.task), paper=True))
     return [
         panel("This model", REMOVED, f"{kind.what} (%)", ours),
         panel(f"The paper: {model}", REMOVED, f"{kind.what} (%)", reported),

@@ -17,24 +17,10 @@ def collect(run: Run) -> Collected:
     context = min(CONTEXT, room - 16)
     policies = ["random:0"] if run.outline().router is None else ["routed", "random:0"]
     record = run.buddy(
-        "bench",
-        "bench",
-        "--model",
-        run.request.model,
-        "-b",
-        "1.0",
-        "-b",
-        "0.5",
+        *("bench", "bench", "--model", run.request.model, "-b", "1.0", "-b", "0.5"),
         *(part for policy in policies for part in ("--policy", policy)),
-        "--batch",
-        str(BATCH),
-        "--context",
-        str(context),
-        "--new-tokens",
-        "16",
-        "--rounds",
-        "11" if run.request.full else "3",
-        "--no-transformers",
+        *("--batch", str(BATCH), "--context", str(context), "--new-tokens", "16"),
+        *("--rounds", "11" if run.request.full else "3", "--no-transformers"),
         model=run.request.model,
     )
     cells = record["results"]["cells"]
@@ -61,8 +47,5 @@ def _sheet(cells: list[dict[str, Any]], theirs: dict[str, dict[str, str]]) -> Sh
     whole = float(theirs["blocks"]["latency_ms"]) / float(theirs["blocks"]["share"]) * 100
     body.append(("paper: Llama-2-7B, A100", *reported, f"{whole:.1f}"))
     names = tuple({"gather_scatter": "gather", "kv_fill": "KV fill"}.get(p, p) for p in _PIECES)
-    return Sheet(
-        title="Latency by piece, ms; gather and scatter together",
-        columns=("pass", *names, "all"),
-        rows=tuple(body),
-    )
+    title = "Latency by piece, ms; gather and scatter together"
+    return Sheet.of(title, ("pass", *names, "all"), body)

@@ -23,7 +23,7 @@ def collect(run: Run) -> Collected:
     body = [
         (
             one["task"],
-            str(len(one["blocks"])),
+            len(one["blocks"]),
             f"{statistics.fmean(one['blocks']):.1f}",
             *(f"{100 * share:.0f}" for share in shares[one["task"]]),
         )
@@ -41,7 +41,7 @@ def collect(run: Run) -> Collected:
     title = f"Budgets of the predictor, % of prompts; of {num_blocks} blocks"
     return Collected(
         results={"tasks": chosen, "bars": bars},
-        sheets=(Sheet(title=title, columns=columns, rows=tuple(body)),),
+        sheets=(Sheet.of(title, columns, body),),
         facts=run.model().facts(),
         settings=settings,
     )

@@ -31,17 +31,16 @@ def _curve(curve: dict[str, Any]) -> Sheet:
     body = []
     for place in sorted({0, last // 3, 2 * last // 3, last}):
         figures = [curve[name][place] for name in names[1:]]
-        body.append((str(curve["step"][place]), *(f"{one:.3f}" for one in figures)))
-    columns = ("step", "reward", "entropy", "blocks drawn", "nats a token")
-    return Sheet(title="Stage 2", columns=columns, rows=tuple(body))
+        body.append((curve["step"][place], *(f"{figure:.3f}" for figure in figures)))
+    return Sheet.of("Stage 2", ("step", "reward", "entropy", "blocks drawn", "nats a token"), body)
 
 
 def _evaluation(found: dict[str, Any]) -> Sheet:
     """The predictor beside the best constant and the best budget of each prompt."""
     body = (
         ("predictor", f"{found['blocks']:.1f}", f"{found['reward']:.3f}"),
-        ("best constant", f"{found['constant_blocks']}", f"{found['constant_reward']:.3f}"),
+        ("best constant", found["constant_blocks"], f"{found['constant_reward']:.3f}"),
         ("best of each prompt", "", f"{found['best_reward']:.3f}"),
     )
     title = f"Validation prompts ({found['rows']})"
-    return Sheet(title=title, columns=("who chooses", "blocks", "reward"), rows=body)
+    return Sheet.of(title, ("who chooses", "blocks", "reward"), body)

@@ -13,24 +13,18 @@ def collect(run: Run) -> Collected:
     rows = run.rows(100, None)
     settings = {"rows": rows, "budgets": list(BUDGETS)}
     entries = run.measure("execution", settings, lambda: _route(run, rows))["execution"]
-    body = []
-    for entry in entries:
-        varies = [block for block, rate in enumerate(entry["rates"]) if 0 < rate < 1]
-        never = [block for block, rate in enumerate(entry["rates"]) if rate == 0]
-        body.append(
-            (
-                entry["task"],
-                str(entry["blocks"]),
-                str(entry["inputs"]),
-                str(entry["distinct_plans"]),
-                str(len(varies)),
-                str(len(never)),
-            )
+    body = [
+        (
+            *(entry[name] for name in ("task", "blocks", "inputs", "distinct_plans")),
+            sum(0 < rate < 1 for rate in entry["rates"]),
+            entry["rates"].count(0),
         )
+        for entry in entries
+    ]
     columns = ("task", "blocks", "inputs", "plans", "varying blocks", "never run")
     return Collected(
         results={"execution": entries},
-        sheets=(Sheet(title="Execution of blocks", columns=columns, rows=tuple(body)),),
+        sheets=(Sheet.of("Execution of blocks", columns, body),),
         facts=run.model().facts(),
         settings=settings,
     )
@@ -55,9 +49,10 @@ def _route(run: Run, rows: int | None) -> dict[str, Any]:
     conditions = plan_conditions(model, (), BUDGETS)
     depths = [condition.blocks for condition in conditions]
     plans: list[dict[str, list[Plan]]] = [{} for _ in depths]
-    for one in examples:
-        for own, route in zip(plans, routes_of(model, one, depths, answer_tokens=0), strict=True):
-            own.setdefault(one.source, []).append(route[0])
+    for example in examples:
+        routes = routes_of(model, example, depths, answer_tokens=0)
+        for own, route in zip(plans, routes, strict=True):
+            own.setdefault(example.source, []).append(route[0])
     return {
         "execution": [
             entry

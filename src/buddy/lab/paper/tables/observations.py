@@ -33,7 +33,7 @@ def collect(run: Run) -> Collected:
 
 
 def _by_input(results: dict[str, Any]) -> Sheet:
-    """Of each text: how far a block's rank moves from input to input."""
+    """How far a block's rank moves from input to input, by text."""
     body = []
     for one in results["series"]:
         by_block = list(zip(*one["ranks"], strict=True))
@@ -43,14 +43,14 @@ def _by_input(results: dict[str, Any]) -> Sheet:
             (
                 one["text"],
                 one["indicator"],
-                str(len(one["ranks"])),
+                len(one["ranks"]),
                 f"{statistics.fmean(spans):.1f}",
                 f"{statistics.fmean(statistics.pstdev(ranks) for ranks in by_block):.2f}",
                 f"{spans[widest]:.0f} (block {widest})",
             )
         )
     columns = ("text", "indicator", "inputs", "mean span of ranks", "mean deviation", "widest")
-    return Sheet(title="Ranks of blocks by input", columns=columns, rows=tuple(body))
+    return Sheet.of("Ranks of blocks by input", columns, body)
 
 
 def _by_context(results: dict[str, Any]) -> Sheet:
@@ -58,14 +58,9 @@ def _by_context(results: dict[str, Any]) -> Sheet:
     first, last = results["ranks"][0], results["ranks"][-1]
     moved = sorted(range(len(first)), key=lambda block: -abs(last[block] - first[block]))
     contexts = results["contexts"]
-    body = tuple(
-        (
-            str(block),
-            f"{first[block]:.1f}",
-            f"{last[block]:.1f}",
-            f"{last[block] - first[block]:+.1f}",
-        )
-        for block in moved[:6]
-    )
+    body = [
+        (block, f"{a:.1f}", f"{b:.1f}", f"{b - a:+.1f}")
+        for block, a, b in ((block, first[block], last[block]) for block in moved[:6])
+    ]
     columns = ("block", f"{contexts[0]} tokens", f"{contexts[-1]} tokens", "moved")
-    return Sheet(title="Mean rank by context, most moved", columns=columns, rows=body)
+    return Sheet.of("Mean rank by context, most moved", columns, body)

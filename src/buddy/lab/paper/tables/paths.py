@@ -6,7 +6,7 @@ from typing import Any
 
 from buddy.data.examples import Example
 from buddy.lab.paper.levels import BUDGETS, blocks_of
-from buddy.lab.paper.panels import REMOVED, line, panel, removed
+from buddy.lab.paper.panels import REMOVED, line, number, panel, removed
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
 
@@ -28,7 +28,12 @@ def collect(run: Run) -> Collected:
             REMOVED,
             "Paths",
             [
-                line(label, *_xy(points, name, field, num_blocks))
+                line(
+                    label,
+                    [point for point in points if point["prompts"] == name],
+                    removed,
+                    number(field),
+                )
                 for field, label in (("of_prompts", "prompts"), ("of_tokens", "prompts and tokens"))
             ],
         )
@@ -37,11 +42,9 @@ def collect(run: Run) -> Collected:
     body = [
         (
             _title(point["prompts"]),
-            str(point["blocks"]),
-            f"{removed(point['blocks'], num_blocks):.0f} %",
-            str(point["inputs"]),
-            str(point["of_prompts"]),
-            str(point["of_tokens"]),
+            point["blocks"],
+            f"{removed(point):.0f} %",
+            *(point[name] for name in ("inputs", "of_prompts", "of_tokens")),
             f"{point['per_answer']:.2f}",
         )
         for point in points
@@ -50,7 +53,7 @@ def collect(run: Run) -> Collected:
     columns = ("prompts", "blocks", "removed", "inputs", "paths", "with tokens", "in an answer")
     return Collected(
         results={"points": points, "panels": panels},
-        sheets=(Sheet(title="Distinct inference paths", columns=columns, rows=tuple(body)),),
+        sheets=(Sheet.of("Distinct inference paths", columns, body),),
         facts=model.facts(),
         settings=settings,
     )
@@ -58,13 +61,6 @@ def collect(run: Run) -> Collected:
 
 def _title(name: str) -> str:
     return {"alpaca": "Alpaca", "samsum": "SAMSum"}[name]
-
-
-def _xy(
-    points: Sequence[dict[str, Any]], name: str, field: str, num_blocks: int
-) -> tuple[list[float], list[float]]:
-    own = [point for point in points if point["prompts"] == name]
-    return [removed(one["blocks"], num_blocks) for one in own], [float(one[field]) for one in own]
 
 
 def _count(run: Run, depths: Sequence[int], rows: int | None) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def count_paths(
     from buddy.lab.paper.routes import routes_of
 
     model = run.model()
-    routes = [routes_of(model, one, depths, answer_tokens=_ANSWER_TOKENS) for one in examples]
+    routes = [routes_of(model, row, depths, answer_tokens=_ANSWER_TOKENS) for row in examples]
     return [
         {
             "blocks": depth,

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from buddy.lab.paper.levels import budgets_of, flags
-from buddy.lab.paper.panels import REMOVED, line, panel, removed
+from buddy.lab.paper.panels import (
+    REMOVED,
+    line,
+    panel,
+    percent,
+    percent_error,
+    removed,
+    shown,
+)
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
 
@@ -39,45 +47,29 @@ def _panels(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for metric, name in _METRICS.items():
         lines = []
         for way, label in _WAYS.items():
-            own = [
-                one for one in points if one["metric"] == metric and one["reroute"] in (way, None)
-            ]
-            lines.append(
-                line(
-                    label,
-                    [removed(one["blocks"], one["num_blocks"]) for one in own],
-                    [100 * one["value"] for one in own],
-                    stderr=[one["stderr"] and 100 * one["stderr"] for one in own],
-                )
-            )
+            own = [p for p in points if p["metric"] == metric and p["reroute"] in (way, None)]
+            lines.append(line(label, own, removed, percent, stderr=percent_error))
         made.append(panel(name, REMOVED, f"{name}, F (%)", lines))
     return made
 
 
 def _sheet(results: dict[str, Any]) -> Sheet:
-    values = {
-        (one["blocks"], one["metric"], one["reroute"]): one["value"] for one in results["points"]
-    }
-    gains = {(one["blocks"], one["metric"]): one for one in results["differences"]}
-    depths = list(dict.fromkeys(one["blocks"] for one in results["points"]))
+    values = {(p["blocks"], p["metric"], p["reroute"]): p["value"] for p in results["points"]}
+    gains = {(gain["blocks"], gain["metric"]): gain for gain in results["differences"]}
+    depths = list(dict.fromkeys(point["blocks"] for point in results["points"]))
     body = []
     for blocks in depths:
         for metric, name in _METRICS.items():
-            one = values.get((blocks, metric, None))
-            ways = [values.get((blocks, metric, way), one) for way in _WAYS]
+            both = values.get((blocks, metric, None))
+            ways = [values.get((blocks, metric, way), both) for way in _WAYS]
             gain = gains.get((blocks, metric))
             body.append(
                 (
                     name,
-                    str(blocks),
+                    blocks,
                     *("" if value is None else f"{100 * value:.2f}" for value in ways),
-                    "" if gain is None else _difference(gain),
+                    "" if gain is None else shown(gain, 2, "+"),
                 )
             )
     columns = ("metric", "blocks", *_WAYS.values(), "difference")
-    return Sheet(title="ROUGE F on SAMSum, %", columns=columns, rows=tuple(body))
-
-
-def _difference(point: dict[str, Any]) -> str:
-    error = "" if point["stderr"] is None else f" ± {100 * point['stderr']:.2f}"
-    return f"{100 * point['value']:+.2f}{error}"
+    return Sheet.of("ROUGE F on SAMSum, %", columns, body)

@@ -9,8 +9,8 @@ from buddy.data.examples import Example
 from buddy.errors import PolicyError
 from buddy.lab.paper.levels import BUDGETS, budget_at, level
 from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
-from buddy.lab.paper.panels import REMOVED, line, panel, removed
-from buddy.lab.paper.published.read import ABLATED, NUM_BLOCKS, Row, read_paper
+from buddy.lab.paper.panels import REMOVED, line, number, panel, removed, removed_by
+from buddy.lab.paper.published.read import ABLATED, Row, read_paper
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
 
@@ -45,7 +45,7 @@ def collect(run: Run) -> Collected:
                 "rows": rows,
                 "rounds": rounds,
                 "new_tokens": new_tokens,
-                "policies": [[one.label, one.policy] for one in own],
+                "policies": [[method.label, method.policy] for method in own],
             }
             name = f"speed-{prompts}" if place == 0 else f"speed-{prompts}-{place}"
             results = part.measure(name, settings, _timing(part, own, prompts, rows, rounds))
@@ -108,7 +108,7 @@ def time_methods(
     from buddy.lab.evaluation.speed.speed import measure_speed
     from buddy.policies.registry import build_policy
 
-    specs = {one.label: one.policy or model.policy_spec or "static" for one in methods}
+    specs = {own.label: own.policy or model.policy_spec or "static" for own in methods}
     for label, spec in specs.items():
         twin = next(name for name, other in specs.items() if other == spec)
         if twin != label:
@@ -156,8 +156,8 @@ def cut(examples: Sequence[Example], rounds: int) -> "Tensor":
     """As many prompts as rounds, all of the median length: [rounds, 1, tokens]."""
     import torch
 
-    length = int(statistics.median_low([len(one.prompt) for one in examples]))
-    long = [one.prompt[:length] for one in examples if len(one.prompt) >= length]
+    length = int(statistics.median_low([len(example.prompt) for example in examples]))
+    long = [row.prompt[:length] for row in examples if len(row.prompt) >= length]
     return torch.tensor([long[place % len(long)] for place in range(rounds)])[:, None]
 
 
@@ -169,30 +169,25 @@ def _sheet(cells: Sequence[dict[str, Any]], theirs: Sequence[Row], prompts: str)
         name, blocks = key
         if blocks is None:  # it keeps no budget: prompts have a mean depth, and new tokens another
             paper: dict[str, str] = {}
-            row = [name, " / ".join(f"{found[phase]['mean_blocks']:.1f}" for phase in PHASES)]
+            row: list[object] = [
+                name,
+                " / ".join(f"{found[phase]['mean_blocks']:.1f}" for phase in PHASES),
+            ]
         else:
             paper = _reported(theirs, prompts, name, blocks, num_blocks=own[0]["num_blocks"])
-            row = [name, str(blocks)]
+            row = [name, blocks]
         for phase in PHASES:
             row += [
                 f"{found[phase]['tokens_per_s']:,.0f}",
                 f"{found[phase]['speedup_own_dense']:.2f}",
                 paper.get(phase, ""),
             ]
-        body.append(tuple(row))
-    columns = (
-        "method",
-        "blocks",
-        "prefill",
-        "over dense",
-        "paper",
-        "decode",
-        "over dense",
-        "paper",
-    )
+        body.append(row)
+    compared = ("over dense", "paper")
+    columns = ("method", "blocks", "prefill", *compared, "decode", *compared)
     context = own[0]["context"]
     title = f"{_SETS[prompts]} prompts of {context} tokens, tokens/s"
-    return Sheet(title=title, columns=columns, rows=tuple(body))
+    return Sheet.of(title, columns, body)
 
 
 def _row_of(cell: dict[str, Any]) -> tuple[str, int | None]:
@@ -218,26 +213,30 @@ def _panels(cells: Sequence[dict[str, Any]], theirs: Sequence[Row]) -> list[dict
         rows = [row for row in theirs if row["prompts"] == prompts]
         dense = next(row for row in rows if row["method"] == DENSE)
         for phase in PHASES:
-            own = [c for c in cells if (c["prompts"], c["phase"]) == (prompts, phase)]
-            lines = []
-            for name in dict.fromkeys(c["method"] for c in own):
-                if name in (DENSE, TRANSFORMERS):
-                    continue
-                line_of = [c for c in own if c["method"] == name]
-                lines.append(
-                    line(
-                        name,
-                        [
-                            removed(float(c.get("mean_blocks", c["blocks"])), c["num_blocks"])
-                            for c in line_of
-                        ],
-                        [c["speedup_own_dense"] for c in line_of],
-                    )
+            own = [
+                cell
+                for cell in cells
+                if (cell["prompts"], cell["phase"]) == (prompts, phase)
+                and cell["method"] not in (DENSE, TRANSFORMERS)
+            ]
+            lines = [
+                line(
+                    name,
+                    [cell for cell in own if cell["method"] == name],
+                    removed,
+                    number("speedup_own_dense"),
                 )
-            for name in dict.fromkeys(row["method"] for row in rows if row is not dense):
-                told = [row for row in rows if row["method"] == name]
-                x = [100 * int(row["removed"]) / NUM_BLOCKS[ABLATED] for row in told]
-                y = [float(row[phase]) / float(dense[phase]) for row in told]
-                lines.append(line(name, x, y, paper=True))
+                for name in dict.fromkeys(cell["method"] for cell in own)
+            ]
+            lines += [
+                line(
+                    name,
+                    [row for row in rows if row["method"] == name],
+                    removed_by(ABLATED),
+                    number(phase, over=float(dense[phase])),
+                    paper=True,
+                )
+                for name in dict.fromkeys(row["method"] for row in rows if row is not dense)
+            ]
             made.append(panel(f"{title}, {phase}", REMOVED, "Speed-up over dense", lines))
     return made

@@ -52,13 +52,7 @@ def collect(run: Run) -> Collected:
             "bars": {"x_label": "Hours", "parts": ["fine-tuning", "predictor"], "rows": rows},
             "paper": theirs,
         },
-        sheets=(
-            Sheet(
-                title="Hours of training",
-                columns=("model", "fine-tuning", "predictor"),
-                rows=tuple(body),
-            ),
-        ),
+        sheets=(Sheet.of("Hours of training", ("model", "fine-tuning", "predictor"), body),),
         facts=read_record(second / "record.json")["model"],
         settings={"timed_steps": steps},
         differs=f"One step took {seconds[0]:.2f} s and {seconds[1]:.2f} s, and "
