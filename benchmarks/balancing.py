@@ -28,7 +28,7 @@ from buddy.records import read_record
 from buddy.serving.control.cost import StepShape
 
 SHARES = {0.5: 0.5, 0.75: 0.25, 1.0: 0.25}
-"""Of requests, by budget."""
+"""Share of the requests, by budget."""
 CHUNK = 512
 """Tokens of prompts that a step feeds at most."""
 MAX_ROWS = 256
@@ -107,10 +107,10 @@ class Replica:
         """Requests that are not over."""
         return self.present.total()
 
-    def take(self, one: Request) -> None:
+    def take(self, request: Request) -> None:
         """Let a request wait."""
-        self.waiting.append(one)
-        self.present[one.depth] += 1
+        self.waiting.append(request)
+        self.present[request.depth] += 1
 
     def union(self, depths: Counter[int]) -> int:
         """Blocks that any lane of a step runs.
@@ -119,9 +119,9 @@ class Replica:
         rounded.
         """
         if self.is_nested:
-            return max((one for one, rows in depths.items() if rows), default=0)
+            return max((depth for depth, rows in depths.items() if rows), default=0)
         free = self.num_blocks - 2
-        kept = math.prod((1 - (one - 2) / free) ** rows for one, rows in depths.items())
+        kept = math.prod((1 - (depth - 2) / free) ** rows for depth, rows in depths.items())
         return round(2 + free * (1 - kept))
 
     def begin(self) -> float:
@@ -130,17 +130,17 @@ class Replica:
             self.feeding.append(self.waiting.popleft())
         left, lanes, prompt_blocks, self.fed = CHUNK, 0, 0, []
         depths = self.decoding.copy()
-        for one in self.feeding:
-            take = min(left, one.prompt - one.fed)
+        for request in self.feeding:
+            take = min(left, request.prompt - request.fed)
             if not take:
                 break
             left -= take
             lanes += take
-            prompt_blocks += take * one.depth
-            one.fed += take
-            depths[one.depth] += 1
-            if one.fed == one.prompt:
-                self.fed.append(one)
+            prompt_blocks += take * request.depth
+            request.fed += take
+            depths[request.depth] += 1
+            if request.fed == request.prompt:
+                self.fed.append(request)
         row_blocks = _row_blocks(self.decoding)
         shape = StepShape(
             rows=len(self.ends),
@@ -162,21 +162,21 @@ class Replica:
         self.is_busy = False
         self.block_context += _row_blocks(self.decoding)
         while self.ends and self.ends[0][0] == self.step:
-            _, _, one = heapq.heappop(self.ends)
-            one.last_s = now
-            self.present[one.depth] -= 1
-            self.decoding[one.depth] -= 1
-            self.block_context -= one.depth * (one.prompt + one.tokens - 1)
-        for one in self.fed:
-            self.feeding.remove(one)
-            one.first_s = one.last_s = now
-            if one.tokens == 1:
-                self.present[one.depth] -= 1
+            _, _, request = heapq.heappop(self.ends)
+            request.last_s = now
+            self.present[request.depth] -= 1
+            self.decoding[request.depth] -= 1
+            self.block_context -= request.depth * (request.prompt + request.tokens - 1)
+        for request in self.fed:
+            self.feeding.remove(request)
+            request.first_s = request.last_s = now
+            if request.tokens == 1:
+                self.present[request.depth] -= 1
                 continue
             self.answers += 1
-            heapq.heappush(self.ends, (self.step + one.tokens - 1, self.answers, one))
-            self.decoding[one.depth] += 1
-            self.block_context += one.depth * one.prompt
+            heapq.heappush(self.ends, (self.step + request.tokens - 1, self.answers, request))
+            self.decoding[request.depth] += 1
+            self.block_context += request.depth * request.prompt
 
     def delay(self, depth: int) -> float:
         """Seconds that a request more costs at each step: its own, and what it adds to others'."""
@@ -217,14 +217,18 @@ def shares_of(num_replicas: int, num_blocks: int) -> dict[int, list[int]]:
 
 
 def balance(
-    policy: str, replicas: Sequence[Replica], one: Request, draw: Random, own: dict[int, list[int]]
+    policy: str,
+    replicas: Sequence[Replica],
+    request: Request,
+    draw: Random,
+    own: dict[int, list[int]],
 ) -> Replica:
     """The replica that a request is given to; ties go to the first."""
     if policy == "random":
         return draw.choice(replicas)
     if policy == "marginal":
-        return min(replicas, key=lambda replica: replica.delay(one.depth))
-    among = [replicas[at] for at in own[one.depth]] if policy == "classes" else replicas
+        return min(replicas, key=lambda replica: replica.delay(request.depth))
+    among = [replicas[at] for at in own[request.depth]] if policy == "classes" else replicas
     return min(among, key=lambda replica: replica.load)
 
 
@@ -261,10 +265,10 @@ def simulate(
     arrivals = deque(todo)
     while arrivals or events:
         if arrivals and (not events or arrivals[0].at_s <= events[0][0]):
-            one = arrivals.popleft()
-            now = one.at_s
-            replica = balance(policy, replicas, one, draw, own)
-            replica.take(one)
+            request = arrivals.popleft()
+            now = request.at_s
+            replica = balance(policy, replicas, request, draw, own)
+            replica.take(request)
         else:
             now, at = heapq.heappop(events)
             replica = replicas[at]
@@ -300,7 +304,7 @@ CASES = {
 def point(args, name, slo_itl_ms, policy, rate, is_nested):
     """Figures of one load, over the seeds.
 
-    Two promises are counted: one time between tokens for all, and one in proportion to the budget.
+    Two promises are counted: the same time between tokens for all, and a time that goes with budgets.
     """
     model, ranks = MODELS[name], GROUPS[name]
     served, spent = [], 0.0
@@ -316,13 +320,15 @@ def point(args, name, slo_itl_ms, policy, rate, is_nested):
             seed=seed,
         )
         served += todo
-        spent += sum(one.busy_s for one in replicas)
-    in_time = [one for one in served if 1e3 * one.ttft_s <= args.slo_ttft_ms]
-    good = [one for one in in_time if 1e3 * one.itl_s <= slo_itl_ms]
+        spent += sum(replica.busy_s for replica in replicas)
+    in_time = [request for request in served if 1e3 * request.ttft_s <= args.slo_ttft_ms]
+    good = [request for request in in_time if 1e3 * request.itl_s <= slo_itl_ms]
     by_budget = [
-        one for one in in_time if 1e3 * one.itl_s <= slo_itl_ms * one.depth / model.num_blocks
+        request
+        for request in in_time
+        if 1e3 * request.itl_s <= slo_itl_ms * request.depth / model.num_blocks
     ]
-    least = min(one.depth for one in served)
+    least = min(request.depth for request in served)
     return {
         "rate": rate,
         "policy": policy,
@@ -330,10 +336,10 @@ def point(args, name, slo_itl_ms, policy, rate, is_nested):
         "requests": len(served),
         "good_share": len(good) / len(served),
         "good_share_by_budget": len(by_budget) / len(served),
-        "ttft_ms_p95": 1e3 * p95([one.ttft_s for one in served]),
-        "itl_ms_p95": 1e3 * p95([one.itl_s for one in served]),
+        "ttft_ms_p95": 1e3 * p95([request.ttft_s for request in served]),
+        "itl_ms_p95": 1e3 * p95([request.itl_s for request in served]),
         "itl_ms_mean_shallow": 1e3
-        * statistics.mean(one.itl_s for one in served if one.depth == least),
+        * statistics.mean(request.itl_s for request in served if request.depth == least),
         "busy_s_per_request": spent / len(served),
     }
 
@@ -342,12 +348,14 @@ COLUMNS = {
     **{(policy, True): f"{policy}" for policy in POLICIES},
     **{(policy, False): f"{policy}, plans of their own" for policy in ("random", "classes")},
 }
-"""Of the tables: policy and whether all plans come of one order."""
+"""Columns of the tables: policy, and whether all plans come of one order."""
 
 
 def show(name, case):
     """The two tables of a model."""
-    cells = {(one["policy"], one["is_nested"], one["rate"]): one for one in case["points"]}
+    cells = {
+        (point["policy"], point["is_nested"], point["rate"]): point for point in case["points"]
+    }
 
     def rows(cell):
         return [[rate, *(cell(cells[*key, rate]) for key in COLUMNS)] for rate in case["rates"]]
@@ -357,13 +365,15 @@ def show(name, case):
         f"{name}: good answers of 100, with one promise / with promises in proportion to budgets",
         head,
         rows(
-            lambda one: f"{100 * one['good_share']:.0f} / {100 * one['good_share_by_budget']:.0f}"
+            lambda cell: (
+                f"{100 * cell['good_share']:.0f} / {100 * cell['good_share_by_budget']:.0f}"
+            )
         ),
     )
     table(
         f"{name}: ms between tokens, 95th percentile of answers / mean at a budget of 50 %",
         head,
-        rows(lambda one: f"{one['itl_ms_p95']:.1f} / {one['itl_ms_mean_shallow']:.1f}"),
+        rows(lambda cell: f"{cell['itl_ms_p95']:.1f} / {cell['itl_ms_mean_shallow']:.1f}"),
     )
 
 
@@ -394,7 +404,7 @@ def checked(folder):
                 {
                     "blocks": depth,
                     "offered_rps": measured["offered_rps"],
-                    "simulated_itl_ms": 1e3 * statistics.median(one.itl_s for one in todo),
+                    "simulated_itl_ms": 1e3 * statistics.median(request.itl_s for request in todo),
                     "measured_itl_ms": measured["itl_ms_p50"],
                 }
             )
@@ -408,13 +418,13 @@ def show_checked(found):
         ["blocks", "requests/s", "simulated", "measured"],
         [
             [
-                one["blocks"],
+                row["blocks"],
                 *(
-                    f"{one[key]:.1f}"
+                    f"{row[key]:.1f}"
                     for key in ("offered_rps", "simulated_itl_ms", "measured_itl_ms")
                 ),
             ]
-            for one in found
+            for row in found
         ],
     )
 
@@ -435,7 +445,7 @@ def main():
         show(name, results[name])
     if args.out is not None:
         config = {key: str(value) for key, value in vars(args).items()}
-        config |= {"shares": {str(key): one for key, one in SHARES.items()}, "chunk": CHUNK}
+        config |= {"shares": {str(key): part for key, part in SHARES.items()}, "chunk": CHUNK}
         config |= {"max_rows": MAX_ROWS, "groups": GROUPS}
         experiment.save(args.out, "balancing", results, config=config)
 

@@ -148,7 +148,7 @@ ENGINES = {
     "vllm": vllm,
     "llama.cpp": llama,
 }
-"""By name, what makes a worker's run; those with an environment of their own may be left out."""
+"""What makes a worker's run, by name; those with an environment of their own may be left out."""
 
 
 def timing(args):

@@ -246,7 +246,7 @@ def trained(method, args):
 
 
 def thresholds(method, model, args):
-    """By label, the threshold of each depth that can be met; searched once."""
+    """The threshold of each depth that can be met, by label; searched once."""
     path = args.runs / method.name / "thresholds.json"
     config = {"depths": list(method.depths), "calibrate": list(args.calibrate or ())}
     if path.exists():
@@ -358,7 +358,7 @@ def beside_buddy(kind, sample, method, runs):
 
 
 def answers_above_buddy(title, method, runs):
-    """By how much a method's answers are worse than Buddy's, and the standard error over rows."""
+    """How much worse a method's answers are than Buddy's, and the standard error over rows."""
     found = []
     for about, pairs in beside_buddy(f"answers-{title}", Answered, method, runs):
         difference, error = by_answer(differences(pairs))
@@ -367,7 +367,7 @@ def answers_above_buddy(title, method, runs):
 
 
 def accuracy_above_buddy(method, runs):
-    """By how much a method is right more often, each task alike, and the error over questions."""
+    """How much more often a method is right, each task alike, and the error over questions."""
     found = []
     for about, pairs in beside_buddy("tasks", SampleScores, method, runs):
         scores = {}

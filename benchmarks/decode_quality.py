@@ -38,7 +38,7 @@ CONDITIONS = {
 @torch.no_grad()
 def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_budget=None):
     """Mean cross-entropy of each row's answer, its distinct plans, and seconds of the prefill."""
-    prompts = [torch.tensor(one.prompt) for one in batch]
+    prompts = [torch.tensor(example.prompt) for example in batch]
     ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)
     ids, mask = left_padded(ids, mask)
@@ -49,12 +49,12 @@ def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_bud
     out = model(ids, mask, prefill_budget=prefill_budget, **first, **options)
     prefill_s = time.perf_counter() - started_s
     losses, plans = [[] for _ in batch], [set() for _ in batch]
-    for step in range(max(len(one.answer) for one in batch)):
+    for step in range(max(len(example.answer) for example in batch)):
         logprobs = out.logits[:, -1].float().log_softmax(-1)
         # A row whose answer is over is fed its last token, and counts no more.
-        tokens = [one.answer[min(step, len(one.answer) - 1)] for one in batch]
-        for row, one in enumerate(batch):
-            if step < len(one.answer):
+        tokens = [example.answer[min(step, len(example.answer) - 1)] for example in batch]
+        for row, example in enumerate(batch):
+            if step < len(example.answer):
                 losses[row].append(-float(logprobs[row, tokens[row]]))
                 plans[row].add(out.plan.executed_sets[row])
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)

@@ -170,30 +170,31 @@ def measure(base, context, new_tokens, batch, rounds, *, fewer_bits, wanted):
     cells = {}
     for name, made in seen.items():
         cell = {
-            "plans": max(one["plans"] for one in made),
-            "changed": statistics.mean(one["changed"] for one in made),
+            "plans": max(result["plans"] for result in made),
+            "changed": statistics.mean(result["changed"] for result in made),
         }
         for phase in ("decode_s", "prefill_s"):
-            own = [one[phase] for one in made]
+            own = [result[phase] for result in made]
             cell[phase] = statistics.median(own)
             for other in ("dense", "transformers"):
                 ratios = [a[phase] / b for a, b in zip(seen[other], own, strict=True)]
                 cell[f"{phase[:-2]}_over_{other}"] = statistics.median(ratios)
         for part in ("blocks_s", "fill_s", "head_s", "mean_s"):
             if part in made[0]:
-                cell[part] = statistics.median(one[part] for one in made)
+                cell[part] = statistics.median(result[part] for result in made)
         if "mean_s" in made[0] and not name.startswith(("dense", "int")):
-            cell["read"] = statistics.mean(one["read"] for one in made)
+            cell["read"] = statistics.mean(result["read"] for result in made)
             shares = [
-                of_ideal(dense, one, base.num_blocks)
-                for dense, one in zip(seen["dense"], made, strict=True)
+                of_ideal(dense, result, base.num_blocks)
+                for dense, result in zip(seen["dense"], made, strict=True)
             ]
             cell["decode_of_ideal"] = statistics.median(shares)
             cell["decode_of_ideal_by_round"] = shares
         cells[name] = cell
     num_bytes = weight_bytes(base)
     shares = [
-        num_bytes / one["decode_s"] / rate for one, rate in zip(seen["dense"], read, strict=True)
+        num_bytes / result["decode_s"] / rate
+        for result, rate in zip(seen["dense"], read, strict=True)
     ]
     return {
         "batch": batch,

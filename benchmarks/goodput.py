@@ -25,7 +25,7 @@ LABELS = {
     "half": ("0.5", "half of the blocks, always"),
     "controller": ("none", "as many as the promise allows"),
 }
-"""Of each load: the budget that requests name, and the label of its line."""
+"""Loads by name: the budget that requests name, and the label of its line."""
 
 
 def read_arguments():

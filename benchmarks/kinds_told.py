@@ -49,7 +49,7 @@ def main():
 
 @torch.no_grad()
 def shares(model, recipe, source, rows, depths):
-    """Of the rows of one source, how many run their order's blocks at each depth."""
+    """How many rows of one source run their order's blocks, by depth."""
     records = [order.record for order in recipe.router.orders if source in order.sources]
     decision, prompts = model.router.decision, RewardModel(model)
     order = read_prior(Path(records[0]), model.resources) if records else decision.prior

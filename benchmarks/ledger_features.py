@@ -58,9 +58,9 @@ def main():
         for sources in (recipe.data.train, recipe.data.validation)
     )
     levels, means = np.array(recipe.ledger.levels), np.array(recipe.means, float)
-    tokens = sum(len(one.token_ids) - 1 for one in held_out)
+    tokens = sum(len(answer.token_ids) - 1 for answer in held_out)
     constant = np.array(
-        [np.interp(means, levels, one.said[1:, :, LOSS].sum(0)) for one in held_out]
+        [np.interp(means, levels, answer.said[1:, :, LOSS].sum(0)) for answer in held_out]
     )
     found = {}
     for name, known in KNOWN.items():
@@ -127,8 +127,8 @@ class Expected:
 
     def __init__(self, answers, levels, known, settings):
         self.levels = levels
-        fed = np.concatenate([one.token_ids[:-1] for one in answers])
-        losses = np.concatenate([one.said[1:, :, LOSS] for one in answers]).astype(float)
+        fed = np.concatenate([answer.token_ids[:-1] for answer in answers])
+        losses = np.concatenate([answer.said[1:, :, LOSS] for answer in answers]).astype(float)
         self.mean, self.offsets, self.weights = losses.mean(0), {}, None
         if "id" in known:
             ids, place, counts = np.unique(fed, return_inverse=True, return_counts=True)
@@ -139,7 +139,7 @@ class Expected:
             self.offsets = dict(zip(ids[kept].tolist(), offsets[kept], strict=True))
         if "free" in known:
             # Whatever level the token before ran: each is a row of the regression.
-            before = np.concatenate([one.said[:-1] for one in answers])
+            before = np.concatenate([answer.said[:-1] for answer in answers])
             inputs = self._inputs(before, np.broadcast_to(levels, before.shape[:2]))
             inputs = inputs.reshape(-1, inputs.shape[-1])
             rest = losses - np.stack([self.of_token(token) for token in fed.tolist()])
@@ -173,15 +173,17 @@ class Expected:
             first > 0.9,
             first > 0.99,
         )
-        return np.stack((*plain, *more, *(one * share for one in plain)), -1)
+        return np.stack((*plain, *more, *(feature * share for feature in plain)), -1)
 
 
 def spend(expected, answers, means, prices):
-    """By the ledger's rule, each way side by side: [answers, ways] nats, and mean blocks."""
+    """What the ledger's rule gives, by way side by side: [answers, ways] nats, and mean blocks."""
     levels, lost, ran = expected.levels, np.zeros((len(answers), len(means))), np.zeros(len(means))
-    for place, one in enumerate(answers):
+    for place, answer in enumerate(answers):
         held, chosen = np.zeros(len(means)), np.full(len(means), len(levels) - 1)
-        for token, before, after in zip(one.token_ids, one.said, one.said[1:], strict=False):
+        for token, before, after in zip(
+            answer.token_ids, answer.said, answer.said[1:], strict=False
+        ):
             block = prices * np.exp(-HASTE * held / means)
             cost = expected(token, before[chosen], levels[chosen]) + block[:, None] * levels
             cost[levels > np.floor(held + means + 1e-9)[:, None]] = np.inf
@@ -189,7 +191,7 @@ def spend(expected, answers, means, prices):
             held += means - levels[chosen]
             ran += levels[chosen]
             lost[place] += after[chosen, LOSS]
-    return lost, ran / sum(len(one.token_ids) - 1 for one in answers)
+    return lost, ran / sum(len(answer.token_ids) - 1 for answer in answers)
 
 
 def best_prices(expected, answers, means):

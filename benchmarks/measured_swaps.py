@@ -1,7 +1,7 @@
 """Can the prompt tell which blocks its answer needs? Measured, then predicted on held-out rows.
 
 For each row a budget is drawn, the static plan of that budget is run, and so are some neighbours of
-it: one executed block exchanged for a skipped one, near the boundary more often than far from it.
+it: one executed block against a skipped block, near the boundary more often than far from it.
 The change of the row's answer loss is what a router would have to know. Three predictors of it are
 fitted on three quarters of the rows: the order alone (with an offset of each block for each
 budget), the order and the row's source, the order and the pooled values of the first block. On the
@@ -70,7 +70,7 @@ def measure(model, args):
         measure_batch(model, prior, examples[at : at + 12], args)
         for at in range(0, len(examples), 12)
     ]
-    joined = {key: torch.cat([one[key] for one in found]) for key in found[0]}
+    joined = {key: torch.cat([batch[key] for batch in found]) for key in found[0]}
     return {**joined, "prior": prior, "sources": [example.source for example in examples]}
 
 

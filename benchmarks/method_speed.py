@@ -72,7 +72,7 @@ def prompts_of(args):
     _, path, start, stop = args.prompts
     tokenizer = load_tokenizer(str(args.runs / "joined" / "checkpoint"))
     rows = read_all((Source(path=path, start=start, stop=stop),), tokenizer, max_tokens=256)
-    return [torch.tensor([one.prompt]) for one in rows]
+    return [torch.tensor([row.prompt]) for row in rows]
 
 
 def settings(name, folder, depths):
@@ -81,7 +81,7 @@ def settings(name, folder, depths):
     if name not in RIVALS or RIVALS[name].keeps_budget:
         return [(depth, None, f"{depth} blocks") for depth in wanted]
     found = read_record(folder / "thresholds.json")["results"]["thresholds"]
-    spec = {depth: f"{name}:{one['threshold']:.9g}" for depth, one in found.items()}
+    spec = {depth: f"{name}:{found_at['threshold']:.9g}" for depth, found_at in found.items()}
     at = [(depth, spec[depth], None) for depth in wanted if depth in spec]
     return [(OWN, name, None), *at]
 

@@ -64,13 +64,13 @@ class Machine:
     flops_per_s: float
     """That its products reach."""
     step_s: float
-    """Of a step whatever it does: launches, sampling, the host."""
+    """What a step takes whatever it does: launches, sampling, the host."""
     memory_bytes: float = math.inf
-    """For weights and cache."""
+    """Room for weights and cache."""
     link_bytes_per_s: float = math.inf
-    """To the others, one way."""
+    """Speed of the links to the others, one way."""
     reduce_s: float = 0.0
-    """Of one all-reduce, however small."""
+    """Time of one all-reduce, however small."""
 
 
 H100 = Machine(
@@ -162,7 +162,7 @@ def union_of_independent(depths: Sequence[int], num_blocks: int) -> float:
         depths: Of the rows, first and last block included.
         num_blocks: Of the model, above 2.
     """
-    skipped = math.prod(1 - (one - 2) / (num_blocks - 2) for one in depths)
+    skipped = math.prod(1 - (depth - 2) / (num_blocks - 2) for depth in depths)
     return 2 + (num_blocks - 2) * (1 - skipped)
 
 
@@ -217,13 +217,13 @@ def sizes():
         [
             [
                 name,
-                one["gpus"],
-                f"{one['weight_bytes'] / 1e9:.1f}",
-                f"{one['cache_bytes'] / 1e9:.0f}",
-                *(f"{cell['kv_bytes_per_token'] / 1e3:.0f}" for cell in one["by_depth"].values()),
-                *(f"{cell['tokens_in_cache']:,}" for cell in one["by_depth"].values()),
+                size["gpus"],
+                f"{size['weight_bytes'] / 1e9:.1f}",
+                f"{size['cache_bytes'] / 1e9:.0f}",
+                *(f"{cell['kv_bytes_per_token'] / 1e3:.0f}" for cell in size["by_depth"].values()),
+                *(f"{cell['tokens_in_cache']:,}" for cell in size["by_depth"].values()),
             ]
-            for name, one in found.items()
+            for name, size in found.items()
         ],
     )
     return found
@@ -243,7 +243,7 @@ def decode_steps():
                 for share in DEPTHS
             }
             found[name][str(batch)] = {
-                share: {**asdict(one), "total": one.total} for share, one in parts.items()
+                share: {**asdict(part), "total": part.total} for share, part in parts.items()
             }
         table(
             f"A decode step of {name} on {ranks} H100, ms",
@@ -260,7 +260,7 @@ def decode_steps():
             [
                 [
                     batch,
-                    *(ms(one["total"]) for one in cells.values()),
+                    *(ms(cell["total"]) for cell in cells.values()),
                     f"{cells['1.0']['total'] / cells['0.5']['total']:.2f}",
                     *(
                         percent(cells["1.0"][part] / cells["1.0"]["total"])
@@ -300,7 +300,7 @@ def prefills():
             [
                 name,
                 f"{int(tokens):,}",
-                *(ms(one) for one in cells.values()),
+                *(ms(seconds) for seconds in cells.values()),
                 f"{cells['1.0'] / cells['0.5']:.2f}",
             ]
             for name, by_tokens in found.items()
@@ -434,7 +434,7 @@ def fleet(rate=10_000):
         [
             [
                 what,
-                *(f"{math.ceil(one['gpus']):,}" for one in cells.values()),
+                *(f"{math.ceil(cell['gpus']):,}" for cell in cells.values()),
                 cells["100 %"]["rows"],
                 cells["50 %"]["rows"],
                 ms(cells["100 %"]["prompt_s"]),
@@ -478,12 +478,12 @@ def checked(engine, beside):
         beside: A record of `benchmarks/beside_others.py`.
     """
     model = MODELS["SmolLM2-135M"]
-    cells = {one["batch"]: one["cells"] for one in read_record(engine)["results"]["shapes"]}
+    cells = {cell["batch"]: cell["cells"] for cell in read_record(engine)["results"]["shapes"]}
     machine, head_s = measured_machine(cells[1]["dense"], 256)
     others = {
-        (one["engine"], one["batch"]): one["batch"] / one["tokens_per_s"]
-        for one in read_record(beside)["results"]["cells"]
-        if one["phase"] == "decode"
+        (cell["engine"], cell["batch"]): cell["batch"] / cell["tokens_per_s"]
+        for cell in read_record(beside)["results"]["cells"]
+        if cell["phase"] == "decode"
     }
 
     def predicted(depths, union=None):
@@ -491,22 +491,22 @@ def checked(engine, beside):
         return parts.total - parts.head + head_s
 
     mixed = [15, 17, 19, 21, 24, 26, 28, 30]
-    one, eight = cells[1], cells[8]
+    single, eight = cells[1], cells[8]
     cases = [
         *(
-            (f"1 row, {depth} blocks", [depth], None, one[f"static {depth}"]["decode_s"], one)
+            (f"1 row, {depth} blocks", [depth], None, single[f"static {depth}"]["decode_s"], single)
             for depth in (26, 22, 19, 15)
         ),
-        ("8 rows, 30 blocks", [30] * 8, None, eight["dense"]["decode_s"], one),
-        ("8 rows, 15 blocks, one order", [15] * 8, None, eight["shared 15"]["decode_s"], one),
+        ("8 rows, 30 blocks", [30] * 8, None, eight["dense"]["decode_s"], single),
+        ("8 rows, 15 blocks, one order", [15] * 8, None, eight["shared 15"]["decode_s"], single),
         (
             "8 rows, 15 blocks, plans of their own",
             [15] * 8,
             eight["independent 15"]["read"],
             eight["independent 15"]["decode_s"],
-            one,
+            single,
         ),
-        ("8 rows, 15 to 30 blocks", mixed, None, eight["shared mixed"]["decode_s"], one),
+        ("8 rows, 15 to 30 blocks", mixed, None, eight["shared mixed"]["decode_s"], single),
         *(
             (
                 f"{rows} row{'s' * (rows > 1)}, {depth} blocks, another day",

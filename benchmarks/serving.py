@@ -64,8 +64,8 @@ def speed(args):
         model.generate(**inputs, max_new_tokens=args.new_tokens, do_sample=False, eos_token_id=None)
 
     async def by_server(client, url, messages):
-        async def ask(one):
-            body = {"messages": one, "max_tokens": args.new_tokens, "ignore_eos": True}
+        async def ask(message):
+            body = {"messages": message, "max_tokens": args.new_tokens, "ignore_eos": True}
             answer = await client.post(
                 f"{url}/v1/chat/completions", json={**body, "temperature": 0, "budget": 1.0}
             )
@@ -111,7 +111,7 @@ def cost(args):
     bench, correction = Bench(model, args.rows, "shared"), Correction()
     token_bytes = 2.0 * model.backbone.kv_width * model.dtype.itemsize * model.num_blocks
     rounds = samples(model.num_blocks, args.rows, bench.longest, token_bytes, seed=1)
-    steps = [one for _, plan in zip(range(args.rounds), rounds, strict=False) for one in plan]
+    steps = [step for _, plan in zip(range(args.rounds), rounds, strict=False) for step in plan]
     bench.run(steps[0], time.perf_counter)
     errors = []
     for sample in track(steps, transient=True):
@@ -192,8 +192,8 @@ def overload(args):
             )
             found = run_load(config)
             results[name] = found["points"][0]
-            others = [one for one in found["requests"] if not one["finished"]]
-            results[name]["statuses_of_others"] = sorted({one["status"] for one in others})
+            others = [request for request in found["requests"] if not request["finished"]]
+            results[name]["statuses_of_others"] = sorted({request["status"] for request in others})
         ended = time.perf_counter()
         while True:
             body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 8}
@@ -286,21 +286,21 @@ def parity(args):
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         name = client.models.list().data[0].id
 
-        def by_client(one):
+        def by_client(request):
             answer = client.chat.completions.create(
                 model=name,
-                messages=[{"role": "user", "content": one[0]}],
+                messages=[{"role": "user", "content": request[0]}],
                 max_tokens=args.new_tokens,
                 temperature=0,
-                extra_body={"budget": one[1]},
+                extra_body={"budget": request[1]},
             )
             return answer.choices[0].message.content
 
         found = list(pool.map(by_client, asked))
     others = [
-        {"prompt": one[0], "budget": one[1], "server": answer, "generate": expected}
-        for one, answer in zip(asked, found, strict=True)
-        if answer != (expected := by_generate(*one))
+        {"prompt": request[0], "budget": request[1], "server": answer, "generate": expected}
+        for request, answer in zip(asked, found, strict=True)
+        if answer != (expected := by_generate(*request))
     ]
     return {"requests": len(asked), "same": len(asked) - len(others), "others": others}
 
@@ -333,7 +333,7 @@ def main():
     results = CHECKS[args.check](args)
     for name, value in results.items():
         if isinstance(value, dict):
-            value = {key: one for key, one in value.items() if not isinstance(one, list)}
+            value = {key: figure for key, figure in value.items() if not isinstance(figure, list)}
         print(f"{name}: {value}")
     experiment.save(args.out, f"serving-{args.check}", results, config=args)
 

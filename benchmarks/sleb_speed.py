@@ -59,9 +59,9 @@ def search_round(backbone, batches, searches, order, first):
 
 
 def speedups(rounds, setup_s):
-    """Of each way over whole: of all rounds with what they need once, and round by round."""
-    total_s = {way: setup_s[way] + sum(one[f"{way}_s"] for one in rounds) for way in WAYS}
-    ratios = {way: [one["whole_s"] / one[f"{way}_s"] for one in rounds] for way in WAYS[1:]}
+    """How much faster each way is than whole: over all rounds and their setup, and by round."""
+    total_s = {way: setup_s[way] + sum(found[f"{way}_s"] for found in rounds) for way in WAYS}
+    ratios = {way: [found["whole_s"] / found[f"{way}_s"] for found in rounds] for way in WAYS[1:]}
     return {
         "total_s": total_s,
         "speedup": {way: total_s["whole"] / total_s[way] for way in WAYS[1:]},
@@ -97,13 +97,13 @@ def main() -> None:
     rounds = []
     console = Console(file=sys.stderr)
     for number in track(range(args.rounds), "Searching", console=console):
-        order = tuple(one["removed"] for one in rounds)
+        order = tuple(found["removed"] for found in rounds)
         rounds.append(search_round(model.backbone, batches, searches, order, number % len(WAYS)))
     targets = len(ids) * (args.tokens - 1)
     results = {
-        "removal_order": [one["removed"] for one in rounds],
-        "nll": [one.pop("loss") / targets for one in rounds],
-        "same_order_and_nll": all(one["same"] for one in rounds),
+        "removal_order": [found["removed"] for found in rounds],
+        "nll": [found.pop("loss") / targets for found in rounds],
+        "same_order_and_nll": all(found["same"] for found in rounds),
         **speedups(rounds, setup_s),
         "setup_s": setup_s,
         "rounds": rounds,

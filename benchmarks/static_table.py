@@ -37,7 +37,7 @@ def accuracy_table(path):
 
 
 def perplexity_table(path):
-    """On WikiText-2."""
+    """The perplexity of WikiText-2."""
     return table(path, "wikitext2", "perplexity", 1.0)
 
 
@@ -61,7 +61,7 @@ def table(path, task, metric, scale):
 
 
 def cell(value, error):
-    """With as many digits as the error bears."""
+    """A value with as many digits as its error bears."""
     digits = 1 if value < 200 else 0
     return f"{value:,.{digits}f} ± {error:,.{digits}f}"
 

@@ -38,8 +38,8 @@ def answer(model, tokenizer, prompts, given, seed):
     """An answer to each prompt, in token ids without the end; None where it does not end."""
     longest = max(map(len, prompts))
     pad, ends = tokenizer.pad_token_id or tokenizer.eos_token_id, tokenizer.eos_token_id
-    ids = torch.tensor([[pad] * (longest - len(one)) + one for one in prompts])
-    mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     torch.manual_seed(seed)
     out = model.generate(
         ids,
@@ -73,7 +73,7 @@ def main():
                 continue
             prompts = [ids for _, ids in fitting]
             made = answer(model, tokenizer, prompts, given, given.seed + number)
-            texts = [tokenizer.decode(one).strip() if one else "" for one in made]
+            texts = [tokenizer.decode(tokens).strip() if tokens else "" for tokens in made]
             answered += [
                 {**row, "output": text}
                 for (row, _), text in zip(fitting, texts, strict=True)

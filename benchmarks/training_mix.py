@@ -68,7 +68,7 @@ def text(folder: Path) -> list[dict]:
 def _stretches(folder: Path) -> Iterator[tuple[str, ...]]:
     pages = [row["page"] for row in read(folder / "wikitext2" / "train_part.jsonl")]
     passages = [part.strip() for page in pages for part in page.split("\n")]
-    passages = [one for one in passages if len(one.split()) > 30]
+    passages = [text for text in passages if len(text.split()) > 30]
     passages += [row["passage"] for row in read(folder / "boolq" / "train.jsonl")[:PASSAGES]]
     for passage in passages:
         words = passage.split()

@@ -159,7 +159,7 @@ def generate(model: Any, ids: Any, new_tokens: int, **options: Any) -> Any:
 
 
 def phase_seconds(trace: Any) -> dict[str, float]:
-    """Of a traced generation, the seconds of its prefill, and the median of its decode steps."""
+    """Seconds of a traced generation: its prefill, and the median of its decode steps."""
     ends = [step.ended_s for step in trace.steps]
     steps = [after - before for before, after in itertools.pairwise(ends)]
     return {

@@ -21,7 +21,7 @@ def tokens(count, *, seed):
 
 
 def naive_score(model, routed, whole, answer, blocks):
-    """From the executable specification: no cache, no batch, no pads."""
+    """Scores by the executable specification: no cache, no batch, no pads."""
     backbone, policy = model.backbone, model.policy
     seen = torch.tensor(routed)
     keys, values = naive_context(backbone, seen, policy.context_layer)

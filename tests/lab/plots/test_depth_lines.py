@@ -16,7 +16,7 @@ from tests.lab.plots.made import (
 
 
 def lines(figure):
-    """Of each label: depths, values, and half the height of each error bar."""
+    """Depths, values, and half the height of each error bar, by label."""
     axes = figure.axes[0]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     found = {}
@@ -29,7 +29,7 @@ def lines(figure):
 
 
 def levels(figure):
-    """Of the dashed lines across."""
+    """Heights of the dashed lines across."""
     return [
         float(line.get_ydata()[0])
         for line in figure.axes[0].lines

@@ -19,7 +19,7 @@ from tests.lab.plots.made import (
 
 
 def box_medians(axes):
-    """By block: of the black lines, one a box."""
+    """Heights of the black lines, one a box, by block."""
     lines = [line for line in axes.lines if line.get_color() == "#000000"]
     return {round(np.mean(line.get_xdata())): float(line.get_ydata()[0]) for line in lines}
 

@@ -33,13 +33,14 @@ class Against:
             )
 
     def describe(self) -> dict[str, Any]:
-        """For a record: which log it was, and of which run."""
+        """What a record says of it: which log it was, and of which run."""
         log = self._samples
         return {"samples": str(log.path), "sha256": log.sha256, "run": log.identity}
 
     def conditions(self) -> list["EarlierCondition"]:
         """All that was measured."""
-        return [EarlierCondition(self._samples, one) for one in self._samples.conditions]
+        log = self._samples
+        return [EarlierCondition(log, condition) for condition in log.conditions]
 
     def beside(self, condition: Condition) -> list["EarlierCondition"]:
         """What was measured at the same budget, one or more.
@@ -48,9 +49,9 @@ class Against:
             ResultError: Nothing was.
         """
         wanted, log = _budget(condition.describe()), self._samples
-        found = [one for one in self.conditions() if one.budget == wanted]
+        found = [earlier for earlier in self.conditions() if earlier.budget == wanted]
         if not found:
-            has = ", ".join(dict.fromkeys(_said(one) for one in log.conditions))
+            has = ", ".join(dict.fromkeys(_said(condition) for condition in log.conditions))
             raise ResultError(
                 f"{log.path} has nothing at {_said(condition.describe())}, but {has}: measure it "
                 "at this budget, or leave --against out"
@@ -73,7 +74,7 @@ class EarlierCondition:
         self.about = {"minus": label, "minus_policy": policy}
 
     def marks(self) -> list[str]:
-        """Of the rows that were measured, in the order of the log."""
+        """Marks of the rows that were measured, in the order of the log."""
         start = f"{self._key} "
         return [key.removeprefix(start) for key in self._samples.entries if key.startswith(start)]
 
@@ -94,7 +95,7 @@ class EarlierCondition:
                 f"{self._samples.path} lacks {missing} of the {len(marks)} rows that are measured "
                 "here: differences are taken row by row; measure both on the same rows"
             )
-        return [one for one in found if one is not None]
+        return [sample for sample in found if sample is not None]
 
 
 def mean_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:

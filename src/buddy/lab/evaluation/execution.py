@@ -13,7 +13,7 @@ def execution_rates(
     *,
     of_prompts: bool = False,
 ) -> list[dict[str, Any]]:
-    """Of each task, the share of inputs whose plan ran each block, and how many plans differ.
+    """The share of inputs whose plan ran each block, by task, and how many plans differ.
 
     Args:
         condition: Whose plans they are.

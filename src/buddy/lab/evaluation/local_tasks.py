@@ -26,7 +26,7 @@ class LocalTask:
 
 
 def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_choices(value: Any, row: Row) -> bool:

@@ -28,11 +28,11 @@ class Windows:
     task: str
     """Name of the text."""
     nll: tuple[float, ...]
-    """Of each window, summed over its scored tokens."""
+    """Each window's sum over its scored tokens."""
     blocks: tuple[tuple[int, ...], ...]
-    """Of each window, its last token's plan."""
+    """The plan of each window's last token."""
     depths: tuple[float, ...] = ()
-    """Of each window, the blocks that a token ran on average; none in an older log."""
+    """Blocks that a token ran on average, by window; none in an older log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class WindowedText:
     name: str
     """What figures call it: their task."""
     ids: Int[Tensor, "windows tokens"]
-    """From `sliding_windows`."""
+    """Windows, as `sliding_windows` gives them."""
     stride: int
     """Tokens to score, at the end of each window."""
     leaks: bool = False
@@ -103,7 +103,7 @@ def window_losses(
     stride: int,
     leaks: bool = False,
 ) -> list[WindowLoss]:
-    """Of each window, the negative log-likelihood of its scored tokens, and what ran.
+    """The negative log-likelihood of each window, over its scored tokens, and what ran.
 
     Args:
         model: Runs the blocks.

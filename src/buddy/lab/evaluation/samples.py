@@ -119,7 +119,7 @@ class SampleLog:
             check_same(self._samples.identity, identity, what, advice)
         lines = [
             {"run": identity},
-            *({"condition": one} for one in self._samples.conditions),
+            *({"condition": condition} for condition in self._samples.conditions),
             *self._samples.entries.values(),
         ]
         # Written whole, so that a line cut off by a crash does not swallow the next.
@@ -132,7 +132,7 @@ class SampleLog:
         return len(self._samples.entries)
 
     def find(self, key: str, kind: type[Sample]) -> Sample | None:
-        """As `Samples.find`."""
+        """What was logged under a key, as `Samples.find` gives it."""
         return self._samples.find(key, kind)
 
     def declare(self, condition: dict[str, Any]) -> None:

@@ -8,18 +8,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from buddy.errors import DataError, ResultError, shown
 from buddy.files import read_text
+from buddy.lab.load.request import Outcome, ask, first_model
 from buddy.settings import SEED, Range, check_ranges
-
-if TYPE_CHECKING:
-    import httpx
 
 _MOST_PROMPT_BYTES: Final = 64 * 2**20
 _MOST_REQUESTS: Final = 1_000_000
@@ -49,11 +47,11 @@ class LoadConfig:
     """What is asked, how often, and what counts as good."""
 
     url: str
-    """Of the server, with or without `/v1`."""
+    """Address of the server, with or without `/v1`."""
     rates: tuple[float, ...]
     """Requests a second, one after the other."""
     duration_s: Annotated[float, Range(above=0, high=86_400)] = 30.0
-    """For which requests come, at each rate."""
+    """Seconds for which requests come, at each rate."""
     budgets: tuple[tuple[str, float], ...] = (("none", 1.0),)
     """What requests name as their budget, and how often in relation; `none` = nothing."""
     max_tokens: Annotated[int, Range(1)] | None = None
@@ -64,12 +62,12 @@ class LoadConfig:
     slo_itl_ms: Annotated[float, Range(above=0)] | None = None
     """A good answer's mean time between tokens is at most this."""
     model: str | None = None
-    """As the server names it; None = the first that it lists."""
+    """Model as the server names it; None = the first that it lists."""
     temperature: Annotated[float, Range(0)] = 0.0
     timeout_s: Annotated[float, Range(above=0)] = 300.0
-    """After which an answer has failed."""
+    """Seconds after which an answer has failed."""
     seed: Annotated[int, SEED] = 0
-    """Of times, prompts and budgets."""
+    """Seed of times, prompts and budgets."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ResultError)
@@ -92,44 +90,6 @@ def _is_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one request; times in milliseconds."""
-
-    at_s: float
-    """When it was sent, from the beginning of its rate."""
-    budget: str
-    status: int = 0
-    """Of HTTP; 0 = there was no answer."""
-    finished: bool = False
-    """Whether the answer came to its end."""
-    ttft_ms: float | None = None
-    itls_ms: list[float] = field(default_factory=list)
-    """Between two pieces of text."""
-    end_s: float = 0.0
-    tokens: int = 0
-    blocks_per_token: float | None = None
-    num_blocks: int | None = None
-    retry_after_s: float | None = None
-    error: str | None = None
-
-    @property
-    def itl_ms(self) -> float | None:
-        """Mean time between tokens; None of fewer than two."""
-        if self.ttft_ms is None or self.tokens < 2:
-            return None
-        return sum(self.itls_ms) / (self.tokens - 1)
-
-    def is_good(self, config: LoadConfig) -> bool:
-        """Whether it finished within both promises."""
-        if not self.finished or self.ttft_ms is None:
-            return False
-        itl_ms = self.itl_ms
-        return (config.slo_ttft_ms is None or self.ttft_ms <= config.slo_ttft_ms) and (
-            config.slo_itl_ms is None or itl_ms is None or itl_ms <= config.slo_itl_ms
-        )
 
 
 def parse_budget_weight(text: str) -> tuple[str, float]:
@@ -224,14 +184,14 @@ async def _run(
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         trust_env=False,
     ) as client:
-        model = config.model or await _first_model(client, base)
+        model = config.model or await first_model(client, base)
 
         async def send(outcome: Outcome, body: dict[str, Any], zero_s: float) -> None:
             nonlocal done
             await asyncio.sleep(max(0.0, zero_s + outcome.at_s - time.perf_counter()))
             try:
                 async with asyncio.timeout(config.timeout_s):
-                    await _ask(client, f"{base}/chat/completions", body, outcome)
+                    await ask(client, f"{base}/chat/completions", body, outcome)
             except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as error:
                 outcome.error = str(error) or type(error).__name__
             outcome.end_s = time.perf_counter() - zero_s
@@ -241,11 +201,11 @@ async def _run(
         for rate, plan in zip(config.rates, plans, strict=True):
             started_s = time.perf_counter()
             await asyncio.gather(
-                *(send(one, {"model": model, **body}, started_s) for one, body in plan)
+                *(send(outcome, {"model": model, **body}, started_s) for outcome, body in plan)
             )
-            outcomes = [one for one, _ in plan]
+            outcomes = [outcome for outcome, _ in plan]
             points.append(summarise(config, rate, outcomes))
-            requests += [{"rate": rate, **_written(one)} for one in outcomes]
+            requests += [{"rate": rate, **_written(outcome)} for outcome in outcomes]
     return {"served_model": model, "points": points, "requests": requests}
 
 
@@ -281,80 +241,8 @@ def _as_json(budget: str) -> Any:
         return budget
 
 
-async def _first_model(client: "httpx.AsyncClient", base: str) -> str:
-    import httpx
-
-    try:
-        answer = await client.get(f"{base}/models")
-        listed = answer.raise_for_status().json()
-        return str(listed["data"][0]["id"])
-    except httpx.HTTPError as error:
-        raise ResultError(
-            f"{base}/models gives no answer ({error or type(error).__name__}): start a server there"
-        ) from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ResultError(f"{base}/models lists no model: name one with --model") from error
-
-
-async def _ask(
-    client: "httpx.AsyncClient", url: str, body: dict[str, Any], outcome: Outcome
-) -> None:
-    """One request, and its answer as it comes; nothing is tried again."""
-    sent_s = last_s = time.perf_counter()
-    async with client.stream("POST", url, json=body) as answer:
-        outcome.status = answer.status_code
-        if answer.status_code != 200:
-            outcome.error = _told((await answer.aread()).decode(errors="replace"))[:300]
-            after = answer.headers.get("retry-after", "")
-            outcome.retry_after_s = float(after) if after.isdecimal() else None
-            return
-        pieces = 0
-        async for line in answer.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            said = line[5:].strip()
-            if said == "[DONE]":
-                outcome.finished = outcome.error is None and outcome.ttft_ms is not None
-                break
-            chunk = json.loads(said)
-            if "error" in chunk:
-                outcome.error = shown(chunk["error"], 300)
-                continue
-            _read_usage(chunk.get("usage"), outcome)
-            if any(_has_text(one) for one in chunk.get("choices", ())):
-                now_s, pieces = time.perf_counter(), pieces + 1
-                if outcome.ttft_ms is None:
-                    outcome.ttft_ms = 1e3 * (now_s - sent_s)
-                else:
-                    outcome.itls_ms.append(1e3 * (now_s - last_s))
-                last_s = now_s
-        outcome.tokens = outcome.tokens or pieces
-
-
-def _told(body: str) -> str:
-    """What an error in OpenAI's shape says; another body as it is."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body
-
-
-def _has_text(choice: Any) -> bool:
-    return bool((choice.get("delta") or {}).get("content"))
-
-
-def _read_usage(usage: Any, outcome: Outcome) -> None:
-    if not isinstance(usage, dict):
-        return
-    outcome.tokens = int(usage.get("completion_tokens") or 0)
-    ours = usage.get("buddy")
-    if isinstance(ours, dict):
-        outcome.blocks_per_token = float(ours["blocks_per_token"])
-        outcome.num_blocks = int(ours["num_blocks"])
-
-
-def _written(one: Outcome) -> dict[str, Any]:
-    return asdict(one) | {"itls_ms": [round(gap, 2) for gap in one.itls_ms]}
+def _written(outcome: Outcome) -> dict[str, Any]:
+    return asdict(outcome) | {"itls_ms": [round(gap, 2) for gap in outcome.itls_ms]}
 
 
 def summarise(config: LoadConfig, rate: float, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -368,29 +256,39 @@ def summarise(config: LoadConfig, rate: float, outcomes: Sequence[Outcome]) -> d
         rate: That was meant.
         outcomes: Of all requests at that rate.
     """
-    lasted_s = max([config.duration_s, *(one.end_s for one in outcomes)])
-    finished = [one for one in outcomes if one.finished]
-    firsts = [one.ttft_ms for one in finished if one.ttft_ms is not None]
-    gaps = [gap for one in finished for gap in one.itls_ms]
-    fed = [one for one in finished if one.blocks_per_token is not None]
-    tokens = sum(one.tokens for one in fed)
-    blocks = sum((one.blocks_per_token or 0.0) * one.tokens for one in fed)
-    refused = sum(one.status == 429 for one in outcomes)
+    lasted_s = max([config.duration_s, *(outcome.end_s for outcome in outcomes)])
+    finished = [outcome for outcome in outcomes if outcome.finished]
+    firsts = [outcome.ttft_ms for outcome in finished if outcome.ttft_ms is not None]
+    gaps = [gap for outcome in finished for gap in outcome.itls_ms]
+    fed = [outcome for outcome in finished if outcome.blocks_per_token is not None]
+    tokens = sum(outcome.tokens for outcome in fed)
+    blocks = sum((outcome.blocks_per_token or 0.0) * outcome.tokens for outcome in fed)
+    refused = sum(outcome.status == 429 for outcome in outcomes)
     return {
         "rate": rate,
         "requests": len(outcomes),
         "offered_rps": len(outcomes) / config.duration_s,
         "served_rps": len(finished) / lasted_s,
-        "goodput_rps": sum(one.is_good(config) for one in outcomes) / lasted_s,
+        "goodput_rps": sum(is_good(outcome, config) for outcome in outcomes) / lasted_s,
         "refused": refused,
         "failed": len(outcomes) - len(finished) - refused,
-        "tokens_per_s": sum(one.tokens for one in finished) / lasted_s,
+        "tokens_per_s": sum(outcome.tokens for outcome in finished) / lasted_s,
         **_percentiles("ttft_ms", firsts),
         **_percentiles("itl_ms", gaps),
         "blocks_per_token": blocks / tokens if tokens else None,
         "num_blocks": fed[0].num_blocks if fed else None,
         "lasted_s": lasted_s,
     }
+
+
+def is_good(outcome: Outcome, config: LoadConfig) -> bool:
+    """Whether an answer finished within both promises."""
+    if not outcome.finished or outcome.ttft_ms is None:
+        return False
+    itl_ms = outcome.itl_ms
+    return (config.slo_ttft_ms is None or outcome.ttft_ms <= config.slo_ttft_ms) and (
+        config.slo_itl_ms is None or itl_ms is None or itl_ms <= config.slo_itl_ms
+    )
 
 
 def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:

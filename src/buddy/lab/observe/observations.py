@@ -118,7 +118,7 @@ def _scores(
     file: ResumeFile,
     on_batch: OnBatch,
 ) -> Float[Tensor, "inputs stretches blocks"]:
-    """Of each stretch of each input; by delta-PPL given all before, by others by itself alone."""
+    """Scores by input and stretch; by delta-PPL given all before, by others by itself alone."""
     if indicator == _BY_TOKEN:
         by_token = EachToken(backbone)
         gather(by_token, inputs, batch=batch, file=file, on_batch=on_batch, keep=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ALPACA_HUB: Final = "tatsu-lab/alpaca"
 ALPACA_FILE: Final = "alpaca/train"
 ALPACA_ROWS: Final = 52_002
-"""Of the paper's training set."""
+"""Rows of the paper's training set."""
 SAMSUM: Final = "samsum"
 ALPACA: Final = "alpaca"
 MOST_TOKENS: Final = 1024
@@ -59,9 +59,9 @@ def read_samsum(
     from buddy.lab.evaluation.rouge.samsum import prompt_ids, read_dialogues
 
     found = []
-    for one in read_dialogues(data_dir, limit=rows):
-        prompt = prompt_ids(tokenizer, one.text)
-        answer = tokenizer(one.summary, add_special_tokens=False, verbose=False)["input_ids"]
+    for dialogue in read_dialogues(data_dir, limit=rows):
+        prompt = prompt_ids(tokenizer, dialogue.text)
+        answer = tokenizer(dialogue.summary, add_special_tokens=False, verbose=False)["input_ids"]
         if answer and len(prompt) < longest:
             found.append(Example(tuple(prompt), tuple(answer[: longest - len(prompt)]), SAMSUM))
     return found

@@ -14,7 +14,7 @@ def budgets_of(full: bool, quick: tuple[str, ...] = QUICK_BUDGETS) -> tuple[str,
 
 
 def flags(budgets: tuple[str, ...]) -> list[str]:
-    """As commands take budgets; full depth comes first."""
+    """Budgets as commands take them; full depth comes first."""
     return [part for budget in ("1.0", *budgets) for part in ("-b", budget)]
 
 
@@ -27,7 +27,7 @@ def blocks_of(budget: str, num_blocks: int) -> int:
 
 def budget_at(blocks: int, num_blocks: int) -> str | None:
     """The paper's budget that comes to so many blocks; of several the largest."""
-    return next((one for one in BUDGETS if blocks_of(one, num_blocks) == blocks), None)
+    return next((budget for budget in BUDGETS if blocks_of(budget, num_blocks) == blocks), None)
 
 
 def level(row: Row, rows: list[Row]) -> str | None:
@@ -37,5 +37,5 @@ def level(row: Row, rows: list[Row]) -> str | None:
         row: With `removed`, blocks.
         rows: Of the same table; of the same model where it has several.
     """
-    depths = sorted({int(one["removed"]) for one in rows if int(one["removed"])})
+    depths = sorted({int(other["removed"]) for other in rows if int(other["removed"])})
     return dict(zip(depths, BUDGETS, strict=False)).get(int(row["removed"]))

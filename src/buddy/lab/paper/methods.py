@@ -13,9 +13,9 @@ class ComparedMethod:
     label: str
     """What tables and figures call it."""
     policy: str | None = None
-    """As `--policy` takes it; the model's own where None."""
+    """Policy as `--policy` takes it; the model's own where None."""
     model: str | None = None
-    """As `--model` takes it; the run's own where None."""
+    """Model as `--model` takes it; the run's own where None."""
 
 
 def read_method(text: str) -> ComparedMethod:
@@ -49,7 +49,7 @@ def check_labels(methods: Sequence[ComparedMethod]) -> None:
     Raises:
         PolicyError: A label stands for two.
     """
-    labels = [one.label for one in methods]
+    labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
             raise PolicyError(f"two methods are called {label!r}: give each a label of its own")
@@ -58,6 +58,6 @@ def check_labels(methods: Sequence[ComparedMethod]) -> None:
 def by_model(methods: Sequence[ComparedMethod], own: str) -> dict[str, list[ComparedMethod]]:
     """Methods by the model that they run on, in the order of their first."""
     found: dict[str, list[ComparedMethod]] = {}
-    for one in methods:
-        found.setdefault(one.model or own, []).append(one)
+    for method in methods:
+        found.setdefault(method.model or own, []).append(method)
     return found

@@ -116,13 +116,13 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Tables of plain values, of lists of them, of tables and of lists of tables."""
     lines: list[str] = []
     for name, table in tables.items():
-        plain = {key: one for key, one in table.items() if not _is_nested(one)}
+        plain = {key: value for key, value in table.items() if not _is_nested(value)}
         lines += [f"[{name}]", *_values(plain)]
-        for key, one in table.items():
-            if isinstance(one, Mapping):
-                lines += [f"[{name}.{key}]", *_values(one)]
-            elif _is_nested(one):
-                for item in one:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                lines += [f"[{name}.{key}]", *_values(value)]
+            elif _is_nested(value):
+                for item in value:
                     lines += [f"[[{name}.{key}]]", *_values(item)]
     return "\n".join(lines) + "\n"
 
@@ -130,7 +130,7 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _is_nested(value: Any) -> bool:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return isinstance(value, Mapping) or (
-        is_list and any(isinstance(one, Mapping) for one in value)
+        is_list and any(isinstance(item, Mapping) for item in value)
     )
 
 

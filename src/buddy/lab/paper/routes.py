@@ -60,7 +60,7 @@ def _from_ids(
 def routes_by_running(
     model: BuddyForCausalLM, pieces: Sequence[tuple[int, ...]], depth: int
 ) -> list[Plan]:
-    """As `routes_of` at one depth, from what really ran."""
+    """Plans as `routes_of` gives them at one depth, from what really ran."""
     session: Any = None
     found = []
     for piece in pieces:

@@ -47,7 +47,7 @@ class Request:
     full: bool = False
     """Whether the paper's settings are wanted."""
     rows: int | None = None
-    """Of each task or set of prompts; those of the settings where None."""
+    """Rows of each task or set of prompts; those of the settings where None."""
     dtype: str | None = None
     """`bfloat16` or `float32`; as saved, or as recipes have it, if None."""
     methods: tuple[ComparedMethod, ...] = ()

@@ -53,9 +53,9 @@ class Table:
     def needs(self) -> str:
         """The data in a few words, and what the model must have."""
         folders = list(dict.fromkeys(file.partition("/")[0] for file in self.files))
-        tasks = [one.partition("/")[0] for one in COMMONSENSE_FILES]
+        tasks = [file.partition("/")[0] for file in COMMONSENSE_FILES]
         if set(tasks) <= set(folders):
-            folders = ["the eight tasks", *(one for one in folders if one not in tasks)]
+            folders = ["the eight tasks", *(folder for folder in folders if folder not in tasks)]
         parts = folders + ([] if self.model == "any" else [f"a {self.model}"])
         return ", ".join(parts) or "no data"
 

@@ -40,24 +40,24 @@ _METRICS: Final = {
 
 
 def indicator_name(indicator: str) -> str:
-    """Of an importance indicator."""
+    """Name of an importance indicator."""
     return _INDICATORS.get(indicator, indicator)
 
 
 def text_name(text: str) -> str:
-    """Of a task or a text; a file's stem."""
+    """Name of a task or a text; a file's stem."""
     return _TEXTS.get(text, PurePath(text).stem)
 
 
 def metric_name(metric: str) -> str:
-    """Of a metric, as within a sentence; lm-eval puts the filter of an answer after a comma."""
+    """Name of a metric within a sentence; lm-eval puts the filter of an answer after a comma."""
     metric, _, source = metric.partition(",")
     name = _METRICS.get(metric, metric.replace("_", " "))
     return f"{name}, {source}" if source else name
 
 
 def policy_name(policy: str) -> str:
-    """Of a policy's spec: a file's folders and suffix say nothing to a reader."""
+    """Name of a policy's spec: a file's folders and suffix say nothing to a reader."""
     name, _, argument = policy.partition(":")
     if argument.endswith(".json"):
         argument = PurePath(argument).stem
@@ -65,5 +65,5 @@ def policy_name(policy: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital first letter, and the rest as it is."""
+    """The text with a capital first letter, and the rest as it is."""
     return text[:1].upper() + text[1:]

@@ -83,7 +83,7 @@ _RC: Final[dict[str, Any]] = {
 }
 
 Records = Sequence[dict[str, Any]]
-"""As `buddy.records.read_record` gives them."""
+"""Records as `buddy.records.read_record` gives them."""
 
 
 def paper_style() -> AbstractContextManager[None]:
@@ -96,7 +96,7 @@ class Page:
     """The room that a figure has, and what stands above it."""
 
     width: float = COLUMN_INCHES
-    """In inches."""
+    """Inches."""
     title: str | None = None
 
     def figure(self, height: float) -> Figure:

@@ -11,7 +11,7 @@ from buddy.lab.evaluation.samples import mean_and_error
 ALL: Final = "all"
 """The task that stands for every source together."""
 METRICS: Final = ("nll", "answer_nll")
-"""In nats: the mean over all tokens of all answers, and over answers of each one's mean."""
+"""Nats: the mean over all tokens of all answers, and over answers of each one's mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,20 @@ def mean_depth(condition: Condition, answers: Sequence[Answered]) -> float | Non
     if not condition.is_free:
         return None
     prompt = condition.budget.prefill
+    executed = sum(answer.executed for answer in answers)
+    fed = sum(answer.fed for answer in answers)
     if prompt is None:
-        return sum(one.executed for one in answers) / max(1, sum(one.fed for one in answers))
-    rest = sum(one.tokens - 1 for one in answers)  # the last one of an answer is not fed
-    before = sum(one.fed for one in answers) - rest
-    return (sum(one.executed for one in answers) - prompt * before) / max(1, rest)
+        return executed / max(1, fed)
+    rest = sum(answer.tokens - 1 for answer in answers)  # the last one of an answer is not fed
+    return (executed - prompt * (fed - rest)) / max(1, rest)
 
 
 def answer_points(condition: Condition, answers: Sequence[Answered]) -> list[dict[str, Any]]:
     """Both metrics over all answers, and of each source."""
     points = []
-    for task, mine in _by_source([(one, one) for one in answers]).items():
-        values = [(one.nll, one.tokens) for one, _ in mine]
-        depth = mean_depth(condition, [one for one, _ in mine])
+    for task, mine in _by_source([(answer, answer) for answer in answers]).items():
+        values = [(answer.nll, answer.tokens) for answer, _ in mine]
+        depth = mean_depth(condition, [answer for answer, _ in mine])
         points += _both(condition, task, values, **condition.ran(depth))
     return points
 
@@ -79,8 +80,8 @@ def difference_points(
 
 
 def differences(pairs: Sequence[tuple[Answered, Answered]]) -> list[tuple[float, int]]:
-    """For `by_token` and `by_answer`: the first's loss less the second's, and the tokens."""
-    return [(one.nll - other.nll, one.tokens) for one, other in pairs]
+    """Pairs for `by_token` and `by_answer`: the difference of both losses, and the tokens."""
+    return [(own.nll - other.nll, own.tokens) for own, other in pairs]
 
 
 def exchange_points(

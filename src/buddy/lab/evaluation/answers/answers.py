@@ -56,7 +56,7 @@ class GivenPlans(DepthPolicy):
         return self._wanted.to(state.device)
 
     def describe(self) -> str:
-        """As shown in a summary line."""
+        """The policy as a summary line shows it."""
         return "given plans"
 
 
@@ -67,7 +67,7 @@ def answer_losses(
     budgets: Callable[[int, Sequence[int]], tuple[int, ...]],
     examples: Sequence[Example],
 ) -> list[tuple[float, Plan, int]]:
-    """Of each example, the loss of its answer, its plan, and the blocks that all its tokens ran.
+    """Each example's loss of its answer, its plan, and the blocks that all its tokens ran.
 
     The loss is the answer's summed negative log-likelihood given the prompt.
 
@@ -79,14 +79,14 @@ def answer_losses(
         examples: A batch; those of like length waste least.
     """
     fed = [(*example.prompt, *example.answer[:-1]) for example in examples]
-    is_prompt = [n < len(one.prompt) for one in examples for n in range(one.num_tokens - 1)]
+    is_prompt = [n < len(row.prompt) for row in examples for n in range(row.num_tokens - 1)]
     device = model.device
     feed = Feed(
         token_ids=torch.tensor([token for tokens in fed for token in tokens], device=device),
         counts=tuple(map(len, fed)),
         router_sees=torch.tensor(is_prompt, device=device),
     )
-    asked = [budgets(len(one.prompt), one.answer[:-1]) for one in examples]
+    asked = [budgets(len(example.prompt), example.answer[:-1]) for example in examples]
     out = run_once(model.backbone, policy, feed, asked)
     # The residual at a token predicts the one after it.
     ends = [int(last) + 1 for last in out.lanes.last]
@@ -163,7 +163,8 @@ def run_answers(
     """
     if shuffle_seed is not None and len(examples) < 2:
         raise DataError("plans can be exchanged between 2 examples or more, got 1")
-    if shuffle_seed is not None and all(rounds_of(one, shuffle=True) == 1 for one in conditions):
+    rounds = {rounds_of(condition, shuffle=True) for condition in conditions}
+    if shuffle_seed is not None and rounds == {1}:
         raise DataError(
             "no plans can be exchanged: expected a policy and a budget under which the input "
             f"decides which blocks run, got {', '.join(_names(conditions))}; name such a one, as "
@@ -175,7 +176,7 @@ def run_answers(
     marks = list(map(row_mark, examples))
     # Before anything is measured.
     earlier = [
-        [(one.about, one.rows(marks, Answered)) for one in against.beside(condition)]
+        [(before.about, before.rows(marks, Answered)) for before in against.beside(condition)]
         if against is not None
         else []
         for condition in conditions
@@ -187,9 +188,9 @@ def run_answers(
             pairs = list(zip(own, theirs, strict=True))
             results["against"] += difference_points(condition, pairs, **about)
         by_task: dict[str, list[Answered]] = {ALL: own}
-        for one in own:
-            by_task.setdefault(one.task, []).append(one)
-        plans = {task: [one.blocks for one in mine] for task, mine in by_task.items()}
+        for answer in own:
+            by_task.setdefault(answer.task, []).append(answer)
+        plans = {task: [answer.blocks for answer in mine] for task, mine in by_task.items()}
         depths = {task: mean_depth(condition, mine) for task, mine in by_task.items()}
         results["execution"] += execution_rates(condition, plans, depths)
         if shuffle_seed is None or rounds_of(condition, shuffle=True) == 1:
@@ -214,7 +215,7 @@ def rounds_of(condition: Condition, *, shuffle: bool) -> int:
 
 
 def _names(conditions: Sequence[Condition]) -> list[str]:
-    return [f"{one.label} at {one.depth}" for one in conditions]
+    return [f"{condition.label} at {condition.depth}" for condition in conditions]
 
 
 def row_mark(example: Example) -> str:

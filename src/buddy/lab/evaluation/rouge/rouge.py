@@ -58,7 +58,7 @@ class RougeConfig:
     batch: Annotated[int, Range(1, 4096)] = 8
     """Dialogues at a time."""
     max_new_tokens: Annotated[int, Range(1, 2**24)] = 100
-    """Of an answer."""
+    """Longest answer."""
     kv_policy: KVPolicy | None = None
     """What skipped blocks leave in the cache; the model's own if None."""
 
@@ -90,16 +90,17 @@ def ask_all(
     Raises:
         PromptError: The model's context does not hold one of them and its answer.
     """
-    asked = [DialoguePrompt(one, prompt_ids(tokenizer, one.text)) for one in dialogues]
-    asked.sort(key=lambda one: len(one.ids), reverse=True)
-    longest, limit = asked[0], model.config.max_position_embeddings
+    prompts = [DialoguePrompt(own, prompt_ids(tokenizer, own.text)) for own in dialogues]
+    prompts.sort(key=lambda prompt: len(prompt.ids), reverse=True)
+    longest, limit = prompts[0], model.config.max_position_embeddings
     if len(longest.ids) + config.max_new_tokens - 1 > limit:
         raise PromptError(
             f"dialogue {longest.dialogue.id} makes a prompt of {len(longest.ids)} tokens, and with "
             f"{config.max_new_tokens} new ones the model's context of {limit} does not hold it: "
             "ask for fewer new tokens, or take another model"
         )
-    return [asked[start : start + config.batch] for start in range(0, len(asked), config.batch)]
+    starts = range(0, len(prompts), config.batch)
+    return [prompts[start : start + config.batch] for start in starts]
 
 
 def run_rouge(
@@ -158,7 +159,7 @@ class _Answerer:
     log: SampleLog | None
 
     def answer(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
-        """From the log, or made and logged; half a batch is made again whole.
+        """The answers of a batch, logged or made now; half a batch is made again whole.
 
         An answer can depend on its batch, by the order of a sum; so it must not depend on where
         a run was interrupted.

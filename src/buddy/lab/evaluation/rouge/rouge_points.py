@@ -1,4 +1,4 @@
-"""From answers made both ways to the figures of a record, differences taken answer by answer."""
+"""Figures of a record from answers made both ways, differences taken answer by answer."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Logged:
     task: str
     """`samsum`."""
     text: str
-    """As it was scored."""
+    """The answer as it was scored."""
     scores: dict[str, float]
     """F-measures, 0 to 1."""
     plans: dict[str, int]
@@ -51,7 +51,7 @@ class Answer:
         return sum(self.plans.values())
 
     def to_log(self) -> Logged:
-        """As it is logged."""
+        """The answer as it is logged."""
         plans = {f"{sum(1 << b for b in plan):x}": count for plan, count in self.plans.items()}
         return Logged(task=TASK, text=self.text, scores=self.scores, plans=plans)
 
@@ -105,8 +105,8 @@ def to_results(
 
 def _depth(answers: Sequence[Answer]) -> float:
     """Blocks of a generated token on average."""
-    spent = sum(len(plan) * count for one in answers for plan, count in one.plans.items())
-    return spent / sum(one.tokens for one in answers)
+    spent = sum(len(plan) * count for answer in answers for plan, count in answer.plans.items())
+    return spent / sum(answer.tokens for answer in answers)
 
 
 def _execution(condition: Condition, way: Way | None, answers: Sequence[Answer]) -> dict[str, Any]:

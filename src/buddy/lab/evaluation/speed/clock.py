@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For devices that have done their work when a call returns."""
+    """Clock of devices that have done their work when a call returns."""
 
     def mark(self) -> float:
         """Now."""

@@ -43,9 +43,9 @@ class SpeedConfig:
     """How much is run."""
 
     new_tokens: Annotated[int, Range(2, 2**24)] = 64
-    """Of each generation; the first comes out of its prefill, the others are decode steps."""
+    """Length of a generation; the first token comes of its prefill, the others of decode steps."""
     rounds: Annotated[int, Range(1, 10**6)] = 5
-    """Without the one that warms up."""
+    """Rounds that count; one more warms up."""
     reroute: Reroute = "step"
     """When generation chooses blocks again."""
     batch_route: BatchRoute = "independent"
@@ -53,7 +53,7 @@ class SpeedConfig:
     transformers: bool = True
     """Whether transformers' own `generate` runs too."""
     seed: Annotated[int, SEED] = 0
-    """Of the order within each round."""
+    """Seed of the order within each round."""
 
     def __post_init__(self) -> None:
         check_reroute(self.reroute)

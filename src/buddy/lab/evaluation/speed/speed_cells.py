@@ -1,4 +1,4 @@
-"""From the times of a speed measurement to the figures of its record."""
+"""Figures of a record from the times of a speed measurement."""
 
 import statistics
 from collections.abc import Sequence
@@ -49,16 +49,16 @@ class Series:
     @property
     def is_dense(self) -> bool:
         """Whether it is Buddy at full depth, in the prompt and after it."""
-        one = self.condition
-        if one is None or one.is_free or one.budget.prefill is not None:
+        condition = self.condition
+        if condition is None or condition.is_free or condition.budget.prefill is not None:
             return False
-        return one.blocks == one.policy.num_blocks
+        return condition.blocks == condition.policy.num_blocks
 
     def depth(self, phase: Phase, num_blocks: int) -> dict[str, Any]:
         """Blocks of a token; where no budget has fixed them, the mean over all rounds."""
         if self.condition is None:
             return {"blocks": num_blocks}
-        means = [one.mean_blocks[phase] for one in self.samples if one.mean_blocks]
+        means = [sample.mean_blocks[phase] for sample in self.samples if sample.mean_blocks]
         free = self.condition.spent(statistics.fmean(means)) if means else {}
         prompt, answer = self.condition.budget.prefill, self.condition.blocks
         if prompt is None:
@@ -66,7 +66,7 @@ class Series:
         return {"blocks": prompt if phase == "prefill" else answer, "prefill_blocks": prompt}
 
     def latencies_s(self, phase: Phase) -> list[float]:
-        """Of each round."""
+        """Latency of each round."""
         return [sample.latency_s[phase] for sample in self.samples]
 
     def shares(self, phase: Phase) -> dict[str, float] | None:
@@ -74,7 +74,7 @@ class Series:
         rounds = self.pieces[phase]
         if not rounds:
             return None
-        seconds = {piece: sum(one[piece] for one in rounds) for piece in PIECES}
+        seconds = {piece: sum(seconds[piece] for seconds in rounds) for piece in PIECES}
         total = sum(seconds.values())
         return {piece: part / total for piece, part in seconds.items()}
 
@@ -104,17 +104,17 @@ def to_results(
         batch: Rows.
         context: Tokens of a prompt.
     """
-    dense = next(one for one in series if one.is_dense)
-    baseline = next((one for one in series if one.condition is None), None)
+    dense = next(own for own in series if own.is_dense)
+    baseline = next((own for own in series if own.condition is None), None)
     cells = []
-    for one in series:
+    for own in series:
         for phase in PHASES:
-            depth = one.depth(phase, num_blocks)
-            latencies = one.latencies_s(phase)
+            depth = own.depth(phase, num_blocks)
+            latencies = own.latencies_s(phase)
             latency_s = statistics.median(latencies)
             cells.append(
                 {
-                    **_name(one),
+                    **_name(own),
                     "phase": phase,
                     **depth,
                     "num_blocks": num_blocks,
@@ -124,15 +124,15 @@ def to_results(
                     "latency_ms": 1e3 * latency_s,
                     "latency_ms_min": 1e3 * min(latencies),
                     "latency_ms_max": 1e3 * max(latencies),
-                    "speedup_own_dense": _speedup(one, dense, phase),
-                    "speedup_transformers": baseline and _speedup(one, baseline, phase),
+                    "speedup_own_dense": _speedup(own, dense, phase),
+                    "speedup_transformers": baseline and _speedup(own, baseline, phase),
                     "ideal_speedup": _ideal(
                         dense, phase, float(depth.get("mean_blocks", depth["blocks"])), num_blocks
                     ),
-                    "shares": one.shares(phase),
+                    "shares": own.shares(phase),
                 }
             )
-    return {"cells": cells, "rounds": [_rounds(one) for one in series]}
+    return {"cells": cells, "rounds": [_rounds(own) for own in series]}
 
 
 def _name(series: Series) -> dict[str, Any]:

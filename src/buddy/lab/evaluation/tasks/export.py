@@ -98,11 +98,11 @@ def _samsum_rows(data_dir: Path | None, limit: int | None, seed: int, note: Note
     dialogues = read_dialogues(data_dir, "train", limit=limit, seed=seed, note=note)
     return [
         {
-            "instruction": f"{INSTRUCTION}\n\n{one.text}",
-            "output": one.summary.strip(),
+            "instruction": f"{INSTRUCTION}\n\n{dialogue.text}",
+            "output": dialogue.summary.strip(),
             "source": SAMSUM,
         }
-        for one in dialogues
+        for dialogue in dialogues
     ]
 
 
@@ -153,8 +153,8 @@ def ask_and_answer(task: Any, doc: Any) -> tuple[PromptAnswer, list[PromptAnswer
             right = choices.index(right)
         if not isinstance(right, int):
             raise DataError(f"task {task.config.task} has several right answers: leave it out")
-        asked = [_parted(*one.args) for one in requests[: len(choices)]]
-        return asked[right], [one for place, one in enumerate(asked) if place != right]
+        asked = [_parted(*candidate.args) for candidate in requests[: len(choices)]]
+        return asked[right], [candidate for place, candidate in enumerate(asked) if place != right]
     answer = task.doc_to_target(doc)
     if not isinstance(context, str) or not isinstance(answer, str):
         raise DataError(f"task {task.config.task} has no one right answer: leave it out")

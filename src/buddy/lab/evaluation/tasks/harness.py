@@ -27,7 +27,7 @@ DEFAULT_BATCH: Final = 16
 
 
 _Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
-"""As lm-eval encodes a request: its texts, the context's tokens, the answer's tokens."""
+"""What lm-eval encodes a request as: its texts, the context's tokens, the answer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LoggedScores:
     """What came out for a document, as it is logged."""
 
     task: str
-    """Of lm-eval."""
+    """The task's name in lm-eval."""
     scored: tuple[Scored, ...]
     """One a question."""
 
@@ -62,7 +62,7 @@ class LoggedText:
     """A generation, as it is logged."""
 
     task: str
-    """Of lm-eval."""
+    """The task's name in lm-eval."""
     text: str
     """That followed the prompt."""
     blocks: tuple[int, ...]
@@ -74,7 +74,7 @@ class Routing:
     """How many blocks run, and who chooses them: what `--model_args` takes."""
 
     budget: str | float | int | None = None
-    """As a caller writes it; full depth if not given."""
+    """Blocks as a caller writes them; full depth if not given."""
     policy: str | None = None
     """Who chooses the blocks; the model's own if not given."""
     route_on: str = "prompt"
@@ -153,7 +153,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self._rolling = "rolling"
         self._plans: list[tuple[int, ...]] = []
         self.execution: dict[str, list[tuple[int, ...]]] = {}
-        """By task, the plan of each question of the present condition."""
+        """The plan of each question of the present condition, by task."""
         budgets = ("1.0",) if routing.budget is None else (str(routing.budget),)
         policies = () if routing.policy is None else (routing.policy,)
         self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
@@ -190,7 +190,7 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         tasks = [request.task_name or "rolling" for request in requests]
         for task in dict.fromkeys(tasks):
             self._rolling = task
-            mine = [place for place, one in enumerate(tasks) if one == task]
+            mine = [place for place, own in enumerate(tasks) if own == task]
             values = cast(Any, super()).loglikelihood_rolling([requests[i] for i in mine], True)
             for place, value in zip(mine, values, strict=True):
                 found[place] = value

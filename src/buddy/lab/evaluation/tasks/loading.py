@@ -23,7 +23,7 @@ _PLACES: Final = (
 )
 """Folders of lm-eval that have the tasks of `LOCAL_TASKS`, a few among hundreds."""
 _ANSWER_TOKENS: Final = 256
-"""Of an answer, where a task does not say how many: lm-eval's own number."""
+"""Longest answer where a task does not say one: lm-eval's own number."""
 
 
 def load_tasks(

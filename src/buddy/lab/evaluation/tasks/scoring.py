@@ -71,7 +71,7 @@ def ask(candidates: Sequence[tuple[Tokens, Tokens]], *, context: int) -> list[Qu
     lost = max(_overflows(candidates, context))
     shared = _common([before for before, _ in candidates])
     if shared <= lost:
-        return [question for one in candidates for question in ask([one], context=context)]
+        return [question for own in candidates for question in ask([own], context=context)]
     return [
         Question(
             candidates[0][0][lost:shared],
@@ -222,7 +222,7 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
     """Each target's log-probability in float32, and whether it is the likeliest token."""
     logprobs, likeliest = [], []
-    pieces = (torch.split(one, _HEAD_TOKENS) for one in (hidden, targets))
+    pieces = (torch.split(whole, _HEAD_TOKENS) for whole in (hidden, targets))
     for part, target in zip(*pieces, strict=True):
         logits = model.backbone.logits(part).float()
         chosen = logits.gather(1, target[:, None])[:, 0]

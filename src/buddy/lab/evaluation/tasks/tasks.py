@@ -23,11 +23,11 @@ class SampleScores:
     """The scores of a sample, as they are logged."""
 
     task: str
-    """Of lm-eval."""
+    """The task's name in lm-eval."""
     doc_id: int
     """Its number in the task."""
     scores: dict[str, float]
-    """By metric."""
+    """Scores by metric."""
 
 
 def run_tasks(

@@ -23,7 +23,7 @@ TASK_NAMES: Final = {
     "arc_challenge": "ARC-C",
     "winogrande": "WinoG",
 }
-"""By lm-eval's name, a column's."""
+"""A column's name, by lm-eval's."""
 
 Row = dict[str, str]
 
@@ -58,7 +58,7 @@ def like(model: str, among: str) -> str:
         "Llama-3-8B": ("llama-3-8b", "llama-3.1-8b"),
         "Qwen2.5-7B-Instruct": ("qwen2.5-7b",),
     }
-    for one in measured:
-        if any(mark in name for mark in marks[one]):
-            return one
+    for known in measured:
+        if any(mark in name for mark in marks[known]):
+            return known
     return measured[0]

@@ -194,7 +194,7 @@ def _sheets(
 def _cells(
     points: Sequence[dict[str, Any]], task: str, metric: str
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """By label and budget; by label alone where a method keeps none: each task has its depth."""
+    """Points by label and budget; by label alone where a method keeps none: depths vary by task."""
     return {
         (point["label"], None if "mean_blocks" in point else point["blocks"]): point
         for point in points

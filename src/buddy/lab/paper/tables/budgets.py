@@ -18,16 +18,16 @@ def collect(run: Run) -> Collected:
     settings = {"rows": rows}
     chosen = run.measure("chosen", settings, lambda: _choose(run, rows))["tasks"]
     num_blocks = run.model().num_blocks
-    chosen.sort(key=lambda one: -statistics.fmean(one["blocks"]))
-    shares = {one["task"]: histogram(one["blocks"], num_blocks) for one in chosen}
+    chosen.sort(key=lambda task: -statistics.fmean(task["blocks"]))
+    shares = {task["task"]: histogram(task["blocks"], num_blocks) for task in chosen}
     body = [
         (
-            one["task"],
-            len(one["blocks"]),
-            f"{statistics.fmean(one['blocks']):.1f}",
-            *(f"{100 * share:.0f}" for share in shares[one["task"]]),
+            task["task"],
+            len(task["blocks"]),
+            f"{statistics.fmean(task['blocks']):.1f}",
+            *(f"{100 * share:.0f}" for share in shares[task["task"]]),
         )
-        for one in chosen
+        for task in chosen
     ]
     bars = {
         "x_label": "Share of prompts (%)",
@@ -50,8 +50,8 @@ def collect(run: Run) -> Collected:
 def histogram(blocks: Sequence[int], num_blocks: int) -> list[float]:
     """The share of budgets in each fifth of full depth; an edge belongs to the fifth below it."""
     counts = [0] * len(_EDGES)
-    for one in blocks:
-        counts[next(i for i, edge in enumerate(_EDGES) if one <= edge * num_blocks + 1e-9)] += 1
+    for own in blocks:
+        counts[next(i for i, edge in enumerate(_EDGES) if own <= edge * num_blocks + 1e-9)] += 1
     return [count / len(blocks) for count in counts]
 
 
@@ -70,11 +70,12 @@ def _choose(run: Run, rows: int | None) -> dict[str, Any]:
         *read_tasks(["mmlu"], *common, _a_subject(rows), longest, run.path("mmlu.jsonl")),
         *read_samsum(*common, rows, longest),
     ]
-    sources = [one.source for one in examples]
+    sources = [example.source for example in examples]
     alpaca = read_alpaca(*common, rows or 1000, longest)
     found: dict[str, list[int]] = {}
-    for name, one in zip([*sources, *["alpaca"] * len(alpaca)], [*examples, *alpaca], strict=True):
-        ids = torch.tensor([one.prompt], device=model.device)
+    sources += ["alpaca"] * len(alpaca)
+    for name, example in zip(sources, [*examples, *alpaca], strict=True):
+        ids = torch.tensor([example.prompt], device=model.device)
         valid = torch.ones_like(ids, dtype=torch.bool)
         found.setdefault(name, []).extend(model.choose_budgets(ids, valid, valid))
     return {"tasks": [{"task": name, "blocks": blocks} for name, blocks in found.items()]}

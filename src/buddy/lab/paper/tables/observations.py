@@ -35,15 +35,15 @@ def collect(run: Run) -> Collected:
 def _by_input(results: dict[str, Any]) -> Sheet:
     """How far a block's rank moves from input to input, by text."""
     body = []
-    for one in results["series"]:
-        by_block = list(zip(*one["ranks"], strict=True))
+    for series in results["series"]:
+        by_block = list(zip(*series["ranks"], strict=True))
         spans = [max(ranks) - min(ranks) for ranks in by_block]
         widest = max(range(len(spans)), key=spans.__getitem__)
         body.append(
             (
-                one["text"],
-                one["indicator"],
-                len(one["ranks"]),
+                series["text"],
+                series["indicator"],
+                len(series["ranks"]),
                 f"{statistics.fmean(spans):.1f}",
                 f"{statistics.fmean(statistics.pstdev(ranks) for ranks in by_block):.2f}",
                 f"{spans[widest]:.0f} (block {widest})",

@@ -85,7 +85,7 @@ def _count(run: Run, depths: Sequence[int], rows: int | None) -> dict[str, Any]:
 def count_paths(
     run: Run, examples: Sequence[Example], depths: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """By depth: distinct plans of prompts, of prompts and answer tokens, and within an answer."""
+    """Distinct plans of prompts, of prompts and answer tokens, and within an answer, by depth."""
     from buddy.lab.paper.routes import routes_of
 
     model = run.model()

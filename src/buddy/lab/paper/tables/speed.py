@@ -69,7 +69,7 @@ def collect(run: Run) -> Collected:
 
 
 def _new_tokens(run: Run) -> int:
-    """At most half of the context."""
+    """Length of a generation: at most half of the context."""
     return min(NEW_TOKENS, int(run.outline().config.max_position_embeddings) // 2)
 
 
@@ -153,7 +153,7 @@ def _prompts(run: Run, name: str, rows: int | None, rounds: int) -> "Tensor":
 
 
 def cut(examples: Sequence[Example], rounds: int) -> "Tensor":
-    """As many prompts as rounds, all of the median length: [rounds, 1, tokens]."""
+    """Prompts, as many as rounds, all of the median length: [rounds, 1, tokens]."""
     import torch
 
     length = int(statistics.median_low([len(example.prompt) for example in examples]))

@@ -32,7 +32,7 @@ def collect(run: Run) -> Collected:
         model=checkpoint,
     )
     found = [read_record(folder / "record.json")["results"] for folder in (first, second)]
-    seconds = [one["seconds"] / one["steps"] for one in found]
+    seconds = [result["seconds"] / result["steps"] for result in found]
     all_steps = (EPOCHS * ALPACA_ROWS // BATCH, PREDICTOR_STEPS)
     hours = [each * count / 3600 for each, count in zip(seconds, all_steps, strict=True)]
     theirs = read_paper("training-cost")

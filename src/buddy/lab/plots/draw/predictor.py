@@ -147,14 +147,14 @@ def _bars(axes: Axes, sources: dict[str, float], constant: float) -> None:
 
 
 def run_names(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each run, the settings by which it differs from another.
+    """The settings by which each run differs from another.
 
     Raises:
         ResultError: Two runs had the same settings.
     """
     settings = [_settings(record.get("config")) for record in records]
-    keys = [key for key in settings[0] if len({repr(one.get(key)) for one in settings}) > 1]
-    names = [", ".join(f"{key} {one.get(key)}" for key in keys) for one in settings]
+    keys = [key for key in settings[0] if len({repr(own.get(key)) for own in settings}) > 1]
+    names = [", ".join(f"{key} {own.get(key)}" for key in keys) for own in settings]
     for name in names:
         if names.count(name) > 1:
             raise ResultError(

@@ -15,7 +15,7 @@ from buddy.lab.plots.style import BLUE, ORANGE, Page, Records, in_paper_style
 _BAR_INCHES: Final = 0.16
 _AVERAGE: Final = "average"
 Spending = dict[str, tuple[float, float]]
-"""By task: value under `auto` over that of every block, and mean blocks."""
+"""Value under `auto` over that of every block, and mean blocks, by task."""
 
 
 @in_paper_style

@@ -39,9 +39,9 @@ class Point(RecordPart):
     stderr: NotNegative | None = None
     reroute: Name | None = None
     mean_blocks: Positive | None = None
-    """Of budgets that the predictor or the ledger chose, where `blocks` rounds it; else None."""
+    """Mean where the predictor or the ledger chose, and `blocks` rounds it; else None."""
     prefill_blocks: Blocks | None = None
-    """Of the prompt's tokens, where theirs is another number; else None."""
+    """Depth of the prompt's tokens, where theirs is another number; else None."""
 
     def __post_init__(self) -> None:
         RecordPart.__post_init__(self)
@@ -69,7 +69,7 @@ class Execution(RecordPart):
     task: Name
     rates: tuple[Share, ...]
     mean_blocks: Positive | None = None
-    """As in `Point`."""
+    """Mean as in `Point`."""
 
     def __post_init__(self) -> None:
         RecordPart.__post_init__(self)

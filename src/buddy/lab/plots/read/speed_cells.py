@@ -51,11 +51,11 @@ class SpeedCell(RecordPart):
 
     label: Name
     policy: Name | None
-    """As `--policy` takes it; None for theirs."""
+    """Policy as `--policy` takes it; None for theirs."""
     phase: Literal["prefill", "decode"]
     blocks: Blocks
     prefill_blocks: Blocks | None = None
-    """Of the prompt's tokens, where a budget names them apart: such cells are a line of their
+    """Depth of the prompt's tokens, where a budget names them apart: such cells are a line of their
     own."""
     num_blocks: Blocks
     batch: _Count
@@ -168,5 +168,5 @@ def settings_of(cells: Sequence[SpeedCell]) -> list[tuple[int, int]]:
 
 
 def setting_name(setting: tuple[int, int]) -> str:
-    """As a panel's title says it."""
+    """A setting as a panel's title says it."""
     return f"batch {setting[0]}, {setting[1]} tokens"
