@@ -121,8 +121,8 @@ class Replica:
         if self.is_nested:
             return max((depth for depth, rows in depths.items() if rows), default=0)
         free = self.num_blocks - 2
-        kept = math.prod((1 - (depth - 2) / free) ** rows for depth, rows in depths.items())
-        return round(2 + free * (1 - kept))
+        skipped = math.prod((1 - (depth - 2) / free) ** rows for depth, rows in depths.items())
+        return round(2 + free * (1 - skipped))
 
     def begin(self) -> float:
         """Choose what the next step feeds; gives its seconds."""
@@ -304,7 +304,7 @@ CASES = {
 def point(args, name, slo_itl_ms, policy, rate, is_nested):
     """Figures of one load, over the seeds.
 
-    Two promises are counted: the same time between tokens for all, and a time that goes with budgets.
+    Two promises are counted: the same time between tokens for all, and times that go with budgets.
     """
     model, ranks = MODELS[name], GROUPS[name]
     served, spent = [], 0.0

@@ -344,11 +344,11 @@ def beside_buddy(kind, sample, method, runs):
     ours = Against(runs / "buddy" / f"{kind}.samples.jsonl").conditions()
     theirs = Against(runs / method.name / f"{kind}.samples.jsonl").conditions()
     for other in theirs:
-        said = str(other.about["minus"])
-        if said == OWN:
+        name = str(other.about["minus"])
+        if name == OWN:
             continue
-        blocks = int(said) if method.is_online else other.blocks
-        label = f"{said}, untuned" if method.policies else method.label
+        blocks = int(name) if method.is_online else other.blocks
+        label = f"{name}, untuned" if method.policies else method.label
         for own in ours:
             if own.blocks != blocks or blocks not in method.depths:
                 continue

@@ -43,8 +43,8 @@ def main():
     experiment.save(args.out, "kinds-told", {"points": points}, config=args, model=model.facts())
     for depth in depths:
         here = [point for point in points if point["blocks"] == depth]
-        told = sum(point["share"] * point["rows"] for point in here)
-        print(f"{depth} blocks: {told / sum(point['rows'] for point in here):.3f}")
+        share = sum(point["share"] * point["rows"] for point in here)
+        print(f"{depth} blocks: {share / sum(point['rows'] for point in here):.3f}")
 
 
 @torch.no_grad()

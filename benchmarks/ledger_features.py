@@ -104,22 +104,22 @@ def measure(model, name, sources, recipe):
                     model.backbone, model.scoring_policy, batch, depths, choice
                 )
             by_level.append(say(model.backbone, out.hidden[batch.rows, batch.columns], batch))
-        said = np.stack(by_level, 1)
+        answers = np.stack(by_level, 1)
         for row, example in enumerate(part):
-            found.append(Measured(tuple(example.answer), said[(batch.rows == row).numpy()]))
+            found.append(Measured(tuple(example.answer), answers[(batch.rows == row).numpy()]))
     return found
 
 
 def say(backbone, hidden, batch):
     """[answer tokens, 4] of one pass."""
-    said = []
+    parts = []
     for rows, targets in zip(hidden.split(128), batch.targets.split(128), strict=True):
         log_probs = torch.log_softmax(backbone.logits(rows).float(), 1)
         probs = log_probs.exp()
         loss = -log_probs.gather(1, targets[:, None])
         entropy = -(probs * log_probs).sum(1, keepdim=True)
-        said.append(torch.cat((loss, entropy, probs.topk(2, 1).values), 1).numpy())
-    return np.concatenate(said)
+        parts.append(torch.cat((loss, entropy, probs.topk(2, 1).values), 1).numpy())
+    return np.concatenate(parts)
 
 
 class Expected:
@@ -135,8 +135,8 @@ class Expected:
             sums = np.zeros((len(ids), len(levels)))
             np.add.at(sums, place, losses - self.mean)
             offsets = sums / (counts + settings.shrinkage)[:, None]
-            kept = counts >= settings.least
-            self.offsets = dict(zip(ids[kept].tolist(), offsets[kept], strict=True))
+            is_kept = counts >= settings.least
+            self.offsets = dict(zip(ids[is_kept].tolist(), offsets[is_kept], strict=True))
         if "free" in known:
             # Whatever level the token before ran: each is a row of the regression.
             before = np.concatenate([answer.said[:-1] for answer in answers])
@@ -180,15 +180,15 @@ def spend(expected, answers, means, prices):
     """What the ledger's rule gives, by way side by side: [answers, ways] nats, and mean blocks."""
     levels, lost, ran = expected.levels, np.zeros((len(answers), len(means))), np.zeros(len(means))
     for place, answer in enumerate(answers):
-        held, chosen = np.zeros(len(means)), np.full(len(means), len(levels) - 1)
+        saved, chosen = np.zeros(len(means)), np.full(len(means), len(levels) - 1)
         for token, before, after in zip(
             answer.token_ids, answer.said, answer.said[1:], strict=False
         ):
-            block = prices * np.exp(-HASTE * held / means)
+            block = prices * np.exp(-HASTE * saved / means)
             cost = expected(token, before[chosen], levels[chosen]) + block[:, None] * levels
-            cost[levels > np.floor(held + means + 1e-9)[:, None]] = np.inf
+            cost[levels > np.floor(saved + means + 1e-9)[:, None]] = np.inf
             chosen = cost.argmin(1)
-            held += means - levels[chosen]
+            saved += means - levels[chosen]
             ran += levels[chosen]
             lost[place] += after[chosen, LOSS]
     return lost, ran / sum(len(answer.token_ids) - 1 for answer in answers)

@@ -1,7 +1,7 @@
 """Can the prompt tell which blocks its answer needs? Measured, then predicted on held-out rows.
 
 For each row a budget is drawn, the static plan of that budget is run, and so are some neighbours of
-it: one executed block against a skipped block, near the boundary more often than far from it.
+it: an executed block exchanged for a skipped block, near the boundary more often than far from it.
 The change of the row's answer loss is what a router would have to know. Three predictors of it are
 fitted on three quarters of the rows: the order alone (with an offset of each block for each
 budget), the order and the row's source, the order and the pooled values of the first block. On the
@@ -116,14 +116,14 @@ def fit(swaps, name, steps=400):
     """Regress changes on differences of scores; what that says of rows it has not seen."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(swaps["budget"]), generator=generator)
-    held, kept = order[: len(order) // 4], order[len(order) // 4 :]
+    held_out, fitted = order[: len(order) // 4], order[len(order) // 4 :]
     blocks = len(swaps["prior"])
     scale = torch.nn.Parameter(torch.tensor(0.3))
     offset = torch.nn.Parameter(torch.zeros(blocks + 1, blocks))
     near = torch.arange(blocks + 1).float()
     smooth = torch.exp(-0.125 * (near[:, None] - near) ** 2)
     smooth = smooth / smooth.sum(1, keepdim=True)
-    features = features_of(swaps, name, kept)
+    features = features_of(swaps, name, fitted)
     extra = torch.nn.Linear(features.shape[1], blocks)
     torch.nn.init.zeros_(extra.weight)
     groups = [
@@ -139,14 +139,15 @@ def fit(swaps, name, steps=400):
         return scores.gather(1, swaps["out"][rows]) - scores.gather(1, swaps["into"][rows])
 
     for _ in range(steps):
-        rows = kept[torch.randint(len(kept), (256,), generator=generator)]
+        rows = fitted[torch.randint(len(fitted), (256,), generator=generator)]
         loss = torch.nn.functional.huber_loss(predicted(rows), changes[rows], delta=0.3)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        guess, truth = predicted(held), changes[held]
-    explained = 1 - (guess - truth).square().mean() / (truth - changes[kept].mean()).square().mean()
+        guess, truth = predicted(held_out), changes[held_out]
+    spread = (truth - changes[fitted].mean()).square().mean()
+    explained = 1 - (guess - truth).square().mean() / spread
     chosen = truth[guess < -0.02]
     return {
         "explained_variance": float(explained),
@@ -156,7 +157,7 @@ def fit(swaps, name, steps=400):
     }
 
 
-def features_of(swaps, name, kept):
+def features_of(swaps, name, fitted):
     """What a predictor is told of a row beside its budget."""
     if name == "order":
         return torch.zeros(len(swaps["budget"]), 1)
@@ -165,7 +166,7 @@ def features_of(swaps, name, kept):
         places = torch.tensor([names.index(source) for source in swaps["sources"]])
         return torch.nn.functional.one_hot(places, len(names)).float()
     context = swaps["context"]
-    return (context - context[kept].mean(0)) / context[kept].std(0).clamp(min=1e-4)
+    return (context - context[fitted].mean(0)) / context[fitted].std(0).clamp(min=1e-4)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,8 @@ def step_parts(step: StepShape, model: ModelShape, machine: Machine, ranks: int 
     looked = step.block_context + step.prompt_blocks * step.prompt_lanes / 2
     last = step.rows + (1 if step.prompt_lanes else 0)
     cached = step.block_context * 2 * model.kv_width * model.bytes_per_kv
-    told = lane_blocks * model.query_width * 2 * 2 * (ranks - 1) / ranks  # bytes of one a block
+    # Bytes of one all-reduce a block.
+    exchanged = lane_blocks * model.query_width * 2 * 2 * (ranks - 1) / ranks
     return Parts(
         fixed=machine.step_s,
         linear=max(
@@ -137,7 +138,7 @@ def step_parts(step: StepShape, model: ModelShape, machine: Machine, ranks: int 
             last * 2 * model.head_params / compute,
         ),
         reduce=(
-            2 * (step.union * machine.reduce_s + told / machine.link_bytes_per_s)
+            2 * (step.union * machine.reduce_s + exchanged / machine.link_bytes_per_s)
             if ranks > 1
             else 0.0
         ),

@@ -44,8 +44,8 @@ def alpaca(folder: Path) -> list[dict]:
         for row in read(folder / name)[part]:
             if asked(row) not in seen and row["output"].strip():
                 seen.add(asked(row))
-                kept = {key: row.get(key, "") for key in ("instruction", "input", "output")}
-                rows.append({**kept, "source": "alpaca"})
+                fields = {key: row.get(key, "") for key in ("instruction", "input", "output")}
+                rows.append({**fields, "source": "alpaca"})
     random.Random(0).shuffle(rows)
     return rows
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from buddy.errors import ResultError
-from buddy.resume import differing
 from buddy.records import read_record
+from buddy.resume import differing
 
 _BESIDE_RECIPE: Final = (
     *("processes", "measured_prior", "method", "taught_by", "num_blocks", "prompt_blocks"),

@@ -111,5 +111,5 @@ def _budget(condition: dict[str, Any]) -> tuple[Any, ...]:
 def _said(condition: dict[str, Any]) -> str:
     prompt = condition.get("prefill_blocks")
     phase = "" if prompt is None else f" with prompts at {prompt}"
-    said = condition.get("budget", condition.get("blocks"))
-    return f"{said} of {condition.get('num_blocks')} blocks{phase}"
+    budget = condition.get("budget", condition.get("blocks"))
+    return f"{budget} of {condition.get('num_blocks')} blocks{phase}"

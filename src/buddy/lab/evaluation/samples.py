@@ -75,11 +75,11 @@ def read_samples(path: Path) -> Samples:
         entry = parse_json(
             line, f"{path}, line {number} (delete the file to start again),", ResultError
         )
-        told = entry if isinstance(entry, dict) else {}
-        if isinstance(told.get("key"), str):
-            found.entries[told["key"]] = told
-        elif isinstance(told.get("condition"), dict):
-            found.conditions.append(told["condition"])
+        fields = entry if isinstance(entry, dict) else {}
+        if isinstance(fields.get("key"), str):
+            found.entries[fields["key"]] = fields
+        elif isinstance(fields.get("condition"), dict):
+            found.conditions.append(fields["condition"])
         else:
             raise ResultError(
                 f"{path}, line {number}, is damaged: expected a sample with its key; delete the "

@@ -271,7 +271,7 @@ class _Bench:
             return [self._answered(i, *loss) for i, loss in zip(places, losses, strict=True)]
 
         new = [(key, i) for i, key in keys.items() if key not in self._known]
-        self.on_answers(condition, len(keys) - len(new))
+        known = iter([len(keys) - len(new)])  # told along with those that were logged
         samples = measure_missing(
             new,
             Answered,
@@ -279,7 +279,7 @@ class _Bench:
             batch=self.batch,
             length=lambda i: self.examples[i].num_tokens,
             measure=measure,
-            on_samples=lambda count: self.on_answers(condition, count),
+            on_samples=lambda count: self.on_answers(condition, count + next(known, 0)),
         )
         for (key, i), sample in zip(new, samples, strict=True):
             self._known[key] = self._answered(i, sample.nll, sample.blocks, sample.executed)

@@ -119,7 +119,7 @@ def _task_rows(
         if prompt and completion:
             row: Row = {"prompt": prompt, "completion": completion, "source": name}
             if wrong and others:
-                row["wrong"] = [{"prompt": asked, "completion": said} for asked, said in others]
+                row["wrong"] = [{"prompt": asked, "completion": answer} for asked, answer in others]
             rows.append(row)
     if empty := len(chosen) - len(rows):
         note(f"{name}: of {len(chosen)} rows, {empty} with no prompt or answer left out")

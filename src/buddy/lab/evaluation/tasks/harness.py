@@ -61,8 +61,8 @@ class LoggedScores:
 class LoggedText:
     """A generation, as it is logged."""
 
-    task: str
-    """The task's name in lm-eval."""
+    task: str | None
+    """The task's name in lm-eval; None for a prompt of none."""
     text: str
     """That followed the prompt."""
     blocks: tuple[int, ...]

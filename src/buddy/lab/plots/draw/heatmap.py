@@ -116,8 +116,8 @@ def _inputs(entries: Sequence[Execution]) -> str:
         return ""
     if len(tasks) == 1:
         return f" ({text_name(*tasks)})"
-    told = {(entry.label, entry.blocks, entry.task) for entry in entries}
-    counts = Counter((label, blocks) for label, blocks, _ in told).values()
+    rows = {(entry.label, entry.blocks, entry.task) for entry in entries}
+    counts = Counter((label, blocks) for label, blocks, _ in rows).values()
     fewest = f"{min(counts)} to " if min(counts) < max(counts) else ""
     return f" (mean of {fewest}{max(counts)} tasks)"
 

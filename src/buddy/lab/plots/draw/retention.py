@@ -36,18 +36,18 @@ def draw(records: Records, page: Page, metric: str | None = None) -> Figure:
     tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
     names = [sentence(text_name(task)) for task in tasks]
     figure = page.figure(0.5 + _BAR_INCHES * len(tasks))
-    kept, spent = figure.subplots(1, 2, sharey=True)
-    kept.barh(names, [100 * found[task][0] for task in tasks], height=0.7, color=BLUE)
-    kept.axvline(100, color="black", linewidth=0.6)
-    kept.set_xlabel("Retention (%)")
-    spent.barh(names, [found[task][1] for task in tasks], height=0.7, color=ORANGE)
-    spent.set_xlabel("Mean budget (blocks)")
-    spent.set_xlim(0, points[0].num_blocks)
-    for axes in (kept, spent):
+    retention, budgets = figure.subplots(1, 2, sharey=True)
+    retention.barh(names, [100 * found[task][0] for task in tasks], height=0.7, color=BLUE)
+    retention.axvline(100, color="black", linewidth=0.6)
+    retention.set_xlabel("Retention (%)")
+    budgets.barh(names, [found[task][1] for task in tasks], height=0.7, color=ORANGE)
+    budgets.set_xlabel("Mean budget (blocks)")
+    budgets.set_xlim(0, points[0].num_blocks)
+    for axes in (retention, budgets):
         axes.grid(visible=True, axis="x")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(axis="y", length=0)
-    kept.invert_yaxis()
+    retention.invert_yaxis()
     return figure
 
 

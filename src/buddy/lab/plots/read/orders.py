@@ -166,8 +166,8 @@ def _names(records: Sequence[dict[str, Any]]) -> list[str]:
     for record, kind in zip(records, kinds, strict=True):
         twins = [r for r, k in zip(records, kinds, strict=True) if k == kind]
         differ = [key for key in _TELLING if len({str(_setting(twin, key)) for twin in twins}) > 1]
-        told = [_told(key, _setting(record, key)) for key in differ]
-        names.append(", ".join([indicator_name(kind), *told]))
+        differences = [_told(key, _setting(record, key)) for key in differ]
+        names.append(", ".join([indicator_name(kind), *differences]))
     _refuse_twice(names, "importance")
     return names
 
