@@ -3,164 +3,25 @@
 import difflib
 import importlib
 import importlib.util
+import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from buddy.errors import DataError, ResultError
 from buddy.lab.paper.run import Run, check_model
-from buddy.lab.paper.table import COMMONSENSE_FILES, Collected, Table
+from buddy.lab.paper.table import Collected, Table
 from buddy.records import RunRecord
-
-_SMALL_MODEL: Final = (
-    "The paper measures models of 7 to 13 billion parameters on an A100 with the whole test sets; "
-    "there every method is tuned on Alpaca, and here static methods are not tuned at all. What is "
-    "kept is of the same weights at full depth, and in the paper of its dense model."
-)
-_PROMPTS: Final = ("alpaca/train", "samsum/validation")
-_TRAINED: Final = (
-    "The paper trains Llama-2-7B for two epochs of Alpaca and reports accuracy; quick runs take "
-    "200 steps of 4 short rows, one seed, and report the answers' cross-entropy."
-)
+from buddy.settings import build
 
 
-def _ablation(shows: str, *, minutes: float, has_prior: bool = False) -> Table:
-    """A table of short runs that differ in one setting; priors are measured on WikiText-2."""
-    return Table(
-        shows=f"ablation: {shows}",
-        module="ablations",
-        minutes=minutes,
-        measured=False,
-        full="the paper's recipe, and the eight tasks",
-        files=("alpaca/train", "wikitext2/valid.txt") if has_prior else ("alpaca/train",),
-        from_hub=not has_prior,
-        figures=("panels",),
-        differs=_TRAINED,
-    )
+def _read_tables() -> dict[str, Table]:
+    file = resources.files("buddy.lab.paper") / "tables.toml"
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {name: build(Table, values, f"tables.toml: {name}") for name, values in tables.items()}
 
 
-TABLES: Final[dict[str, Table]] = {
-    "accuracy": Table(
-        shows="accuracy of each method on the eight tasks, and what is kept of full depth's",
-        module="accuracy",
-        minutes=9.0,
-        full="four depths and all rows",
-        files=COMMONSENSE_FILES,
-        methods=True,
-        figures=("panels",),
-        differs=_SMALL_MODEL,
-    ),
-    "gsm8k": Table(
-        shows="GSM8K, exact match, of each method at two depths",
-        module="accuracy",
-        minutes=16.0,
-        full="all rows",
-        files=("gsm8k/test", "gsm8k/train"),
-        methods=True,
-        figures=("panels",),
-        differs=_SMALL_MODEL,
-    ),
-    "speed": Table(
-        shows="prefill and decode speed on Alpaca and SAMSum prompts, 128 new tokens",
-        module="speed",
-        minutes=5.0,
-        full="eleven rounds",
-        files=_PROMPTS,
-        methods=True,
-        figures=("panels",),
-        differs="The paper times eager PyTorch on an A100; prompts here all have the median length "
-        "of their set, and speed-ups are over this model's own full depth.",
-    ),
-    "breakdown": Table(
-        shows="where the time of a pass over 5 x 256 tokens goes",
-        module="breakdown",
-        minutes=3.0,
-        full="eleven rounds",
-        rows=False,
-        figures=("breakdown",),
-        differs="The paper times Llama-2-7B on an A100, and has no KV fill; prompts here are "
-        "random tokens.",
-    ),
-    "training-cost": Table(
-        shows="hours of both stages by the paper's recipe",
-        module="training_cost",
-        minutes=2.0,
-        full="100 steps of each stage are timed",
-        files=("alpaca/train",),
-        rows=False,
-        figures=("bars",),
-        differs="The paper trained on an A100 to the end; here some steps are timed, and their "
-        "mean stands for all steps of the paper's recipe.",
-    ),
-    "context": _ablation("the router reads keys, values or both", minutes=12.0),
-    "prior": _ablation("no prior, delta-PPL, cosine or Taylor", minutes=20.0, has_prior=True),
-    "omega": _ablation("weight of the prior, 0.01 to 1", minutes=25.0, has_prior=True),
-    "start-layer": _ablation("block whose cache the router reads, 1 to 4", minutes=16.0),
-    "observations": Table(
-        shows="a block's importance by input and by context length",
-        module="observations",
-        minutes=5.0,
-        full="48 inputs of 256 tokens, contexts of 256 to 512",
-        files=("wikitext2/valid.txt", "ptb/valid.txt"),
-        from_hub=False,
-        figures=("ranks", "context"),
-        differs="The paper observes a Llama model; quick runs have fewer and shorter inputs.",
-    ),
-    "paths": Table(
-        shows="distinct inference paths by depth, Alpaca and SAMSum",
-        module="paths",
-        minutes=1.0,
-        full="1000 prompts of each",
-        files=_PROMPTS,
-        model="router",
-        figures=("panels",),
-        differs="The paper routes what Llama models generate; here the rows' own answers are fed, "
-        "so that a path is counted at each of their tokens.",
-    ),
-    "heatmap": Table(
-        shows="how often each block runs, four depths on the eight tasks",
-        module="heatmap",
-        minutes=2.0,
-        full="all rows",
-        files=COMMONSENSE_FILES,
-        model="router",
-        figures=("heatmap",),
-        differs="The paper's model is larger; a question is routed with its right answer's "
-        "wording where a task puts the candidates into the prompt.",
-    ),
-    "reuse": Table(
-        shows="ROUGE on SAMSum: route recomputed at each token, or reused",
-        module="reuse",
-        minutes=1.0,
-        full="four depths and all dialogues of the split",
-        files=("samsum/validation",),
-        model="router",
-        figures=("panels",),
-        differs="The paper summarises with Llama models and its own prompt.",
-    ),
-    "grpo": Table(
-        shows="reward, entropy and budget while the Budget Predictor learns",
-        module="grpo",
-        minutes=4.0,
-        full="10,000 steps of 2 prompts by the paper's settings",
-        files=("alpaca/train",),
-        model="router",
-        rows=False,
-        figures=("predictor",),
-        differs="The paper's cost weight is 0.05; quick runs have 12, because here no block is "
-        "worth saving under 0.05, and measure 96 prompts of at most 128 tokens at every depth.",
-    ),
-    "budgets": Table(
-        shows="budgets that the predictor picks, by task, in five intervals",
-        module="budgets",
-        minutes=1.0,
-        full="all rows",
-        files=(*COMMONSENSE_FILES, "gsm8k/test", "mmlu/test", "mmlu/dev", *_PROMPTS),
-        model="predictor",
-        figures=("bars",),
-        differs="The paper's intervals are not given: here they are fifths of full depth; "
-        "questions have no examples before them.",
-    ),
-}
+TABLES: Final = _read_tables()
 
 
 def find_table(name: str) -> Table:

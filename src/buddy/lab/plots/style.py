@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import matplotlib.style
@@ -42,53 +43,14 @@ _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _DASHES: Final = ("solid", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _WIDTHS: Final = (2.0, 20.0)
 _PAD_INCHES: Final = 0.02
-_RC: Final[dict[str, Any]] = {
-    "font.size": MEDIUM,
-    "axes.titlesize": MEDIUM,
-    "axes.labelsize": MEDIUM,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "figure.titlesize": _LARGE,
-    "axes.titlepad": 3,
-    "axes.labelpad": 2.5,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.major.pad": 2,
-    "ytick.major.pad": 2,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3.4,
-    "lines.markeredgewidth": 0.4,
-    "legend.frameon": False,
-    "legend.handlelength": 2.2,
-    "legend.columnspacing": 1.1,
-    "legend.handletextpad": 0.5,
-    "legend.labelspacing": 0.35,
-    "legend.borderaxespad": 0.2,
-    # A dollar in a label is a dollar.
-    "text.parse_math": False,
-    "savefig.dpi": 300,
-    # Type 42 fonts, which publishers ask for; and the same SVG ids in every run.
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "buddy",
-}
-
+_STYLE: Final = Path(__file__).with_name("paper.mplstyle")
 Records = Sequence[dict[str, Any]]
 """Records as `buddy.records.read_record` gives them."""
 
 
 def paper_style() -> AbstractContextManager[None]:
     """Our settings alone, whatever the user's own are; these come back at the end."""
-    return matplotlib.style.context(["default", _RC])
+    return matplotlib.style.context(["default", _STYLE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +87,11 @@ def in_paper_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """A figure's function as callers have it: `draw(records, width=3.3, title=None, **choices)`.
 
     The figure is made under `paper_style`, and laid out before it leaves: ticks are made when
-    first drawn, from the settings of that moment.
+    first drawn, from the settings of that moment. Every such function raises a ResultError for
+    records, a width or choices that cannot be drawn.
+
+    Args:
+        draw: Takes the records, the page that the figure is to fill, and the figure's choices.
     """
 
     @wraps(draw)

@@ -5,21 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.paper import panels
 from buddy.lab.paper.levels import budget_at, budgets_of, flags, level
 from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
 from buddy.lab.paper.orders import STATIC, measure_order
-from buddy.lab.paper.panels import (
-    REMOVED,
-    line,
-    number,
-    panel,
-    percent,
-    percent_error,
-    ran,
-    removed,
-    removed_by,
-    shown,
-)
 from buddy.lab.paper.published.read import TASK_NAMES, Row, like, read_paper
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
@@ -173,7 +162,7 @@ def _sheets(
         # Of the same weights at full depth; a method that keeps no budget was not run there.
         dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
         share = f"{100 * point['value'] / dense:.1f}" if dense else ""
-        body.append((label, blocks, shown(point), share, reported, kept_share))
+        body.append((label, blocks, panels.shown(point), share, reported, kept_share))
     columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
     sheets = [Sheet.of(f"{kind.what}, %; paper: {paper}", columns, body)]
     if kind.task == "average":
@@ -182,7 +171,7 @@ def _sheets(
             (
                 condition[0],
                 point["blocks"],
-                *(f"{percent(by_task[task][condition]):.1f}" for task in TASK_NAMES),
+                *(f"{panels.percent(by_task[task][condition]):.1f}" for task in TASK_NAMES),
             )
             for condition, point in cells.items()
         ]
@@ -228,12 +217,14 @@ def _panels(
 ) -> list[dict[str, Any]]:
     wanted = (kind.task, kind.metric)
     chosen = [point for point in points if (point["task"], point["metric"]) == wanted]
-    chosen.sort(key=ran, reverse=True)
+    chosen.sort(key=panels.ran, reverse=True)
     labels = list(dict.fromkeys(point["label"] for point in points if point["label"] in dense_of))
     ours = []
     for label in labels:
         own = [point for point in chosen if point["label"] in (label, dense_of[label])]
-        ours.append(line(label, own, removed, percent, stderr=percent_error))
+        ours.append(
+            panels.line(label, own, panels.removed, panels.percent, stderr=panels.percent_error)
+        )
     model = theirs[0]["model"]
     start_row = next(row for row in theirs if row["method"] == DENSE)
     reported = []
@@ -242,8 +233,10 @@ def _panels(
         label = (
             "Shortened-LLaMA PPL" if name == "Shortened-LLaMA" and "PPL" in str(labels) else name
         )
-        reported.append(line(label, rows, removed_by(model), number(kind.task), paper=True))
+        reported.append(
+            panels.line(label, rows, panels.removed_by(model), panels.number(kind.task), paper=True)
+        )
     return [
-        panel("This model", REMOVED, f"{kind.what} (%)", ours),
-        panel(f"The paper: {model}", REMOVED, f"{kind.what} (%)", reported),
+        panels.panel("This model", panels.REMOVED, f"{kind.what} (%)", ours),
+        panels.panel(f"The paper: {model}", panels.REMOVED, f"{kind.what} (%)", reported),
     ]

@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from buddy.lab.paper import panels
 from buddy.lab.paper.levels import budgets_of, flags
-from buddy.lab.paper.panels import (
-    REMOVED,
-    line,
-    panel,
-    percent,
-    percent_error,
-    removed,
-    shown,
-)
 from buddy.lab.paper.run import Run
 from buddy.lab.paper.table import Collected, Sheet
 
@@ -48,8 +40,10 @@ def _panels(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         lines = []
         for way, label in _WAYS.items():
             own = [p for p in points if p["metric"] == metric and p["reroute"] in (way, None)]
-            lines.append(line(label, own, removed, percent, stderr=percent_error))
-        made.append(panel(name, REMOVED, f"{name}, F (%)", lines))
+            lines.append(
+                panels.line(label, own, panels.removed, panels.percent, stderr=panels.percent_error)
+            )
+        made.append(panels.panel(name, panels.REMOVED, f"{name}, F (%)", lines))
     return made
 
 
@@ -68,7 +62,7 @@ def _sheet(results: dict[str, Any]) -> Sheet:
                     name,
                     blocks,
                     *("" if value is None else f"{100 * value:.2f}" for value in ways),
-                    "" if gain is None else shown(gain, 2, "+"),
+                    "" if gain is None else panels.shown(gain, 2, "+"),
                 )
             )
     columns = ("metric", "blocks", *_WAYS.values(), "difference")

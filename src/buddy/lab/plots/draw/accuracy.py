@@ -20,9 +20,6 @@ def draw(
         page: Its room.
         task: `average` or `mmlu` if there is one; else the only one.
         metric: `acc` if there is one; else the only one.
-
-    Raises:
-        ResultError: Records or choices that cannot be drawn.
     """
     points = narrowed(read_points(records, "accuracy"), "task", task, "average", "mmlu")
     points = narrowed(points, "metric", metric, "acc")

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from buddy.errors import ResultError
 from buddy.lab.plots.names import text_name
-from buddy.lab.plots.read.records import (
+from buddy.lab.plots.read.parts import (
     Many,
     Name,
     NotNegative,
@@ -60,24 +60,19 @@ class _Results:
 def draw(records: Records, page: Page) -> Figure:
     """Draw a row for each label, its parts from left to right.
 
-    Args:
-        records: One, of kind `reproduce-*`.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: one, of kind `reproduce-*`.
     """
     bars = read_results(records, "bars", _Results)[0].bars
-    parts, rows = bars.parts, bars.rows
+    names, rows = bars.parts, bars.rows
     values = np.array([row.values for row in rows])
     if not values.sum() > 0:
         raise ResultError("bars: all values are 0, and there is nothing to draw")
     figure = page.figure(len(rows) * _ROW_INCHES + 0.55)
     axes = figure.subplots()
-    names = [text_name(row.label) for row in rows]
-    colours = _RAMP(np.linspace(0.0, 1.0, len(parts)))
+    labels = [text_name(row.label) for row in rows]
+    colours = _RAMP(np.linspace(0.0, 1.0, len(names)))
     starts = np.cumsum(values, axis=1) - values
-    for place in range(len(parts)):
+    for place in range(len(names)):
         axes.barh(
             range(len(rows)),
             values[:, place],
@@ -85,11 +80,11 @@ def draw(records: Records, page: Page) -> Figure:
             height=0.72,
             color=colours[place],
         )
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(bars.x_label)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(visible=True, axis="x")
-    handles = [Patch(facecolor=colours[place]) for place in range(len(parts))]
-    legend_below(figure, handles, parts, handlelength=1.2)
+    handles = [Patch(facecolor=colours[place]) for place in range(len(names))]
+    legend_below(figure, handles, names, handlelength=1.2)
     return figure

@@ -10,54 +10,32 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from buddy.errors import ResultError
-from buddy.lab.plots.read.speed_cells import (
-    SpeedCell,
-    by_policy,
-    phases_of,
-    read_cells,
-    setting_name,
-    settings_of,
-)
-from buddy.lab.plots.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    MEDIUM,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    Page,
-    Records,
-    fold,
-    in_paper_style,
-    legend_below,
-    not_measured,
-    side_label,
-)
+from buddy.lab.plots import style
+from buddy.lab.plots.read import speed_cells
 
 _PANEL_INCHES: Final = 1.35
-_COLOURS: Final = (BLUE, VERMILLION, ORANGE, GREEN, SKY, GREY)
+_COLOURS: Final = (style.BLUE, style.VERMILLION, style.ORANGE, style.GREEN, style.SKY, style.GREY)
 _NAMES: Final = ("blocks", "router", "gather and scatter", "KV fill", "head", "host")
 
 
-@in_paper_style
-def draw(records: Records, page: Page) -> Figure:
+@style.in_paper_style
+def draw(records: style.Records, page: style.Page) -> Figure:
     """Draw a stacked bar a depth, prefill beside decode, a row for each policy and setting.
 
-    Args:
-        records: Of kind `eval-speed`; their cells are merged.
-        page: Its room.
+    Records: of kind `eval-speed`; their cells are merged.
 
     Raises:
         ResultError: Records that cannot be drawn, or none whose time is split.
     """
-    cells = [cell for cell in read_cells(records, "breakdown") if cell.shares is not None]
+    cells = [
+        cell for cell in speed_cells.read_cells(records, "breakdown") if cell.shares is not None
+    ]
     if not cells:
         raise ResultError("the breakdown figure needs cells with shares, and there is none")
-    phases, settings = phases_of(cells), settings_of(cells)
+    phases, settings = speed_cells.phases_of(cells), speed_cells.settings_of(cells)
     rows = [
         (policy, setting, [cell for cell in line if cell.setting == setting])
-        for policy, line in by_policy(cells).items()
+        for policy, line in speed_cells.by_policy(cells).items()
         for setting in settings
     ]
     rows = [row for row in rows if row[2]]
@@ -65,22 +43,22 @@ def draw(records: Records, page: Page) -> Figure:
     grid = figure.subplots(len(rows), len(phases), sharey=True, squeeze=False)
     for panels, (policy, setting, line) in zip(grid, rows, strict=True):
         names = [policy] * (len(rows) > len(settings))
-        names += [setting_name(setting)] * (len(settings) > 1)
-        names = [fold(name, page.width / len(phases) - 0.35, MEDIUM) for name in names]
+        names += [speed_cells.setting_name(setting)] * (len(settings) > 1)
+        names = [style.fold(name, page.width / len(phases) - 0.35, style.MEDIUM) for name in names]
         for axes, phase in zip(panels, phases, strict=True):
             _bars(axes, [cell for cell in line if cell.phase == phase])
             axes.set_title("\n".join([phase.capitalize(), *names]))
     for axes in grid[-1]:
-        axes.set_xlabel(fold("Executed blocks", page.width / len(phases) - 0.2, MEDIUM))
-    legend_below(figure, [Patch(facecolor=c) for c in _COLOURS], _NAMES, handlelength=1.3)
-    side_label(figure, "Share of the time (%)")
+        axes.set_xlabel(style.fold("Executed blocks", page.width / len(phases) - 0.2, style.MEDIUM))
+    style.legend_below(figure, [Patch(facecolor=c) for c in _COLOURS], _NAMES, handlelength=1.3)
+    style.side_label(figure, "Share of the time (%)")
     return figure
 
 
-def _bars(axes: Axes, cells: Sequence[SpeedCell]) -> None:
+def _bars(axes: Axes, cells: Sequence[speed_cells.SpeedCell]) -> None:
     """One stack a cell, side by side whatever their depths."""
     if not cells:
-        not_measured(axes)
+        style.not_measured(axes)
     bottom = [0.0] * len(cells)
     for index, colour in enumerate(_COLOURS):
         heights = [100 * astuple(cell.shares)[index] for cell in cells if cell.shares]

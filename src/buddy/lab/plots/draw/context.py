@@ -24,12 +24,7 @@ def draw(records: Records, page: Page) -> Figure:
 
     A dot marks a change of more than two standard errors.
 
-    Args:
-        records: One of kind `observe-context`.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: one of kind `observe-context`.
     """
     found = read_context_ranks(records)
     rows = len(found.contexts)

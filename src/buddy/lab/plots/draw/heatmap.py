@@ -43,9 +43,6 @@ def draw(records: Records, page: Page, task: str | None = None) -> Figure:
         records: Of evaluations; their entries are merged.
         page: Its room.
         task: Whose inputs; by default those of all tasks, each task weighing the same.
-
-    Raises:
-        ResultError: Records or choices that cannot be drawn.
     """
     entries = read_execution(records, "heatmap")
     entries = [entry for entry in entries if entry.policy != "full"] or entries

@@ -25,12 +25,7 @@ def draw(records: Records, page: Page) -> Figure:
 
     A search has no scores, so it is in the second alone.
 
-    Args:
-        records: What `buddy importance` writes, of one model.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: what `buddy importance` writes, of one model.
     """
     found, num_blocks = read_importance(records)
     scored = {name: own.importance for name, own in found.items() if own.importance}

@@ -7,61 +7,40 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.lab.plots.read.records import (
-    MOST_BLOCKS,
-    Name,
-    NotNegative,
-    Positive,
-    RecordPart,
-    read_items,
-    read_part,
-)
-from buddy.lab.plots.style import (
-    GREY,
-    MEDIUM,
-    Page,
-    Records,
-    fold,
-    in_paper_style,
-    legend_below,
-    look,
-    not_measured,
-)
+from buddy.lab.plots import style
+from buddy.lab.plots.read import parts
 from buddy.settings import Range
 
 _HEIGHT: Final = 1.7
 
 
 @dataclass(frozen=True, slots=True)
-class _Point(RecordPart):
+class _Point(parts.RecordPart):
     """What one rate gave; blocks are None where the server named none."""
 
-    offered_rps: Positive
-    goodput_rps: NotNegative
-    blocks_per_token: Annotated[float, Range(0, MOST_BLOCKS)] | None = None
+    offered_rps: parts.Positive
+    goodput_rps: parts.NotNegative
+    blocks_per_token: Annotated[float, Range(0, parts.MOST_BLOCKS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Config(RecordPart):
+class _Config(parts.RecordPart):
     """What a record says of its load."""
 
-    label: Name
+    label: parts.Name
 
 
-@in_paper_style
-def draw(records: Records, page: Page) -> Figure:
+@style.in_paper_style
+def draw(records: style.Records, page: style.Page) -> Figure:
     """Draw a line a record; dashed is a server that serves all that it is offered.
 
-    Args:
-        records: Of kind `serving-load`.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: of kind `serving-load`.
     """
     lines: dict[str, list[_Point]] = {}
-    for place, points in enumerate(read_items(records, "load", "points", _Point)):
-        config = read_part(_Config, records[place].get("config"), f"record {place + 1}: config")
+    for place, points in enumerate(parts.read_items(records, "load", "points", _Point)):
+        config = parts.read_part(
+            _Config, records[place].get("config"), f"record {place + 1}: config"
+        )
         lines.setdefault(config.label, []).extend(points)
     figure = page.figure(_HEIGHT)
     goodput, depth = figure.subplots(1, 2)
@@ -69,25 +48,25 @@ def draw(records: Records, page: Page) -> Figure:
     for index, line in enumerate(lines.values()):
         line.sort(key=lambda point: point.offered_rps)
         offered = [point.offered_rps for point in line]
-        handles += goodput.plot(offered, [point.goodput_rps for point in line], **look(index))
+        handles += goodput.plot(offered, [point.goodput_rps for point in line], **style.look(index))
         fed = [point for point in line if point.blocks_per_token is not None]
         blocks = [point.blocks_per_token or 0.0 for point in fed]
-        depth.plot([point.offered_rps for point in fed], blocks, **look(index))
+        depth.plot([point.offered_rps for point in fed], blocks, **style.look(index))
     every = [point for line in lines.values() for point in line]
     most = max(point.offered_rps for point in every)
     (ideal,) = goodput.plot(
-        [0, most], [0, most], color=GREY, linestyle=(0, (4, 2)), linewidth=0.8, zorder=1
+        [0, most], [0, most], color=style.GREY, linestyle=(0, (4, 2)), linewidth=0.8, zorder=1
     )
     if all(point.blocks_per_token is None for point in every):
-        not_measured(depth)
+        style.not_measured(depth)
     room = page.width / 2 - 0.4
     for axes, label in ((goodput, "Good answers/s"), (depth, "Blocks per token")):
-        axes.set_xlabel(fold("Offered requests/s", room, MEDIUM))
+        axes.set_xlabel(style.fold("Offered requests/s", room, style.MEDIUM))
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.grid(visible=True)
-    legend_below(figure, [*handles, ideal], [*lines, "all that is offered"])
+    style.legend_below(figure, [*handles, ideal], [*lines, "all that is offered"])
     return figure

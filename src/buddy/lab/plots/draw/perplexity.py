@@ -32,9 +32,6 @@ def draw(
         page: Its room.
         task: The text; by default the only one there is.
         metric: `perplexity` by default.
-
-    Raises:
-        ResultError: Records or choices that cannot be drawn.
     """
     points = narrowed(read_points(records, "perplexity"), "metric", metric, "perplexity")
     points = narrowed(points, "task", task, "average")

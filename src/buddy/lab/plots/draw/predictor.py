@@ -10,15 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from buddy.errors import ResultError
-from buddy.lab.plots.read.records import (
-    Drawn,
-    Many,
-    NotNegative,
-    Positive,
-    RecordPart,
-    check_length,
-    read_results,
-)
+from buddy.lab.plots.read import parts
 from buddy.lab.plots.style import BLUE, GREY, Page, Records, in_paper_style, legend_below, look
 
 PANELS: Final = {
@@ -34,38 +26,38 @@ _SECTIONS: Final = ("model", "predictor", "grpo", "optim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Curve(RecordPart):
+class _Curve(parts.RecordPart):
     """Figures by step."""
 
-    step: Many[NotNegative]
-    loss: tuple[Drawn, ...]
-    reward: tuple[Drawn, ...]
-    cross_entropy: tuple[Drawn, ...]
-    entropy: tuple[Drawn, ...]
+    step: parts.Many[parts.NotNegative]
+    loss: tuple[parts.Drawn, ...]
+    reward: tuple[parts.Drawn, ...]
+    cross_entropy: tuple[parts.Drawn, ...]
+    entropy: tuple[parts.Drawn, ...]
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         for name in PANELS:
-            check_length(name, getattr(self, name), len(self.step))
+            parts.check_length(name, getattr(self, name), len(self.step))
 
 
 @dataclass(frozen=True, slots=True)
-class _Source(RecordPart):
+class _Source(parts.RecordPart):
     """What the predictor spends on one source."""
 
-    blocks: Positive
+    blocks: parts.Positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Evaluation(RecordPart):
+class _Evaluation(parts.RecordPart):
     """What validation prompts get; older records do not tell sources apart."""
 
-    constant_reward: Drawn
-    constant_blocks: NotNegative | None = None
+    constant_reward: parts.Drawn
+    constant_blocks: parts.NotNegative | None = None
     by_source: dict[str, _Source] | None = None
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         if self.by_source and self.constant_blocks is None:
             raise ResultError("lacks constant_blocks")
 
@@ -91,14 +83,9 @@ def draw(records: Records, page: Page) -> Figure:
     validation prompts, and a fifth panel has the mean budget of each of their sources; its dashed
     line is that constant budget.
 
-    Args:
-        records: What `buddy train-budget` writes; runs are named by the settings that differ.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: what `buddy train-budget` writes; runs are named by the settings that differ.
     """
-    results = read_results(records, "predictor", _Results)
+    results = parts.read_results(records, "predictor", _Results)
     curves = [run.curve for run in results]
     # Several runs would be several lines that look alike.
     evaluation = results[0].evaluation if len(results) == 1 else None

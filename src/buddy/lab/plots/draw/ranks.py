@@ -7,17 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from buddy.lab.plots import style
 from buddy.lab.plots.read.orders import read_rank_series
-from buddy.lab.plots.style import (
-    BLACK,
-    BLUE,
-    SKY,
-    Page,
-    Records,
-    block_ticks,
-    in_paper_style,
-    side_label,
-)
 
 _PANEL_INCHES: Final = 1.05
 _LOWEST_INCHES: Final = 1.4
@@ -26,18 +17,13 @@ _WIDE_INCHES: Final = 6.0
 _WHISKERS: Final = (5, 95)
 
 
-@in_paper_style
-def draw(records: Records, page: Page) -> Figure:
+@style.in_paper_style
+def draw(records: style.Records, page: style.Page) -> Figure:
     """Draw a box a block, in a panel for each indicator and text.
 
     Boxes span the middle half of the inputs, whiskers the middle 90 %.
 
-    Args:
-        records: Of kind `observe-ranks`; their series are merged.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: of kind `observe-ranks`; their series are merged.
     """
     series = read_rank_series(records)
     columns = 2 if page.width >= _WIDE_INCHES and len(series) % 2 == 0 else 1
@@ -49,7 +35,7 @@ def draw(records: Records, page: Page) -> Figure:
         axes.set_title(name, loc="left")
     for axes in grid[-1, :]:
         axes.set_xlabel("Block")
-    side_label(figure, "Removal rank (0 goes first)")
+    style.side_label(figure, "Removal rank (0 goes first)")
     return figure
 
 
@@ -65,12 +51,12 @@ def _boxes(axes: Axes, ranks: np.ndarray) -> None:
         showcaps=False,
         patch_artist=True,
         manage_ticks=False,
-        boxprops={"facecolor": SKY, "edgecolor": BLUE, "linewidth": 0.4},
-        whiskerprops={"color": BLUE, "linewidth": 0.6},
-        medianprops={"color": BLACK, "linewidth": 1.2, "solid_capstyle": "butt"},
+        boxprops={"facecolor": style.SKY, "edgecolor": style.BLUE, "linewidth": 0.4},
+        whiskerprops={"color": style.BLUE, "linewidth": 0.6},
+        medianprops={"color": style.BLACK, "linewidth": 1.2, "solid_capstyle": "butt"},
     )
     axes.set_xlim(-0.8, blocks - 0.2)
     axes.set_ylim(-0.5 - 0.02 * blocks, blocks - 0.5 + 0.02 * blocks)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="y")
-    block_ticks(axes)
+    style.block_ticks(axes)

@@ -1,73 +1,50 @@
 """Speed-up against executed blocks, beside what the skipped work alone would give."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from buddy.lab.plots.read.speed_cells import (
-    SpeedCell,
-    by_policy,
-    phases_of,
-    read_cells,
-    setting_name,
-    settings_of,
-)
-from buddy.lab.plots.style import (
-    BLACK,
-    GREY,
-    MEDIUM,
-    Page,
-    Records,
-    block_ticks,
-    fold,
-    in_paper_style,
-    legend_below,
-    look,
-    not_measured,
-    side_label,
-)
+from buddy.lab.plots import style
+from buddy.lab.plots.read import speed_cells
 
 _PANEL_INCHES: Final = 1.5
 
 
-@in_paper_style
-def draw(records: Records, page: Page) -> Figure:
+@style.in_paper_style
+def draw(records: style.Records, page: style.Page) -> Figure:
     """Draw a line a policy, prefill beside decode, a row for each batch and context.
 
     Bars span the latencies of all rounds.
 
-    Args:
-        records: Of kind `eval-speed`; their cells are merged.
-        page: Its room.
-
-    Raises:
-        ResultError: Records that cannot be drawn.
+    Records: of kind `eval-speed`; their cells are merged.
     """
-    cells = read_cells(records, "speed")
-    phases, settings = phases_of(cells), settings_of(cells)
+    cells = speed_cells.read_cells(records, "speed")
+    phases, settings = speed_cells.phases_of(cells), speed_cells.settings_of(cells)
     figure = page.figure(len(settings) * _PANEL_INCHES + 0.2)
     grid = figure.subplots(len(settings), len(phases), sharex=True, sharey="row", squeeze=False)
     legend: dict[str, Artist] = {}
     for row, setting in zip(grid, settings, strict=True):
-        where = fold(setting_name(setting), page.width / len(phases) - 0.35, MEDIUM)
+        where = style.fold(
+            speed_cells.setting_name(setting), page.width / len(phases) - 0.35, style.MEDIUM
+        )
         for axes, phase in zip(row, phases, strict=True):
             _panel(axes, cells, phase, setting, legend)
             name = phase.capitalize()
             axes.set_title(name if len(settings) == 1 else f"{name}\n{where}")
     for axes in grid[-1]:
-        axes.set_xlabel(fold("Executed blocks", page.width / len(phases) - 0.2, MEDIUM))
-    legend_below(figure, list(legend.values()), list(legend))
-    side_label(figure, "Speed-up over dense")
+        axes.set_xlabel(style.fold("Executed blocks", page.width / len(phases) - 0.2, style.MEDIUM))
+    style.legend_below(figure, list(legend.values()), list(legend))
+    style.side_label(figure, "Speed-up over dense")
     return figure
 
 
 def _panel(
     axes: Axes,
-    cells: Sequence[SpeedCell],
+    cells: Sequence[speed_cells.SpeedCell],
     phase: str,
     setting: tuple[int, int],
     legend: dict[str, Artist],
@@ -75,20 +52,24 @@ def _panel(
     """Draw one phase at one batch and context; what it draws goes into the legend."""
     here = [cell for cell in cells if (cell.phase, cell.setting) == (phase, setting)]
     if not here:
-        not_measured(axes)
+        style.not_measured(axes)
     # Over all cells, so that a policy looks the same in every panel.
-    for index, (policy, line) in enumerate(by_policy(cells).items()):
+    for index, (policy, line) in enumerate(speed_cells.by_policy(cells).items()):
         _line(axes, [cell for cell in line if cell in here], index, policy, legend)
     for record in sorted({cell.record for cell in here}):
         _levels(axes, [cell for cell in here if cell.record == record], legend)
     axes.margins(y=0.08)
     axes.grid(axis="y")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    block_ticks(axes, [cell.blocks for cell in cells])
+    style.block_ticks(axes, [cell.blocks for cell in cells])
 
 
 def _line(
-    axes: Axes, line: Sequence[SpeedCell], index: int, policy: str, legend: dict[str, Artist]
+    axes: Axes,
+    line: Sequence[speed_cells.SpeedCell],
+    index: int,
+    policy: str,
+    legend: dict[str, Artist],
 ) -> None:
     if not line:
         return
@@ -102,18 +83,22 @@ def _line(
         yerr=[low, high],
         elinewidth=0.5,
         capsize=0,
-        **look(index),
+        **style.look(index),
     )
 
 
-def _levels(axes: Axes, cells: Sequence[SpeedCell], legend: dict[str, Artist]) -> None:
+def _levels(axes: Axes, cells: Sequence[speed_cells.SpeedCell], legend: dict[str, Artist]) -> None:
     """One record's ideal, and transformers' own speed."""
     ideal = {cell.blocks: cell.ideal_speedup for cell in cells if cell.is_ours}
     depths = sorted(ideal)
-    (legend["ideal"],) = axes.plot(
-        depths, [ideal[depth] for depth in depths], color=GREY, linestyle=(0, (4, 2)), zorder=1
-    )
+    speedups = [ideal[depth] for depth in depths]
+    dashed: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (4, 2)), "zorder": 1}
+    (legend["ideal"],) = axes.plot(depths, speedups, **dashed)
+    dotted: dict[str, Any] = {
+        "color": style.BLACK,
+        "linestyle": (0, (1, 1.5)),
+        "linewidth": 0.9,
+        "zorder": 1,
+    }
     for theirs in (cell for cell in cells if not cell.is_ours):
-        legend["transformers"] = axes.axhline(
-            theirs.speedup_own_dense, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=0.9, zorder=1
-        )
+        legend["transformers"] = axes.axhline(theirs.speedup_own_dense, **dotted)

@@ -8,48 +8,35 @@ from typing import Annotated, Any, Final
 
 from buddy.errors import ResultError, shown
 from buddy.lab.plots.names import indicator_name, text_name
-from buddy.lab.plots.read.records import (
-    MOST_BLOCKS,
-    Blocks,
-    Drawn,
-    Many,
-    Name,
-    NotNegative,
-    RecordPart,
-    check_length,
-    read_items,
-    read_part,
-    read_results,
-    same_num_blocks,
-)
+from buddy.lab.plots.read import parts
 from buddy.settings import Range, Size
 
 _TELLING: Final = ("model", "text", "protect", "windows", "tokens", "dtype")
 
 
-_Table = Annotated[tuple[Many[NotNegative], ...], Size(1)]
+_Table = Annotated[tuple[parts.Many[parts.NotNegative], ...], Size(1)]
 """Rows of equally many numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankSeries(RecordPart):
+class RankSeries(parts.RecordPart):
     """Removal ranks by one indicator on one text; rank 0 goes first."""
 
-    indicator: Name
-    text: Name
+    indicator: parts.Name
+    text: parts.Name
     ranks: _Table
     """[inputs, blocks]."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         _check_table("ranks", self.ranks, len(self.ranks), len(self.ranks[0]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ContextRanks(RecordPart):
+class ContextRanks(parts.RecordPart):
     """Mean removal ranks as the context grows."""
 
-    indicator: Name
+    indicator: parts.Name
     contexts: Annotated[tuple[Annotated[int, Range(1, 2**53)], ...], Size(2)]
     """Tokens, ascending."""
     ranks: _Table
@@ -58,7 +45,7 @@ class ContextRanks(RecordPart):
     """[contexts, blocks]."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         if sorted(set(self.contexts)) != list(self.contexts):
             raise ResultError(f"contexts must be ascending numbers, got {shown(self.contexts)}")
         for name in ("ranks", "stderr"):
@@ -66,16 +53,16 @@ class ContextRanks(RecordPart):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Importance(RecordPart):
+class Importance(parts.RecordPart):
     """What one indicator, or one search, says of a model's blocks."""
 
-    removal_order: Annotated[tuple[Annotated[int, Range(0, MOST_BLOCKS - 1)], ...], Size(1)]
+    removal_order: Annotated[tuple[Annotated[int, Range(0, parts.MOST_BLOCKS - 1)], ...], Size(1)]
     """Least important first; blocks that are never removed are left out."""
-    importance: Many[Drawn] | None = None
+    importance: parts.Many[parts.Drawn] | None = None
     """One a block, larger = more important; None for a search."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         if len(set(self.removal_order)) != len(self.removal_order):
             raise ResultError(
                 f"removal_order must name different blocks, got {shown(self.removal_order)}"
@@ -83,16 +70,16 @@ class Importance(RecordPart):
 
 
 @dataclass(frozen=True, slots=True)
-class _Model(RecordPart):
+class _Model(parts.RecordPart):
     """The model that a record names."""
 
-    num_blocks: Blocks
+    num_blocks: parts.Blocks
 
 
 def _check_table(name: str, table: Sequence[Sequence[float]], rows: int, columns: int) -> None:
-    check_length(name, table, rows)
+    parts.check_length(name, table, rows)
     for place, row in enumerate(table):
-        check_length(f"{name}[{place}]", row, columns)
+        parts.check_length(f"{name}[{place}]", row, columns)
 
 
 def read_rank_series(records: Sequence[dict[str, Any]]) -> dict[str, RankSeries]:
@@ -102,11 +89,11 @@ def read_rank_series(records: Sequence[dict[str, Any]]) -> dict[str, RankSeries]
         ResultError: A record of another kind, a field missing, ranks that do not fit together,
             or a series that is there twice.
     """
-    series = [*chain.from_iterable(read_items(records, "ranks", "series", RankSeries))]
+    series = [*chain.from_iterable(parts.read_items(records, "ranks", "series", RankSeries))]
     texts = {ranks.text for ranks in series}
     names = [_series_name(ranks, texts) for ranks in series]
     _refuse_twice(names, "ranks")
-    same_num_blocks([len(ranks.ranks[0]) for ranks in series], "ranks")
+    parts.same_num_blocks([len(ranks.ranks[0]) for ranks in series], "ranks")
     return dict(zip(names, series, strict=True))
 
 
@@ -116,7 +103,7 @@ def read_context_ranks(records: Sequence[dict[str, Any]]) -> ContextRanks:
     Raises:
         ResultError: Several records, one of another kind, or fields that do not fit together.
     """
-    results, *others = read_results(records, "context", ContextRanks)
+    results, *others = parts.read_results(records, "context", ContextRanks)
     if others:
         raise ResultError(
             f"the context figure draws one record, got {len(records)}: draw a figure for each"
@@ -134,16 +121,16 @@ def read_importance(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Import
         ResultError: A record of another kind, a field missing, models of different depths, or
             two records that nothing tells apart.
     """
-    results = read_results(records, "importance", Importance)
+    results = parts.read_results(records, "importance", Importance)
     names = _names(records)
     depths = [len(indicator.importance) for indicator in results if indicator.importance]
     depths += [
-        read_part(_Model, record["model"], f"record {number}, model").num_blocks
+        parts.read_part(_Model, record["model"], f"record {number}, model").num_blocks
         for number, record in enumerate(records, start=1)
         if record.get("model")
     ]
     highest = max(max(indicator.removal_order) for indicator in results)
-    num_blocks = same_num_blocks(depths or [highest + 2], "importance")
+    num_blocks = parts.same_num_blocks(depths or [highest + 2], "importance")
     if highest >= num_blocks:
         raise ResultError(
             f"a removal order names block {highest}, but other records are of a model with "

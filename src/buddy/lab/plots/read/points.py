@@ -6,19 +6,7 @@ from itertools import chain
 from typing import Any, Final, Literal
 
 from buddy.errors import ResultError
-from buddy.lab.plots.read.records import (
-    Blocks,
-    Drawn,
-    Name,
-    NotNegative,
-    Positive,
-    RecordPart,
-    Share,
-    check_depth,
-    check_length,
-    read_items,
-    same_num_blocks,
-)
+from buddy.lab.plots.read import parts
 
 _WAYS: Final[dict[str | None, str]] = {"step": "recompute", "prefill": "reuse"}
 """What the paper calls rerouting at each step, and keeping the prompt's route."""
@@ -26,27 +14,27 @@ _SHOWN: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point(RecordPart):
+class Point(parts.RecordPart):
     """One measured value of one policy at one depth."""
 
-    policy: Name
-    label: Name
-    blocks: Blocks
-    num_blocks: Blocks
-    task: Name
-    metric: Name
-    value: Drawn
-    stderr: NotNegative | None = None
-    reroute: Name | None = None
-    mean_blocks: Positive | None = None
+    policy: parts.Name
+    label: parts.Name
+    blocks: parts.Blocks
+    num_blocks: parts.Blocks
+    task: parts.Name
+    metric: parts.Name
+    value: parts.Drawn
+    stderr: parts.NotNegative | None = None
+    reroute: parts.Name | None = None
+    mean_blocks: parts.Positive | None = None
     """Mean where the predictor or the ledger chose, and `blocks` rounds it; else None."""
-    prefill_blocks: Blocks | None = None
+    prefill_blocks: parts.Blocks | None = None
     """Depth of the prompt's tokens, where theirs is another number; else None."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
-        check_depth("blocks", self.blocks, self.num_blocks)
-        check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
+        parts.RecordPart.__post_init__(self)
+        parts.check_depth("blocks", self.blocks, self.num_blocks)
+        parts.check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
 
     @property
     def is_whole(self) -> bool:
@@ -59,22 +47,22 @@ class Point(RecordPart):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Execution(RecordPart):
+class Execution(parts.RecordPart):
     """How often each block ran, for one policy, depth and task."""
 
-    policy: Name
-    label: Name
-    blocks: Blocks
-    num_blocks: Blocks
-    task: Name
-    rates: tuple[Share, ...]
-    mean_blocks: Positive | None = None
+    policy: parts.Name
+    label: parts.Name
+    blocks: parts.Blocks
+    num_blocks: parts.Blocks
+    task: parts.Name
+    rates: tuple[parts.Share, ...]
+    mean_blocks: parts.Positive | None = None
     """Mean as in `Point`."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
-        check_depth("blocks", self.blocks, self.num_blocks)
-        check_length("rates", self.rates, self.num_blocks)
+        parts.RecordPart.__post_init__(self)
+        parts.check_depth("blocks", self.blocks, self.num_blocks)
+        parts.check_length("rates", self.rates, self.num_blocks)
 
 
 def read_points(records: Sequence[dict[str, Any]], figure: str) -> list[Point]:
@@ -83,8 +71,8 @@ def read_points(records: Sequence[dict[str, Any]], figure: str) -> list[Point]:
     Raises:
         ResultError: A record of another kind, a field missing, or models of different depths.
     """
-    points = [*chain.from_iterable(read_items(records, figure, "points", Point))]
-    same_num_blocks([point.num_blocks for point in points], figure)
+    points = [*chain.from_iterable(parts.read_items(records, figure, "points", Point))]
+    parts.same_num_blocks([point.num_blocks for point in points], figure)
     return points
 
 
@@ -94,8 +82,8 @@ def read_execution(records: Sequence[dict[str, Any]], figure: str) -> list[Execu
     Raises:
         ResultError: As for `read_points`.
     """
-    entries = [*chain.from_iterable(read_items(records, figure, "execution", Execution))]
-    same_num_blocks([entry.num_blocks for entry in entries], figure)
+    entries = [*chain.from_iterable(parts.read_items(records, figure, "execution", Execution))]
+    parts.same_num_blocks([entry.num_blocks for entry in entries], figure)
     return entries
 
 

@@ -6,17 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from buddy.errors import ResultError
 from buddy.lab.plots.names import policy_name
-from buddy.lab.plots.read.records import (
-    Blocks,
-    Name,
-    NotNegative,
-    Positive,
-    RecordPart,
-    Share,
-    check_depth,
-    read_items,
-    same_num_blocks,
-)
+from buddy.lab.plots.read import parts
 from buddy.settings import Range
 
 PHASES: Final = ("prefill", "decode")
@@ -28,52 +18,52 @@ _Count = Annotated[int, Range(1, 2**53)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shares(RecordPart):
+class Shares(parts.RecordPart):
     """Parts of the time, 1 in sum."""
 
-    blocks: Share
-    router: Share
-    gather_scatter: Share
-    kv_fill: Share
-    head: Share
-    host: Share
+    blocks: parts.Share
+    router: parts.Share
+    gather_scatter: parts.Share
+    kv_fill: parts.Share
+    head: parts.Share
+    host: parts.Share
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
+        parts.RecordPart.__post_init__(self)
         total = sum(astuple(self))
         if abs(total - 1) > 0.01:  # rounding; a part left out is more
             raise ResultError(f"expected shares that sum to 1, not {total:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedCell(RecordPart):
+class SpeedCell(parts.RecordPart):
     """One measured speed, of ours or of transformers' own generate."""
 
-    label: Name
-    policy: Name | None
+    label: parts.Name
+    policy: parts.Name | None
     """Policy as `--policy` takes it; None for theirs."""
     phase: Literal["prefill", "decode"]
-    blocks: Blocks
-    prefill_blocks: Blocks | None = None
+    blocks: parts.Blocks
+    prefill_blocks: parts.Blocks | None = None
     """Depth of the prompt's tokens, where a budget names them apart: such cells are a line of their
     own."""
-    num_blocks: Blocks
+    num_blocks: parts.Blocks
     batch: _Count
     context: _Count
-    latency_ms: Positive
-    latency_ms_min: Positive
-    latency_ms_max: Positive
-    speedup_own_dense: NotNegative
+    latency_ms: parts.Positive
+    latency_ms_min: parts.Positive
+    latency_ms_max: parts.Positive
+    speedup_own_dense: parts.NotNegative
     """Over our dense model, for theirs too."""
-    ideal_speedup: NotNegative
+    ideal_speedup: parts.NotNegative
     shares: Shares | None = None
     record: int = 0
     """Which of the records it is of: each has its own dense model to be compared with."""
 
     def __post_init__(self) -> None:
-        RecordPart.__post_init__(self)
-        check_depth("blocks", self.blocks, self.num_blocks)
-        check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
+        parts.RecordPart.__post_init__(self)
+        parts.check_depth("blocks", self.blocks, self.num_blocks)
+        parts.check_depth("prefill_blocks", self.prefill_blocks, self.num_blocks)
         if self.is_ours and self.policy is None:
             raise ResultError("policy must be a text, got null")
         if not self.latency_ms_min <= self.latency_ms <= self.latency_ms_max:
@@ -107,12 +97,12 @@ def read_cells(records: Sequence[dict[str, Any]], figure: str) -> list[SpeedCell
     """
     cells = [
         replace(cell, record=place)
-        for place, cells in enumerate(read_items(records, figure, "cells", SpeedCell))
+        for place, cells in enumerate(parts.read_items(records, figure, "cells", SpeedCell))
         for cell in cells
     ]
     if not any(cell.is_ours for cell in cells):
         raise ResultError(f"the {figure} figure draws our cells, but all are of {_THEIRS}")
-    same_num_blocks([cell.num_blocks for cell in cells], figure)
+    parts.same_num_blocks([cell.num_blocks for cell in cells], figure)
     seen: dict[tuple[Any, ...], SpeedCell] = {}
     for cell in cells:
         # Every record has these two, so they are told apart by it.
