@@ -1,7 +1,7 @@
 """The lab: what measures, compares and draws models. The product and the methods import none of it.
 
 `evaluation`
-    One run of conditions, each a policy at a budget, on tasks, answers, perplexity, ROUGE and speed.
+    A run of conditions, each a policy at a budget, on tasks, answers, texts, summaries or speed.
     `samples.py` is the log that a run goes on from, `against.py` an earlier run beside it.
 `observe`
     Whether a block's importance depends on the input and on its context.
@@ -15,6 +15,6 @@
 `cli`
     The commands of all of these.
 
-`steps.py` says whether what an earlier run left may be used; `experiment.py` has what the scripts of
+`steps.py` says whether what an earlier run left may be used; `experiment.py` has what scripts of
 `benchmarks/` share. Whatever is measured ends as a `buddy.records.RunRecord`.
 """
