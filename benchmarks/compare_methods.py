@@ -73,7 +73,10 @@ STATIC = {
     "sleb": "SLEB",
 }
 """One model a depth, and untuned: label."""
-RIVALS = {one.name: one for one in sorted(registered(), key=lambda one: not one.keeps_budget)}
+RIVALS = {
+    method.name: method
+    for method in sorted(registered(), key=lambda method: not method.keeps_budget)
+}
 """Every method that is registered, by name; those that keep a budget first."""
 STARTS_FROM = {"pudding": "random", "adainfer": "layerskip"}
 """Methods that are fitted to the weights of another run; their settings are their own. Those of all

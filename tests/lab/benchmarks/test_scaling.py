@@ -33,7 +33,7 @@ def scripts():
 
 def tables(said):
     """The tables that were printed, each with its title."""
-    return [f"**{one.strip()}" for one in said.split("\n**")[1:]]
+    return [f"**{table.strip()}" for table in said.split("\n**")[1:]]
 
 
 def test_the_page_and_the_record_have_what_the_script_computes(scripts, capsys):
@@ -43,8 +43,8 @@ def test_the_page_and_the_record_have_what_the_script_computes(scripts, capsys):
     assert json.loads(json.dumps(found)) == record["results"]
     page, made = PAGE.read_text(), tables(capsys.readouterr().out)
     assert len(made) == 7
-    for one in made:
-        assert one in page
+    for item in made:
+        assert item in page
 
 
 def test_the_page_has_what_the_record_of_the_simulation_says(scripts, capsys):
@@ -55,8 +55,8 @@ def test_the_page_has_what_the_record_of_the_simulation_says(scripts, capsys):
     balancing.show_checked(record["results"]["checked"])
     page, made = PAGE.read_text(), tables(capsys.readouterr().out)
     assert len(made) == 5
-    for one in made:
-        assert one in page
+    for item in made:
+        assert item in page
 
 
 TINY = ModelShape(
@@ -116,7 +116,7 @@ def test_independent_plans_read_what_drawn_ones_read(scripts):
     scaling, _ = scripts
     draw, depths = random.Random(0), [5, 5, 8, 10]
     drawn = [
-        len({0, 11}.union(*(draw.sample(range(1, 11), one - 2) for one in depths)))
+        len({0, 11}.union(*(draw.sample(range(1, 11), depth - 2) for depth in depths)))
         for _ in range(4000)
     ]
     found = scaling.union_of_independent(depths, 12)
@@ -149,7 +149,7 @@ def seconds(shape):
 
 
 def told(done):
-    return [(one.first_s, one.last_s) for one in done]
+    return [(item.first_s, item.last_s) for item in done]
 
 
 @pytest.mark.parametrize("is_nested", [True, False])
@@ -158,37 +158,37 @@ def test_work_is_conserved_and_the_same_seed_gives_the_same(scripts, policy, is_
     _, balancing = scripts
     assert policy in balancing.POLICIES
     todo = balancing.requests(60.0, 3.0, 8, seed=1)
-    assert len({one.depth for one in todo}) == 3
+    assert len({item.depth for item in todo}) == 3
     done, replicas = served(balancing, todo, policy, is_nested=is_nested)
     again, _ = served(balancing, todo, policy, is_nested=is_nested)
     assert told(done) == told(again)
-    for one in done:
-        assert one.fed == one.prompt
-        assert one.at_s < one.first_s < one.last_s
+    for item in done:
+        assert item.fed == item.prompt
+        assert item.at_s < item.first_s < item.last_s
         # No token comes sooner than a step of its own depth.
-        assert one.itl_s >= 1e-3 + 1e-3 * one.depth
-    ran = sum(one.row_blocks_done for one in replicas)
-    assert ran == sum(one.depth * (one.tokens - 1) for one in done)
-    for one in replicas:
-        assert one.load == one.block_context == one.decoding.total() == 0
-        assert one.busy_s <= max(each.last_s for each in done)
+        assert item.itl_s >= 1e-3 + 1e-3 * item.depth
+    ran = sum(replica.row_blocks_done for replica in replicas)
+    assert ran == sum(item.depth * (item.tokens - 1) for item in done)
+    for replica in replicas:
+        assert replica.load == replica.block_context == replica.decoding.total() == 0
+        assert replica.busy_s <= max(each.last_s for each in done)
     assert balancing.requests(60.0, 3.0, 8, seed=2)[0].at_s != todo[0].at_s
 
 
 def test_with_one_replica_the_policies_are_equal(scripts):
     _, balancing = scripts
     todo = balancing.requests(30.0, 2.0, 8, seed=3)
-    found = [told(served(balancing, todo, one, num_replicas=1)[0]) for one in balancing.POLICIES]
+    found = [told(served(balancing, todo, item, num_replicas=1)[0]) for item in balancing.POLICIES]
     assert found[1:] == found[:1] * 3
 
 
 def test_one_request_alone_takes_what_its_steps_take_by_hand(scripts):
     _, balancing = scripts
-    one = balancing.Request(at_s=2.0, prompt=600, tokens=3, depth=4)
-    balancing.simulate([one], "random", seconds=seconds, num_replicas=1, num_blocks=8)
+    request = balancing.Request(at_s=2.0, prompt=600, tokens=3, depth=4)
+    balancing.simulate([request], "random", seconds=seconds, num_replicas=1, num_blocks=8)
     # Two steps feed 512 and 88 tokens; the second makes the first token, and two more follow.
-    assert one.first_s == pytest.approx(2.0 + 2 * 5e-3 + 1e-5 * 4 * 600)
-    assert one.last_s == pytest.approx(one.first_s + 2 * (5e-3 + 4e-5))
+    assert request.first_s == pytest.approx(2.0 + 2 * 5e-3 + 1e-5 * 4 * 600)
+    assert request.last_s == pytest.approx(request.first_s + 2 * (5e-3 + 4e-5))
 
 
 def test_shallow_answers_are_faster_among_their_own_where_plans_are_nested(scripts):
@@ -197,7 +197,7 @@ def test_shallow_answers_are_faster_among_their_own_where_plans_are_nested(scrip
 
     def shallow(policy, is_nested):
         done, _ = served(balancing, todo, policy, is_nested=is_nested)
-        return statistics.mean(one.itl_s for one in done if one.depth == 4)
+        return statistics.mean(item.itl_s for item in done if item.depth == 4)
 
     assert shallow("classes", True) < 0.8 * shallow("random", True)
     assert shallow("classes", True) < 0.8 * shallow("classes", False)

@@ -66,23 +66,23 @@ def loss_of(logits, one):
 def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     model = tiny_buddy(family)
     found = answer_losses(model, model.policy, each, EXAMPLES)
-    for one, (nll, blocks, executed) in zip(EXAMPLES, found, strict=True):
-        prompt = torch.tensor(one.prompt)
+    for row, (nll, blocks, executed) in zip(EXAMPLES, found, strict=True):
+        prompt = torch.tensor(row.prompt)
         plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
         assert blocks == plan
-        assert executed == BLOCKS * (one.num_tokens - 1)
+        assert executed == BLOCKS * (row.num_tokens - 1)
         skipped = set(range(NUM_BLOCKS)) - set(plan)
-        whole = torch.tensor([[*one.prompt, *one.answer]])
+        whole = torch.tensor([[*row.prompt, *row.answer]])
         # rel: sums over a padded batch run in another order.
         logits = delete_blocks(model.model, skipped)(whole).logits[0]
-        assert nll == pytest.approx(loss_of(logits, one), rel=1e-4, abs=1e-4)
+        assert nll == pytest.approx(loss_of(logits, row), rel=1e-4, abs=1e-4)
     assert len({blocks for _, blocks, _ in found}) > 1  # the input decides
 
 
 def test_the_answer_does_not_reach_the_route():
     model = tiny_buddy()
     other = [
-        dataclasses.replace(one, answer=tokens(11, seed=7 + i)) for i, one in enumerate(EXAMPLES)
+        dataclasses.replace(own, answer=tokens(11, seed=7 + i)) for i, own in enumerate(EXAMPLES)
     ]
     found, changed = (answer_losses(model, model.policy, each, e) for e in (EXAMPLES, other))
     assert [plan for _, plan, _ in found] == [plan for _, plan, _ in changed]
@@ -94,12 +94,12 @@ def test_given_plans_are_run_as_given():
     plans = [(0, 1, 3, 5), (0, 2, 3, 5), (1, 2, 3, 4)]
     found = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES[:3])
     assert [plan for _, plan, _ in found] == plans
-    for one, plan, (nll, *_) in zip(EXAMPLES, plans, found, strict=False):
+    for row, plan, (nll, *_) in zip(EXAMPLES, plans, found, strict=False):
         skipped = set(range(NUM_BLOCKS)) - set(plan)
-        whole = torch.tensor([[*one.prompt, *one.answer]])
+        whole = torch.tensor([[*row.prompt, *row.answer]])
         with torch.no_grad():
             logits = delete_blocks(tiny_model(), skipped)(whole).logits[0]
-        assert nll == pytest.approx(loss_of(logits, one), rel=1e-4, abs=1e-4)
+        assert nll == pytest.approx(loss_of(logits, row), rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("within", ["all", "source"])
@@ -120,16 +120,16 @@ def test_the_cost_of_another_inputs_plan_is_the_difference_of_the_losses():
     condition = condition_of(model)
     found = run_answers(model, [condition], EXAMPLES, batch=5, shuffle_seed=3)
     own = answer_losses(model, model.policy, each, EXAMPLES)
-    sources = [one.source for one in EXAMPLES]
+    sources = [example.source for example in EXAMPLES]
     for within in ("all", "source"):
         chosen = others(sources, within, 3)
         plans = [own[chosen[i]][1] for i in range(len(EXAMPLES))]
         other = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES)
         rises = [b - a for (a, *_), (b, *_) in zip(own, other, strict=True)]
         points = {
-            (one["task"], one["metric"]): one
-            for one in found["exchanged"]
-            if one["within"] == within
+            (gap["task"], gap["metric"]): gap
+            for gap in found["exchanged"]
+            if gap["within"] == within
         }
         for task in ("all", "a", "b"):
             mine = [i for i, source in enumerate(sources) if task in ("all", source)]
@@ -150,16 +150,16 @@ def test_points_and_execution_by_source():
     model = tiny_buddy()
     conditions = plan_conditions(model, ["routed", "static:2,3"], ["1.0", f"{BLOCKS} blocks"])
     found = run_answers(model, conditions, EXAMPLES, batch=4, shuffle_seed=0)
-    tasks = [(one["label"], one["task"], one["metric"]) for one in found["points"]]
+    tasks = [(point["label"], point["task"], point["metric"]) for point in found["points"]]
     assert len(tasks) == len(set(tasks)) == 3 * 3 * 2
-    plans = {one["label"]: one for one in found["execution"] if one["task"] == "all"}
-    assert {label: one["inputs"] for label, one in plans.items()} == dict.fromkeys(plans, 12)
+    plans = {entry["label"]: entry for entry in found["execution"] if entry["task"] == "all"}
+    assert {label: plan["inputs"] for label, plan in plans.items()} == dict.fromkeys(plans, 12)
     assert plans["static:2,3"]["rates"] == [1, 1, 0, 0, 1, 1]
     assert plans["full"]["distinct_plans"] == plans["static:2,3"]["distinct_plans"] == 1
     assert plans["routed"]["distinct_plans"] > 1
     # One set of blocks for all: nothing to exchange.
-    assert {one["label"] for one in found["exchanged"]} == {"routed"}
-    assert [rounds_of(one, shuffle=True) for one in conditions] == [1, 3, 1]
+    assert {gap["label"] for gap in found["exchanged"]} == {"routed"}
+    assert [rounds_of(condition, shuffle=True) for condition in conditions] == [1, 3, 1]
     assert rounds_of(conditions[1], shuffle=False) == 1
     assert "exchanged" in found
     assert run_answers(model, conditions, EXAMPLES)["exchanged"] == []
@@ -208,7 +208,7 @@ def test_no_input_is_run_twice_under_one_plan(monkeypatch):
 
     def counting(model, policy, budgets, examples):
         found = answer_losses(model, policy, budgets, examples)
-        ran.extend((one, plan) for one, (_, plan, _) in zip(examples, found, strict=True))
+        ran.extend((row, plan) for row, (_, plan, _) in zip(examples, found, strict=True))
         return found
 
     monkeypatch.setattr(answers, "answer_losses", counting)
@@ -264,10 +264,10 @@ def test_the_depth_of_a_policy_that_decides_by_token_is_counted():
     model = tiny_buddy(policy=HalfRun(NUM_BLOCKS))
     (condition,) = plan_conditions(model)
     found = run_answers(model, [condition], EXAMPLES[:4])
-    fed = [one.num_tokens - 1 for one in EXAMPLES[:4]]
+    fed = [example.num_tokens - 1 for example in EXAMPLES[:4]]
     expected = NUM_BLOCKS - 1 + sum((n + 1) // 2 for n in fed) / sum(fed)
     for part in ("points", "execution"):
-        (mean,) = {one["mean_blocks"] for one in found[part] if one["task"] == "all"}
+        (mean,) = {result["mean_blocks"] for result in found[part] if result["task"] == "all"}
         assert mean == pytest.approx(expected)
 
 

@@ -32,9 +32,9 @@ def test_each_question_is_scored_at_the_budget_chosen_from_its_context(model):
     questions = [question(seed) for seed in range(8)]
     found = score(model, model.policy, None, questions)
     depths = []
-    for one, scored in zip(questions, found, strict=True):
-        chosen = model(torch.tensor([one.routed]), budget="auto").executed_blocks.item()
-        [named] = score(model, model.policy, ConstantBudget(chosen), [one])
+    for result, scored in zip(questions, found, strict=True):
+        chosen = model(torch.tensor([result.routed]), budget="auto").executed_blocks.item()
+        [named] = score(model, model.policy, ConstantBudget(chosen), [result])
         assert scored.blocks == named.blocks
         # atol: a batch of eight sums in another order.
         assert scored.loglikelihoods == pytest.approx(named.loglikelihoods, abs=1e-4)
@@ -47,12 +47,12 @@ def test_points_say_what_was_spent(model, data):  # noqa: F811
     conditions = plan_conditions(
         model, ["routed", "mine=static:2,3,1"], ["auto", "4 blocks"], auto=True
     )
-    keys = [one.key for one in conditions]
+    keys = [condition.key for condition in conditions]
     assert (keys[0], *keys[2:]) == ("routed@auto", "routed@4", "blocks:0,1,4,5")
     assert keys[1].startswith("auto:")  # of the set at each depth, not of the order's name
     out = run_tasks(harness(model, batch_size=3), conditions, loaded)
-    points = {(one["label"], one["metric"]): one for one in out["points"]}
-    plans = next(one for one in out["execution"] if one["label"] == "routed auto")
+    points = {(point["label"], point["metric"]): point for point in out["points"]}
+    plans = next(entry for entry in out["execution"] if entry["label"] == "routed auto")
     point = points["routed auto", "acc"]
     assert point["mean_blocks"] == pytest.approx(sum(plans["rates"]))
     assert point["blocks"] == plans["blocks"] == round(point["mean_blocks"])
@@ -74,8 +74,8 @@ def test_a_difference_says_the_depth_that_its_points_say(model, data, tmp_path):
         points = run_tasks(lm, conditions, loaded)["points"]
     lm = harness(model, batch_size=3)
     found = run_tasks(lm, conditions, loaded, against=Against(tmp_path / "log"))["against"]
-    (depth,) = {one["mean_blocks"] for one in points}
-    assert {(one["mean_blocks"], one["blocks"]) for one in found} == {(depth, round(depth))}
+    (depth,) = {point["mean_blocks"] for point in points}
+    assert {(gap["mean_blocks"], gap["blocks"]) for gap in found} == {(depth, round(depth))}
 
 
 def test_generation_too(model):

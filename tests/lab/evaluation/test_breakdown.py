@@ -79,7 +79,7 @@ def passes(model, *policies, rows=2):
 def test_a_router_costs_more_than_an_order_does(model):
     # The least of the passes: what another process takes is not the router's.
     routed, static = (
-        min(one["router"] for one in of_policy)
+        min(item["router"] for item in of_policy)
         for of_policy in passes(model, "routed", "static:3,1,2,4")
     )
     assert routed > static > 0
@@ -89,9 +89,9 @@ def test_each_piece_is_noted_where_it_happens(model):
     # Rows of a static plan stay together; those of a router are gathered and scattered.
     (static,) = passes(model, "static:3,1,2,4", rows=4)
     (drawn,) = passes(model, "random", rows=4)
-    assert {one["gather_scatter"] for one in static} == {0}
-    assert min(one["kv_fill"] for one in static) > 0
-    assert min(one["gather_scatter"] for one in drawn) > 0
+    assert {item["gather_scatter"] for item in static} == {0}
+    assert min(item["kv_fill"] for item in static) > 0
+    assert min(item["gather_scatter"] for item in drawn) > 0
 
 
 def test_a_piece_within_another_is_counted_once(model):

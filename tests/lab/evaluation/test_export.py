@@ -45,9 +45,9 @@ def test_and_as_lm_eval_asks_it_in_an_evaluation(exported, name):
     asked = (rows[name]["prompt"], rows[name]["completion"])
     [task] = load_tasks([name], data_dir=folder)["tasks"].values()
     task.build_all_requests(rank=0, world_size=1)
-    assert [one.args for one in task.instances].count(asked) == 1
+    assert [instance.args for instance in task.instances].count(asked) == 1
     # What lm-eval makes of a model to which only this answer is likely.
-    likely = [(0.0 if one.args == asked else -50.0, False) for one in task.instances]
+    likely = [(0.0 if instance.args == asked else -50.0, False) for instance in task.instances]
     assert task.process_results(task.instances[0].doc, likely)["acc"] == 1
 
 
@@ -141,8 +141,8 @@ def test_no_evaluation_rows_are_read(tmp_path):
 def test_rows_that_lm_eval_can_ask_are_taken_whatever_else_they_hold(tmp_path, name):
     text = next(field for field in LOCAL_TASKS[name].fields if field not in ("choices", "subject"))
     rows = [
-        ROWS[name] | {text: f"w{n} {ROWS[name][text]}", "id": one, "more": more}
-        for n, (one, more) in enumerate([(1, "a"), ("a", [1]), (None, {})])
+        ROWS[name] | {text: f"w{n} {ROWS[name][text]}", "id": item, "more": more}
+        for n, (item, more) in enumerate([(1, "a"), ("a", [1]), (None, {})])
     ]
     for split in {LOCAL_TASKS[name].split, LOCAL_TASKS[name].shots or "test"}:
         write(tmp_path, name, rows, split)

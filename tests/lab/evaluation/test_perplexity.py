@@ -51,8 +51,8 @@ def test_losses_are_those_of_the_forward_pass_routed_from_the_tokens_before():
         assert loss == pytest.approx(float(expected), rel=1e-5)
     other = ids.clone()
     other[:, -STRIDE:] = random_ids(3, STRIDE, seed=9)
-    plans = [one.blocks for one in found]
-    assert [one.blocks for one in window_losses(model, condition, other, stride=STRIDE)] == plans
+    plans = [result.blocks for result in found]
+    assert [item.blocks for item in window_losses(model, condition, other, stride=STRIDE)] == plans
 
 
 @torch.no_grad()
@@ -64,8 +64,8 @@ def test_the_scored_tokens_reach_the_route_only_where_asked_for():
     stride = WINDOW - 2
     honest = window_losses(model, condition, ids, stride=stride)
     leaking = window_losses(model, condition, ids, stride=stride, leaks=True)
-    assert len({one.blocks for one in honest}) == 1
-    assert len({one.blocks for one in leaking}) > 1
+    assert len({item.blocks for item in honest}) == 1
+    assert len({item.blocks for item in leaking}) > 1
 
 
 def test_a_method_that_keeps_no_budget_stands_at_the_mean_depth_of_all_tokens(tmp_path):
@@ -81,10 +81,10 @@ def test_a_method_that_keeps_no_budget_stands_at_the_mean_depth_of_all_tokens(tm
         model.set_policy(condition.spec)
         depth = float(model(ids, use_cache=False).lanes.executed.double().mean())
         assert depth < NUM_BLOCKS
-        for one in (*out["points"], *out["execution"]):
-            if one["policy"] == condition.spec:
-                assert one["mean_blocks"] == pytest.approx(depth)
-                assert one["blocks"] == round(depth)
+        for entry in (*out["points"], *out["execution"]):
+            if entry["policy"] == condition.spec:
+                assert entry["mean_blocks"] == pytest.approx(depth)
+                assert entry["blocks"] == round(depth)
 
 
 def test_perplexity_and_its_error_by_hand(tmp_path):
@@ -103,7 +103,7 @@ def test_perplexity_and_its_error_by_hand(tmp_path):
     assert calls == [4, 2, 4, 2]
     [point] = [p for p in out["points"] if (p["blocks"], p["metric"]) == (4, "perplexity")]
     found = window_losses(model, conditions[1], ids, stride=STRIDE)
-    means = [one.nll / STRIDE for one in found]
+    means = [result.nll / STRIDE for result in found]
     mean = sum(means) / 6
     error = math.sqrt(sum((m - mean) ** 2 for m in means) / 5 / 6)
     assert point["value"] == pytest.approx(math.exp(mean))
@@ -141,7 +141,7 @@ def test_an_equals_sign_in_a_path_ends_no_label(tmp_path):
     for text in given:
         check_labelled_policy(text)
     found = plan_conditions(tiny_buddy(), given, ["4 blocks"])
-    assert [one.label for one in found] == ["order", "mine", "a:b"]
+    assert [result.label for result in found] == ["order", "mine", "a:b"]
     assert found[0].spec == found[1].spec == given[0]
     with pytest.raises(PolicyError, match="no policy 'b'"):
         check_labelled_policy("a=b:lr=2")

@@ -32,7 +32,7 @@ def test_phases_make_conditions_of_their_own():
     assert phased.describe()["prefill_blocks"] == NUM_BLOCKS
     assert "prefill_blocks" not in plain.describe()
     assert phased.label != plain.label
-    assert len({one.key for one in (full, plain, phased, other)}) == 4
+    assert len({item.key for item in (full, plain, phased, other)}) == 4
     assert (other.blocks, other.budget.prefill) == (NUM_BLOCKS, 3)
 
 
@@ -44,7 +44,7 @@ def test_samples_are_named_by_what_ran_and_not_by_the_file_that_said_so(tmp_path
         made = RunRecord(kind="x", config={}, results={"removal_order": order}, model=None)
         made.save(path)
         found = plan_conditions(model, (f"static:{path}",), budgets, auto=True)
-        return [one.key for one in found]
+        return [result.key for result in found]
 
     first, again = keys([1, 2, 3, 4]), keys([4, 3, 2, 1])
     assert len({*first, *again}) == 6
@@ -59,7 +59,7 @@ def test_so_are_samples_under_a_mean(tmp_path):
         made.save(path)
         budgets = ("mean:0.75", "mean:0.7", "prefill:1.0,decode:mean:0.75")
         found = plan_conditions(model, (f"static:{path}",), budgets, means=True)
-        return [one.key for one in found]
+        return [result.key for result in found]
 
     first, again = keys([1, 2, 3, 4]), keys([4, 3, 2, 1])
     assert len({*first, *again}) == 6
@@ -99,7 +99,7 @@ def test_a_mean_is_spent_over_the_tokens_after_the_prompt():
     assert mean.budgets(2, answer) == (4, 4, 3, 3, 3, 6, 3, 6)
     assert phased.budgets(2, answer) == (6, 6, 3, 3, 3, 6, 3, 6)
     assert more.budgets(2, answer)[:2] == (5, 5)
-    assert len({one.key for one in (mean, more, phased, plain)}) == 4
+    assert len({item.key for item in (mean, more, phased, plain)}) == 4
     assert mean.fixed_blocks() is None
     assert mean.describe()["budget"] == "mean:0.75"
     assert phased.source.answer.mean == phased.budget.mean == Fraction(9, 2)

@@ -115,7 +115,7 @@ def test_what_the_input_has_no_say_in_is_answered_once(model, tokenizer, dialogu
         ("random", "step"),
         ("random", "prefill"),
     }
-    assert {one["label"] for one in results["differences"]} == {"random"}
+    assert {gap["label"] for gap in results["differences"]} == {"random"}
     # The two orders remove the same three blocks, so they share their samples.
     assert len(logged) == 3 * len(dialogues)
     (full,) = plan_conditions(model)
@@ -157,7 +157,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(
 def test_other_data_is_not_taken_from_the_log(model, tokenizer, dialogues, tmp_path):
     path = tmp_path / "log.jsonl"
     logged_run(path, model, tokenizer, dialogues)
-    other = [Dialogue(one.id, one.text, "w5") for one in dialogues]
+    other = [Dialogue(dialogue.id, dialogue.text, "w5") for dialogue in dialogues]
     results, _ = logged_run(path, model, tokenizer, other)
     assert results["points"] == run(model, tokenizer, other)["points"]
 
@@ -222,8 +222,8 @@ def test_what_follows_the_end_does_not_count(tokenizer, dialogues):
         model, tokenizer, dialogues, config=RougeConfig(batch=5, max_new_tokens=TOKENS), score=score
     )
     alone = {}
-    for one in dialogues:
-        run(model, tokenizer, [one], score=lambda s, a: alone.__setitem__(s, a) or score(s, a))
+    for dialogue in dialogues:
+        run(model, tokenizer, [dialogue], score=lambda s, a: alone.__setitem__(s, a) or score(s, a))
     assert alone == texts
 
 

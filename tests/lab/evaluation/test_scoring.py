@@ -48,8 +48,8 @@ def test_a_batch_of_questions_equals_each_candidate_computed_alone(family):
         before = tokens(context, seed=seed)
         questions.append([(before, tokens(n, seed=50 + seed + n)) for n in answers])
     asked = [ask(candidates, context=LONG) for candidates in questions]
-    assert [len(one) for one in asked] == [1] * len(shapes)
-    scored = score(model, model.policy, ConstantBudget(BLOCKS), [one for [one] in asked])
+    assert [len(item) for item in asked] == [1] * len(shapes)
+    scored = score(model, model.policy, ConstantBudget(BLOCKS), [item for [item] in asked])
     for candidates, out in zip(questions, scored, strict=True):
         for place, (before, answer) in enumerate(candidates):
             expected, greedy, blocks = naive_score(
@@ -68,8 +68,8 @@ def test_an_answer_finds_in_the_cache_what_the_kv_policy_left_there():
     source = PhasedBudget(BLOCKS, ConstantBudget(BLOCKS + 2))
     asked = ask([(tokens(9, seed=1), tokens(4, seed=2))], context=LONG)
 
-    def loglikelihood(one, kv_policy=None):
-        [scored] = score(one, one.policy, source, asked, kv_policy)
+    def loglikelihood(model_with, kv_policy=None):
+        [scored] = score(model_with, model_with.policy, source, asked, kv_policy)
         return scored.loglikelihoods[0]
 
     for name in ("lazy", "zero", "mask"):
@@ -105,12 +105,12 @@ def test_the_answer_reaches_the_route_only_where_leaking_is_asked_for():
     honest = score(model, model.policy, ConstantBudget(4), ask(candidates, context=LONG))
     assert len(honest) == 1  # one plan for all twelve
     leaking = score(model, model.policy, ConstantBudget(4), ask_leaking(candidates, context=LONG))
-    assert len({one.blocks for one in leaking}) > 1
-    for (context, answer), one in zip(candidates, leaking, strict=True):
+    assert len({item.blocks for item in leaking}) > 1
+    for (context, answer), candidate in zip(candidates, leaking, strict=True):
         whole = (*context, *answer)
         expected, _, blocks = naive_score(model, whole[:-1], whole, answer, 4)
-        assert one.blocks == blocks
-        assert one.loglikelihoods[0] == pytest.approx(expected, abs=2e-4)
+        assert candidate.blocks == blocks
+        assert candidate.loglikelihoods[0] == pytest.approx(expected, abs=2e-4)
 
 
 def test_where_candidates_stand_in_the_context_the_route_ends_before_them():
@@ -122,8 +122,8 @@ def test_where_candidates_stand_in_the_context_the_route_ends_before_them():
 
 def test_contexts_with_nothing_in_common_are_questions_of_their_own():
     questions = ask([((5, 6), (20,)), ((7,), (21, 22))], context=LONG)
-    assert [one.routed for one in questions] == [(5, 6), (7,)]
-    assert [one.answers for one in questions] == [((20,),), ((21, 22),)]
+    assert [question.routed for question in questions] == [(5, 6), (7,)]
+    assert [question.answers for question in questions] == [((20,),), ((21, 22),)]
 
 
 @pytest.mark.parametrize("make", [ask, ask_leaking])
@@ -152,7 +152,7 @@ def test_candidates_in_the_context_lose_the_same_if_they_still_begin_alike():
     first, second = ((2, 3, 4, 20), (30,)), ((2, 3, 4, 21, 22), (30, 31))
     [question] = ask([first, second], context=5)
     assert (question.routed, question.rests) == ((3, 4), ((20,), (21, 22, 30)))
-    assert [one.routed for one in ask([first, second], context=3)] == [(3, 4, 20), (21, 22)]
+    assert [item.routed for item in ask([first, second], context=3)] == [(3, 4, 20), (21, 22)]
 
 
 @pytest.mark.parametrize("context", [4, 5, 6, 7, 8])

@@ -153,7 +153,7 @@ def test_the_schema_is_what_plots_read(model, prompts):
             assert cell["shares"]["blocks"] > 0
             assert cell["shares"]["head"] > 0
     assert results["peak_memory_bytes"] > 0
-    assert all(len(one[f"{phase}_ms"]) == 2 for one in results["rounds"] for phase in PHASES)
+    assert all(len(made[f"{phase}_ms"]) == 2 for made in results["rounds"] for phase in PHASES)
 
 
 def test_ratios_are_taken_within_each_round_and_ideals_by_hand():
@@ -166,9 +166,9 @@ def test_ratios_are_taken_within_each_round_and_ideals_by_hand():
         Series(condition, [Sample({"prefill": s, "decode": s}, 1) for s in seconds])
         for condition, seconds in times.items()
     ]
-    for one in series[:2]:
+    for own in series[:2]:
         for phase in PHASES:
-            one.pieces[phase].append(dict.fromkeys(PIECES, 0.0) | {"blocks": 3.0, "host": 1.0})
+            own.pieces[phase].append(dict.fromkeys(PIECES, 0.0) | {"blocks": 3.0, "host": 1.0})
     cells = to_results(series, num_blocks=NUM_BLOCKS, batch=1, context=8)["cells"]
     cell = next(c for c in cells if c["blocks"] == 3 and c["phase"] == "decode")
     assert cell["speedup_own_dense"] == pytest.approx(3.0)
@@ -186,7 +186,7 @@ def test_a_prompt_at_a_depth_of_its_own_is_no_full_depth_and_has_its_own_cell(
 ):
     budgets = ("prefill:3 blocks,decode:6 blocks", "prefill:6 blocks,decode:3 blocks")
     cells = measure(general, prompts, work, budgets=budgets, transformers=False)["cells"]
-    depths = [(one["policy"], one.get("prefill_blocks"), one["blocks"]) for one in cells]
+    depths = [(cell["policy"], cell.get("prefill_blocks"), cell["blocks"]) for cell in cells]
     assert depths == [
         ("full", None, 6),
         ("full", None, 6),
@@ -246,7 +246,7 @@ def test_a_method_that_decides_while_it_runs_is_measured_at_its_mean_depth(promp
     conditions = plan_conditions(model, ("d-llm",))
     config = SpeedConfig(new_tokens=NEW, rounds=2)
     results = measure_speed(model, conditions, prompts, config)
-    cells = {(one["policy"], one["phase"]): one for one in results["cells"]}
+    cells = {(cell["policy"], cell["phase"]): cell for cell in results["cells"]}
     assert {name for name, _ in cells} == {None, "full", "d-llm"}
     for phase in PHASES:
         free, dense = cells["d-llm", phase], cells["full", phase]
@@ -295,7 +295,7 @@ def test_conditions_take_turns_and_the_first_round_is_not_counted(model, prompts
     )
     # Transformers, full depth (asked for or not) and the budget; three rounds and the warm-up.
     assert seen == [(done, 12) for done in range(13)]
-    assert {len(one["decode_ms"]) for one in results["rounds"]} == {3}
+    assert {len(made["decode_ms"]) for made in results["rounds"]} == {3}
 
 
 def test_without_transformers_there_is_nothing_to_compare_with(model, prompts):

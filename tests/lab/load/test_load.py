@@ -120,29 +120,29 @@ def test_each_request_is_timed_and_counted(serve):
     requests = results["requests"]
     assert told[-1] == (len(requests), len(requests)) == (len(app.seen),) * 2
     assert results["served_model"] == app.seen[0]["model"] == "small"
-    for one in requests:
-        assert one["finished"]
-        assert one["status"] == 200
-        assert one["tokens"] == TOKENS
-        assert len(one["itls_ms"]) == TOKENS - 1
-        assert one["ttft_ms"] >= 1e3 * FIRST_S * 0.95
-        assert one["blocks_per_token"] == (15.0 if one["budget"] == "0.5" else 30.0)
-    asked = [one.get("budget") for one in app.seen]
+    for request in requests:
+        assert request["finished"]
+        assert request["status"] == 200
+        assert request["tokens"] == TOKENS
+        assert len(request["itls_ms"]) == TOKENS - 1
+        assert request["ttft_ms"] >= 1e3 * FIRST_S * 0.95
+        assert request["blocks_per_token"] == (15.0 if request["budget"] == "0.5" else 30.0)
+    asked = [item.get("budget") for item in app.seen]
     assert set(asked) == {0.5, None}
-    assert all(one["max_tokens"] == TOKENS and one["ignore_eos"] for one in app.seen)
+    assert all(item["max_tokens"] == TOKENS and item["ignore_eos"] for item in app.seen)
     first, second = results["points"]
     assert first["offered_rps"] == first["requests"] > second["requests"]
     assert first["goodput_rps"] == first["served_rps"] > 0
     assert first["itl_ms_p50"] >= 1e3 * GAP_S * 0.95
     assert first["refused"] == first["failed"] == 0
-    mean = sum(15.0 if one == 0.5 else 30.0 for one in asked[: first["requests"]])
+    mean = sum(15.0 if request == 0.5 else 30.0 for request in asked[: first["requests"]])
     assert first["num_blocks"] == 30
     assert 15.0 < first["blocks_per_token"] < 30.0
     assert first["blocks_per_token"] == pytest.approx(mean / first["requests"], abs=3.0)
 
 
 def test_requests_do_not_wait_for_one_another(serve):
-    """An answer takes 0.13 s: one by one, a second would have room for eight."""
+    """An answer takes 0.13 s: in turn, a second would have room for eight."""
     config = LoadConfig(url=serve(Server()), rates=(60.0,), duration_s=1.0)
     results = run_load(config, ["hello"])
     assert results["points"][0]["requests"] > 40
@@ -159,7 +159,7 @@ def test_what_is_refused_is_counted_and_not_asked_again(serve):
     assert point["refused"] == point["requests"] // 3 > 0
     assert point["failed"] == 0
     assert set(app.keys) == {b"Bearer k"}
-    assert {one["retry_after_s"] for one in results["requests"]} == {None, 7.0}
+    assert {request["retry_after_s"] for request in results["requests"]} == {None, 7.0}
 
 
 def test_an_answer_that_breaks_off_has_failed(serve):
@@ -253,6 +253,6 @@ def test_the_record_is_drawn(serve, tmp_path):
     figure = draw("load", [read_record(path)])
     goodput, depth = figure.axes
     points = results["points"]
-    assert list(goodput.lines[0].get_ydata()) == [one["goodput_rps"] for one in points]
-    assert list(goodput.lines[0].get_xdata()) == [one["offered_rps"] for one in points]
+    assert list(goodput.lines[0].get_ydata()) == [point["goodput_rps"] for point in points]
+    assert list(goodput.lines[0].get_xdata()) == [point["offered_rps"] for point in points]
     assert list(depth.lines[0].get_ydata()) == [30.0, 30.0]

@@ -18,7 +18,7 @@ def save_model(folder):
     """A checkpoint with a router and a predictor, both random; its base has a chat template."""
     base = folder.with_name(f"{folder.name}-base")
     tokenizer = word_tokenizer()
-    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }} {% endfor %}"
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     tiny_model("qwen3").save_pretrained(base)
     tokenizer.save_pretrained(base)
     model = BuddyForCausalLM.from_pretrained(base)

@@ -31,13 +31,13 @@ def test_routes_from_token_ids_are_those_that_run(planner):
 def test_paths_are_counted_and_drawn(model, data, tmp_path):
     collected, record, _ = make("paths", model, data, tmp_path / "out", rows=20)
     points = record["results"]["points"]
-    assert {(one["prompts"], one["blocks"]) for one in points} == {
+    assert {(point["prompts"], point["blocks"]) for point in points} == {
         (name, blocks) for name in ("alpaca", "samsum") for blocks in (5, 4, 3)
     }
-    for one in points:
-        assert 1 <= one["of_prompts"] <= min(one["of_tokens"], one["inputs"])
-        assert 1 <= one["per_answer"] <= one["of_tokens"]
-    assert max(one["of_prompts"] for one in points) > 1, "the router is random"
+    for point in points:
+        assert 1 <= point["of_prompts"] <= min(point["of_tokens"], point["inputs"])
+        assert 1 <= point["per_answer"] <= point["of_tokens"]
+    assert max(point["of_prompts"] for point in points) > 1, "the router is random"
     assert record["kind"] == "reproduce-paths"
     assert record["model"] == BuddyForCausalLM.from_pretrained(model).facts()
     assert (tmp_path / "out" / "paths.png").read_bytes().startswith(b"\x89PNG")

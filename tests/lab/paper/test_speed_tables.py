@@ -33,9 +33,9 @@ def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path
     cells = record["results"]["cells"]
     for prompts in ("alpaca", "samsum"):
         found = {
-            (one["method"], one["blocks"], one["phase"])
-            for one in cells
-            if one["prompts"] == prompts
+            (cell["method"], cell["blocks"], cell["phase"])
+            for cell in cells
+            if cell["prompts"] == prompts
         }
         methods = ("Buddy", "Random, new each step", "PuDDing")
         assert found == {
@@ -49,7 +49,7 @@ def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path
             for blocks in depths
         }
     assert len(record["results"]["panels"]) == 4
-    papers = {one["label"] for one in record["results"]["panels"][0]["lines"] if one["paper"]}
+    papers = {line["label"] for line in record["results"]["panels"][0]["lines"] if line["paper"]}
     assert papers == {"PuDDing", "FiRST", "Buddy"}
     sheet = collected.sheets[0]
     half = next(row for row in sheet.rows if row[:2] == ("Buddy", "3"))
@@ -65,14 +65,14 @@ def test_a_method_without_a_budget_stands_at_its_mean_depth(model, data, tmp_pat
     )
     own = (ComparedMethod(label="D-LLM", model=str(tmp_path / "d-llm")),)
     collected, record, _ = make("speed", model, data, tmp_path / "out", methods=own)
-    cells = [one for one in record["results"]["cells"] if one["method"] == "D-LLM"]
+    cells = [cell for cell in record["results"]["cells"] if cell["method"] == "D-LLM"]
     assert len(cells) == 4
-    assert all(2 <= one["mean_blocks"] < 6 for one in cells)
+    assert all(2 <= cell["mean_blocks"] < 6 for cell in cells)
     (row,) = [row for row in collected.sheets[0].rows if row[0] == "D-LLM"]
-    depths = {one["phase"]: one["mean_blocks"] for one in cells if one["prompts"] == "alpaca"}
+    depths = {cell["phase"]: cell["mean_blocks"] for cell in cells if cell["prompts"] == "alpaca"}
     assert row[1] == f"{depths['prefill']:.1f} / {depths['decode']:.1f}"
     panel = record["results"]["panels"][0]
-    (line,) = [one for one in panel["lines"] if one["label"] == "D-LLM"]
+    (line,) = [line for line in panel["lines"] if line["label"] == "D-LLM"]
     assert line["x"] == [pytest.approx(100 * (6 - depths["prefill"]) / 6)]
 
 

@@ -16,13 +16,13 @@ def test_the_heat_map_has_four_depths_of_eight_tasks(model, data, tmp_path):
     entries = read_execution([record], "heatmap")
     # 5, 4, 4 and 3 of 6 blocks: two budgets round to one depth.
     assert len(entries) == 3 * 8
-    for one in entries:
-        assert sum(one.rates) == pytest.approx(one.blocks)
+    for entry in entries:
+        assert sum(entry.rates) == pytest.approx(entry.blocks)
 
 
 def test_the_predictor_is_asked_for_every_prompt(model, data, tmp_path):
     _, record, _ = make("budgets", model, data, tmp_path / "out", rows=3)
-    tasks = {one["task"]: one["blocks"] for one in record["results"]["tasks"]}
+    tasks = {task["task"]: task["blocks"] for task in record["results"]["tasks"]}
     assert tasks.keys() == {*COMMONSENSE, "gsm8k", "mmlu", "samsum", "alpaca"}
     assert {blocks for own in tasks.values() for blocks in own} <= set(range(3, 7))
     assert len({blocks for own in tasks.values() for blocks in own}) > 1, "it is random"
@@ -34,7 +34,7 @@ def test_each_method_stands_beside_the_papers_own(model, data, tmp_path, command
     own = (ComparedMethod(label="PuDDing", policy="random:7"),)
     collected, record, said = make("accuracy", model, data, tmp_path / "out", rows=1, methods=own)
     points = read_points([record], "accuracy")
-    averages = {(one.label, one.blocks) for one in points if one.task == "average"}
+    averages = {(point.label, point.blocks) for point in points if point.task == "average"}
     assert averages == {("Dense", 6), ("Dense, tuned", 6)} | {
         (label, blocks) for label in (*STATIC, "Random", "Buddy", "PuDDing") for blocks in (4, 3)
     }
@@ -60,8 +60,8 @@ def test_a_method_that_keeps_no_budget_has_a_row_whatever_each_task_ran():
         {"label": "D-LLM", "blocks": 20 + n, "mean_blocks": 20.1 + n, "value": 0.4, "stderr": 0.1}
         for n in range(len(cells))
     ]
-    points = [one | dense for one in named]
-    points += [one | ran for one, ran in zip(named, free, strict=True)]
+    points = [item | dense for item in named]
+    points += [item | ran for item, ran in zip(named, free, strict=True)]
     theirs = [row for row in read_paper("accuracy") if row["model"] == "Llama-2-7B"]
     whole, by_task = _sheets(points, {"D-LLM": "Dense"}, _KINDS["accuracy"], theirs, "Llama-2-7B")
     assert [row[:4] for row in whole.rows if row[0] == "D-LLM"] == [
@@ -80,7 +80,7 @@ def test_a_method_that_keeps_no_budget_is_drawn_at_what_it_ran_though_that_round
     theirs = [row for row in read_paper("accuracy") if row["model"] == "Llama-2-7B"]
     dense_of = {"SLEB": "Dense", "FiRST": "Dense, FiRST"}
     ours, _ = _panels(points, dense_of, _KINDS["accuracy"], theirs)
-    assert [(one["label"], one["x"], one["y"]) for one in ours["lines"]] == [
+    assert [(line["label"], line["x"], line["y"]) for line in ours["lines"]] == [
         ("SLEB", [0, 50], [50, 40]),
         ("FiRST", [pytest.approx(1)], [45]),
     ]
@@ -119,7 +119,7 @@ def test_what_is_kept_is_of_the_same_weights_at_full_depth_and_says_its_error():
     }
     assert sheet.rows[1][2] == "30.0 ± 2.0"
     begin = {
-        one["label"]: one["y"][0]
-        for one in _panels(points, dense_of, _KINDS["gsm8k"], theirs)[0]["lines"]
+        line["label"]: line["y"][0]
+        for line in _panels(points, dense_of, _KINDS["gsm8k"], theirs)[0]["lines"]
     }
     assert begin == {"SLEB": 40, "Buddy": 50, "PuDDing": 80, "FiRST": 30}

@@ -30,7 +30,7 @@ def test_a_recipe_that_is_written_is_the_one_that_is_read(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(to_toml(tables))
     recipe = read_recipe(Recipe, path)
-    assert [(one.path, one.start) for one in recipe.data.train] == [('a "b".jsonl', 3), ("c", 0)]
+    assert [(item.path, item.start) for item in recipe.data.train] == [('a "b".jsonl', 3), ("c", 0)]
     assert (recipe.router.omega, recipe.router.planner.context) == (0.3, "key+value")
     assert recipe.log.evaluate_budgets == ("0.5", "3 blocks")
     assert not recipe.log.tensorboard
@@ -41,13 +41,13 @@ def test_an_ablation_trains_once_and_stands_beside_the_papers(model, data, tmp_p
     collected, record, said = make("context", model, data, out, rows=2)
     assert sum(line.startswith("buddy train ") for line in said) == 3
     points = record["results"]["points"]
-    assert {(one["setting"], one["blocks"]) for one in points} == {
+    assert {(point["setting"], point["blocks"]) for point in points} == {
         (name, blocks) for name in ("key", "value", "key+value") for blocks in (5, 4, 3)
     }
     (sheet,) = collected.sheets
     told = {row[:2]: row[-1] for row in sheet.rows}
     assert told["value", "3"] == "44.78"
-    assert len({one["cross_entropy"] for one in points}) > 3
+    assert len({point["cross_entropy"] for point in points}) > 3
     _, again, said = make("context", model, data, out, rows=2)
     assert said == []
     assert again["results"] == record["results"]
@@ -61,7 +61,7 @@ def test_omega_starts_from_taylors_prior(model, data, tmp_path):
     config = json.loads((tmp_path / "out" / "omega-0.7" / "record.json").read_text())["config"]
     assert config["router"]["omega"] == 0.7
     assert config["router"]["prior"] == str(tmp_path / "out" / "order-taylor.json")
-    assert {one["setting"] for one in record["results"]["points"]} == {
+    assert {point["setting"] for point in record["results"]["points"]} == {
         "0.01",
         "0.1",
         "0.3",
@@ -110,7 +110,7 @@ def test_reuse_and_recompute_answer_the_same_dialogues(model, data, tmp_path):
         if blocks != "6":
             gain = float(difference.split()[0])
             assert gain == pytest.approx(float(recompute) - float(reuse), abs=0.011), metric
-    assert {one["samples"] for one in record["results"]["points"]} == {3}
+    assert {point["samples"] for point in record["results"]["points"]} == {3}
 
 
 def test_observations_have_both_figures(model, data, tmp_path):

@@ -23,8 +23,8 @@ def drawn_texts(figure, monkeypatch):
 
 def overlapping(texts):
     return [
-        (one, other)
-        for (one, a), (other, b) in combinations(texts, 2)
+        (text, other)
+        for (text, a), (other, b) in combinations(texts, 2)
         # Boxes include the blank above and below the letters, which may touch.
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 0.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 0.5
     ]

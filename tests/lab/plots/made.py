@@ -212,8 +212,8 @@ def panels_record(labels=LABELS[:3], panels=3, paper=True):
 
     def made(place, is_paper):
         x = [12.5, 25.0, 37.5, 50.0]
-        one = {"label": labels[place], "x": x, "y": [60.0 - place - step for step in x]}
-        return {**one, "paper": is_paper, **({} if is_paper else {"stderr": [1.0] * 4})}
+        line = {"label": labels[place], "x": x, "y": [60.0 - place - step for step in x]}
+        return {**line, "paper": is_paper, **({} if is_paper else {"stderr": [1.0] * 4})}
 
     axes = {"x_label": "Blocks removed (%)", "y_label": "Average accuracy (%)"}
     lines = [made(place, is_paper) for is_paper in (False, paper) for place in range(len(labels))]

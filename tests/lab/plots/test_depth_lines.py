@@ -57,9 +57,9 @@ def test_the_dense_model_is_a_level_and_no_line():
 
 
 def test_checkpoints_with_dense_models_of_their_own_have_a_level_each():
-    one = record("eval-tasks", {"points": [point("full", L, 0.5), point("a", 20, 0.4)]})
+    first = record("eval-tasks", {"points": [point("full", L, 0.5), point("a", 20, 0.4)]})
     other = record("eval-tasks", {"points": [point("full", L, 0.6), point("b", 20, 0.3)]})
-    figure = accuracy.draw([one, other])
+    figure = accuracy.draw([first, other])
     assert levels(figure) == [50.0, 60.0]
     assert list(lines(figure)) == ["a", "b"]
 
@@ -74,9 +74,9 @@ def test_without_policy_full_the_level_is_what_all_agree_on():
 
 
 def test_points_of_several_records_make_one_line():
-    one = record("eval-tasks", {"points": [point("a", 20, 0.4), point("a", 10, 0.2)]})
+    first = record("eval-tasks", {"points": [point("a", 20, 0.4), point("a", 10, 0.2)]})
     other = record("eval-mmlu", {"points": [point("a", 15, 0.3), point("a", 20, 0.4)]})
-    depths, values, _ = lines(accuracy.draw([one, other]))["a"]
+    depths, values, _ = lines(accuracy.draw([first, other]))["a"]
     assert depths == [10, 15, 20]
     assert values == pytest.approx([20, 30, 40])
 

@@ -61,15 +61,15 @@ def test_almost_always_is_not_always():
 
 def test_groups_are_policies_if_there_are_several_else_tasks():
     rates = [1.0, 0.0, 1.0]
-    one = [execution("a", 2, rates, task, num_blocks=3) for task in ("piqa", "boolq")]
-    assert list(drawn(one)) == ["a, PIQA", "a, BoolQ"]
+    first = [execution("a", 2, rates, task, num_blocks=3) for task in ("piqa", "boolq")]
+    assert list(drawn(first)) == ["a, PIQA", "a, BoolQ"]
     other = execution("b", 2, rates, "piqa", num_blocks=3)
-    both = drawn([*one, other])
+    both = drawn([*first, other])
     assert list(both) == ["a", "b"]
     assert both["b"].get_xlabel() == "Block (mean of 1 to 2 tasks)"
     third = execution("b", 2, rates, "boolq", num_blocks=3)
-    assert drawn([*one, other, third])["b"].get_xlabel() == "Block (mean of 2 tasks)"
-    chosen = drawn([*one, other], task="piqa")
+    assert drawn([*first, other, third])["b"].get_xlabel() == "Block (mean of 2 tasks)"
+    chosen = drawn([*first, other], task="piqa")
     assert chosen["b"].get_xlabel() == "Block (PIQA)"
 
 

@@ -90,9 +90,9 @@ def test_no_type_is_smaller_than_a_paper_allows(monkeypatch):
 
 def test_neighbouring_lines_differ_in_colour_marker_and_dashes():
     looks = [look(index) for index in range(30)]
-    for one, other in pairwise(looks):
+    for this, other in pairwise(looks):
         for what in ("color", "marker", "linestyle"):
-            assert one[what] != other[what]
+            assert this[what] != other[what]
     assert len({(a["color"], a["marker"], str(a["linestyle"])) for a in looks}) == 30
 
 

@@ -25,13 +25,13 @@ def test_a_record_gives_the_same_bytes_each_time(tmp_path):
 
 
 def test_the_users_own_settings_change_nothing_and_stay(tmp_path):
-    one, other = tmp_path / "a.png", tmp_path / "b.png"
-    save_figure(draw("speed", made.EXAMPLES["speed"]), one)
+    first, other = tmp_path / "a.png", tmp_path / "b.png"
+    save_figure(draw("speed", made.EXAMPLES["speed"]), first)
     theirs = {"font.size": 20, "ytick.labelsize": 30, "savefig.dpi": 50, "axes.grid": True}
     with matplotlib.rc_context(theirs):
         save_figure(draw("speed", made.EXAMPLES["speed"]), other)
         assert all(matplotlib.rcParams[name] == value for name, value in theirs.items())
-    assert one.read_bytes() == other.read_bytes()
+    assert first.read_bytes() == other.read_bytes()
 
 
 def test_a_png_is_a_column_wide_at_300_dots_an_inch(tmp_path):

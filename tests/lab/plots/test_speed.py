@@ -24,14 +24,14 @@ def test_lines_are_the_speedups_and_full_depth_ends_each():
         assert axes.get_title() == phase.capitalize()
         for bars, policy in zip(axes.containers, ("static:sleb.json", "routed"), strict=True):
             mine = [
-                one
-                for one in given["results"]["cells"]
-                if one["phase"] == phase and one["policy"] in (policy, "full")
+                cell
+                for cell in given["results"]["cells"]
+                if cell["phase"] == phase and cell["policy"] in (policy, "full")
             ]
-            mine.sort(key=lambda one: one["blocks"])
+            mine.sort(key=lambda item: item["blocks"])
             line = bars.lines[0]
-            assert list(line.get_xdata()) == [one["blocks"] for one in mine] == list(DEPTHS)
-            assert list(line.get_ydata()) == [one["speedup_own_dense"] for one in mine]
+            assert list(line.get_xdata()) == [item["blocks"] for item in mine] == list(DEPTHS)
+            assert list(line.get_ydata()) == [item["speedup_own_dense"] for item in mine]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["static sleb", "routed", "ideal", "transformers"]
 
@@ -39,8 +39,8 @@ def test_lines_are_the_speedups_and_full_depth_ends_each():
 def test_the_ideal_and_transformers_are_levels_of_the_record():
     given = speed_record()
     for axes, phase in zip(speed.draw([given]).axes, ("prefill", "decode"), strict=True):
-        here = [one for one in given["results"]["cells"] if one["phase"] == phase]
-        assert ideal(axes) == {one["blocks"]: one["ideal_speedup"] for one in here}
+        here = [cell for cell in given["results"]["cells"] if cell["phase"] == phase]
+        assert ideal(axes) == {item["blocks"]: item["ideal_speedup"] for item in here}
         levels = [line.get_ydata()[0] for line in axes.lines if list(line.get_xdata()) == [0, 1]]
         assert levels == [0.8]
 
@@ -77,14 +77,14 @@ def test_what_was_not_measured_says_so():
 
 
 def test_records_with_dense_runs_of_their_own_merge():
-    one, other = speed_record(("routed",)), speed_record(("static:sleb.json",))
+    first, other = speed_record(("routed",)), speed_record(("static:sleb.json",))
     for slower in other["results"]["cells"]:
         slower["latency_ms_max"] *= 1.5
-    figure = speed.draw([one, other])
+    figure = speed.draw([first, other])
     assert [len(bars.lines[0].get_xdata()) for bars in figure.axes[0].containers] == [5, 5]
     repeated = cell("routed", "decode", DEPTHS[0]) | {"speedup_own_dense": 9.0}
     with pytest.raises(ResultError, match="'routed' has two decode speeds at 15 blocks, batch 1"):
-        speed.draw([one, record("eval-speed", {"cells": [repeated]})])
+        speed.draw([first, record("eval-speed", {"cells": [repeated]})])
 
 
 def test_a_prompt_at_a_depth_of_its_own_makes_a_line_of_its_own():
@@ -107,11 +107,11 @@ def test_stacks_are_the_shares_in_percent():
     for axes, phase in zip(figure.axes, ("prefill", "decode"), strict=True):
         here = sorted(
             (c for c in given["results"]["cells"] if c["phase"] == phase and c["shares"]),
-            key=lambda one: one["blocks"],
+            key=lambda item: item["blocks"],
         )
         for part, bars in zip(here[0]["shares"], axes.containers, strict=True):
             heights = [bar.get_height() for bar in bars]
-            assert heights == pytest.approx([100 * one["shares"][part] for one in here])
+            assert heights == pytest.approx([100 * item["shares"][part] for item in here])
         tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
         assert tops == pytest.approx([100] * len(here))
         assert [label.get_text() for label in axes.get_xticklabels()] == [str(d) for d in DEPTHS]
