@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from buddy.errors import CheckpointError
+from buddy.files import read_bytes
 from buddy.hub.safe_paths import find_inside
 
 CARD: Final = "README.md"
@@ -31,10 +32,9 @@ def read_card(folder: Path) -> Card | None:
     path = find_inside(folder, CARD)
     if path is None:
         return None
-    if path.stat().st_size > _MAX_BYTES:
-        raise CheckpointError(f"{path} is no model card: it has more than {_MAX_BYTES:,} bytes")
+    content = read_bytes(path, CheckpointError, most=_MAX_BYTES)
     try:
-        return parse_card(path.read_text(encoding="utf-8"))
+        return parse_card(content.decode())
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is no model card: it is not UTF-8") from error
     except CheckpointError as error:

@@ -1,1 +1,1 @@
-"""What finds, fetches and loads models."""
+"""What finds, fetches and loads base models."""

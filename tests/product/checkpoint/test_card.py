@@ -70,7 +70,7 @@ def test_a_card_may_have_no_header_and_a_folder_no_card(tmp_path):
         (b"---\na: .nan\n---\n", "not JSON compliant"),
         (b"---\na: 0x" + b"f" * 5000 + b"\n---\n", "no YAML"),
         (b"\xff", "not UTF-8"),
-        (b"x" * 2**21, "more than"),
+        (b"x" * 2**21, "at most 1,048,576 are read"),
     ],
 )
 def test_a_card_that_cannot_be_read_is_one_line(tmp_path, content, says):
