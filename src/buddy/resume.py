@@ -91,8 +91,8 @@ class Words:
 
     file: str = ""
     """Before the path, such as "the table "."""
-    work: str = "measurement"
-    """What left it."""
+    other: str = "belongs to another measurement"
+    """What is said of a file of other work."""
     otherwise: str = "delete it to start again, or name another --out"
     """What to do with a file of other work."""
     intact: str = "what was there before is intact"
@@ -153,7 +153,7 @@ class ResumeFile:
             saved = values.pop("identity")
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(str(error)) from error
-        what = f"{words.file}{path} belongs to another {words.work}"
+        what = f"{path} {words.other}"
         check_same(saved, self._identity, what, words.otherwise, words.error)
         missing = [name for name in names if name not in tensors]
         if missing:

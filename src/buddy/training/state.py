@@ -18,7 +18,7 @@ RECORD: Final = "record.json"
 """What a run leaves in its folder."""
 _WORDS: Final = Words(
     file="the training state ",
-    work="run",
+    other="is the state of another run",
     otherwise="run it with the recipe it was begun with, or name another --out",
     intact="the state before is intact: make room and run the same command with --resume",
     error=TrainingError,

@@ -21,7 +21,7 @@ from buddy.training.predictor.reward_model import RewardModel, model_identity
 
 _WORDS: Final = Words(
     file="the table ",
-    work="run",
+    other="was measured for another run",
     otherwise="delete it, or name another --out",
     intact="what was measured before is intact: make room",
     error=TrainingError,
