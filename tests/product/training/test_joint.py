@@ -11,6 +11,7 @@ from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
 from buddy.training.recipe import DataSettings
 from buddy.training.router.averaging import WeightMean
+from buddy.training.router.budgets import budget_range, budgets_at
 from buddy.training.router.evaluate import evaluate
 from buddy.training.router.lora import add_lora
 from buddy.training.router.recipe import (
@@ -21,12 +22,7 @@ from buddy.training.router.recipe import (
     RouterSettings,
     TeacherSettings,
 )
-from buddy.training.router.trainer import (
-    JointTrainer,
-    budget_range,
-    budgets_at,
-    policy_gradient_loss,
-)
+from buddy.training.router.trainer import JointTrainer, policy_gradient_loss
 from buddy.training.schedule import learning_rate_share
 from tests.product.training.examples import random_examples
 from tests.tiny import NUM_BLOCKS, random_router, tiny_model

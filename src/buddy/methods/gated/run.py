@@ -64,15 +64,11 @@ class GatedTrainer(JointTrainer):
         model, gates = self.model, self.recipe.gates
         part = model.learned
         assert isinstance(part, GatedPart)
-        mine = range(self._process[0], len(examples), self._process[1])
-        weights = self._weights(examples)
-        chosen = [examples[place] for place in mine]
-        batch = collate(chosen, model.device)
+        share = self._share(examples)
+        batch, real = share.batch, ~share.batch.is_pad
         noise = torch.Generator().manual_seed(random.Random(f"{seed}-0").getrandbits(63))
-        position = torch.arange(batch.token_ids.shape[1], device=model.device)
-        real = ~batch.is_pad
         seen = Pass(
-            position,
+            torch.arange(batch.token_ids.shape[1], device=model.device),
             batch.is_prompt,
             real,
             noise,
@@ -86,22 +82,20 @@ class GatedTrainer(JointTrainer):
             run.open(part, seen)
             hidden = last_hidden(run, model.num_blocks)
             losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
-            by_row = mean_by_row(losses, batch.rows, len(chosen))
-            by_example = torch.tensor([weights[place] for place in mine], device=by_row.device)
-            loss = (by_row * by_example).sum()
+            by_row = mean_by_row(losses, batch.rows, len(share.rows))
+            loss = (by_row * share.weights).sum()
             if gates.penalty > 0 and not seen.adapts:
                 loss = loss + gates.penalty * part.cost(run.gates, by_row, seen, gates.target)
             loss.backward()  # type: ignore[no-untyped-call]
-        self._sum_gradients()
         block_masks = kept_by_row(run.gates, model.num_blocks, part.governed)
-        depth = (block_masks.sum(2) * real).sum(1) / batch.lengths
-        reports = []
-        for row, place in enumerate(mine):
-            first = int(batch.is_prompt[row].sum())
-            plan = tuple(block_masks[row, first].nonzero()[:, 0].tolist())
-            loss_of_row = float(by_row[row].detach())
-            reports.append((loss_of_row, round(float(depth[row])), plan, weights[place]))
-        return self._gather(reports)
+        depths = ((block_masks.sum(2) * real).sum(1) / batch.lengths).tolist()
+        prompts = batch.is_prompt.sum(1).tolist()
+        plans = [
+            tuple(block_masks[row, first].nonzero()[:, 0].tolist())
+            for row, first in enumerate(prompts)
+        ]
+        weights = self._weights(examples)
+        return self._report(by_row, map(round, depths), plans, [weights[row] for row in share.rows])
 
 
 @torch.no_grad()

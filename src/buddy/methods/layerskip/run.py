@@ -2,13 +2,10 @@
 
 from typing import Final
 
-import torch
-
 from buddy.data.examples import Example
 from buddy.depth.plan import DepthPlan
 from buddy.methods.layerskip.layer_dropout import draw_runs, drop_rates, exit_weights
 from buddy.methods.layerskip.recipe import LayerSkipRecipe
-from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import PackedRun
@@ -29,17 +26,14 @@ class LayerSkipTrainer(JointTrainer):
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         model, settings = self.model, self.recipe.exits
         num_blocks, backbone = model.num_blocks, model.backbone
-        mine = range(self._process[0], len(examples), self._process[1])
-        weights = self._weights(examples)
-        batch = collate([examples[place] for place in mine], model.device)
+        share = self._share(examples)
+        batch, weights = share.batch, share.weights
         rates = drop_rates(settings.dropout, num_blocks)
-        runs = [draw_runs(rates, seed, place) for place in mine]
-        plan = DepthPlan.of_lanes(runs, model.device)
-        by_example = torch.tensor([weights[place] for place in mine], device=model.device)
+        plan = DepthPlan.of_lanes([draw_runs(rates, seed, row) for row in share.rows], model.device)
         exits = exit_weights(
             settings.curriculum, settings.period, settings.scale, num_blocks, step, self.steps
         )
-        loss = by_row = by_example.new_zeros(len(mine))
+        loss = by_row = weights.new_zeros(len(share.rows))
         with fast_passes(backbone):
             run = begin_pass(PackedRun, backbone, batch)
             by_lane = plan.repeat(run.lanes.counts)
@@ -49,20 +43,12 @@ class LayerSkipTrainer(JointTrainer):
                     continue
                 hidden = run.hidden.view(*batch.token_ids.shape, -1)[batch.rows, batch.columns]
                 by_row = mean_by_row(
-                    answer_losses(backbone, hidden, batch.targets), batch.rows, len(mine)
+                    answer_losses(backbone, hidden, batch.targets), batch.rows, len(share.rows)
                 )
-                loss = loss + exits[block] * by_row * by_example
+                loss = loss + exits[block] * by_row * weights
             loss.sum().backward()  # type: ignore[no-untyped-call]
-        self._sum_gradients()
         depths = plan.host.sum(1).tolist()
-        return self._gather(
-            [
-                (float(loss_of_row), depth, executed, float(weight))
-                for loss_of_row, depth, executed, weight in zip(
-                    by_row.detach(), depths, plan.executed_sets, by_example, strict=True
-                )
-            ]
-        )
+        return self._report(by_row, depths, plan.executed_sets, weights)
 
 
 train_layerskip: Final = TrainingMethod(trainer=LayerSkipTrainer).train

@@ -20,8 +20,8 @@ from buddy.methods.pudding.targets import Targets, measure_targets
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import check_context
 from buddy.training.log import TrainingLog
+from buddy.training.router.budgets import budget_range
 from buddy.training.router.recipe import BudgetSettings
-from buddy.training.router.trainer import budget_range
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.state import make_folder
 

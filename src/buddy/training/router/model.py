@@ -15,10 +15,10 @@ from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import PriorConfig, normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.batches import check_context
+from buddy.training.router.budgets import budget_range
 from buddy.training.router.lora import add_lora, context_layers, start_adapters
 from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings
 from buddy.training.router.teacher import check_teacher
-from buddy.training.router.trainer import budget_range
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -22,12 +22,13 @@ from buddy.records import read_record
 from buddy.training.batches import draw_rows, rows_identity
 from buddy.training.card import stage_1_card
 from buddy.training.log import RouteCounts, TrainingLog
+from buddy.training.router.budgets import budget_range
 from buddy.training.router.evaluate import Evaluation, describe, evaluate
 from buddy.training.router.model import build_model, check_recipe
 from buddy.training.router.orders import fit_orders
 from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
 from buddy.training.router.start import start_router
-from buddy.training.router.trainer import JointTrainer, budget_range
+from buddy.training.router.trainer import JointTrainer
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.schedule import open_steps
 from buddy.training.state import CHECKPOINT, STATE, make_folder

@@ -5,9 +5,8 @@ route are ours.
 """
 
 import math
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buddy.budget.request import read_blocks
 from buddy.data.examples import Example
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
@@ -24,9 +22,10 @@ from buddy.training.fast import fast_passes
 from buddy.training.losses import Teaching, mean_by_row, weighted_losses
 from buddy.training.predictor.grpo import group_advantages
 from buddy.training.router.averaging import WeightMean
+from buddy.training.router.budgets import Draws, budget_range, draw_step
 from buddy.training.router.choosing import training_choice
-from buddy.training.router.objective import find_spots
-from buddy.training.router.recipe import BudgetSettings, Recipe
+from buddy.training.router.objective import Spots, find_spots
+from buddy.training.router.recipe import Recipe
 from buddy.training.router.straight_through import straight_through_pass
 from buddy.training.router.teacher import load_teacher, teacher_pass
 from buddy.training.router.token_depths import token_depths
@@ -56,37 +55,29 @@ class StepReport:
     seconds: float
 
 
-def budget_range(settings: BudgetSettings, num_blocks: int) -> tuple[int, ...]:
-    """The block counts that are drawn, each equally likely.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process computes of a step's batch, a row for each plan of each example.
 
-    Raises:
-        BudgetError: The model cannot spend one.
-        RecipeError: The range is empty.
+    Attributes:
+        rows: The example of each row, by its place in the batch.
+        places: Of each row, among the rows of all processes.
+        examples: Of each row.
+        samples: Rows of one example.
+        batch: The rows side by side.
+        weights: Of each row's mean loss, in the loss of the whole batch.
     """
-    wanted = settings.choices or (settings.low, settings.high)
-    blocks = [read_blocks(budget).blocks(num_blocks) for budget in wanted]
-    if settings.choices:
-        return tuple(blocks)
-    if blocks[0] > blocks[1]:
-        raise RecipeError(f"budget.low ({settings.low}) is above budget.high ({settings.high})")
-    return tuple(range(blocks[0], blocks[1] + 1))
 
-
-def budgets_at(budgets: Sequence[int], step: int, curriculum_steps: int) -> tuple[int, ...]:
-    """Of the budgets of a run, those that a step draws from: at first the largest alone.
-
-    Args:
-        budgets: In blocks; each is as likely as it is often there.
-        step: Counted from 0.
-        curriculum_steps: Steps until all are drawn.
-    """
-    low, high = min(budgets), max(budgets)
-    left = max(0.0, 1 - step / curriculum_steps) if curriculum_steps else 0.0
-    return tuple(one for one in budgets if one >= low + left * (high - low))
+    rows: list[int]
+    places: list[int]
+    examples: list[Example]
+    samples: int
+    batch: Batch
+    weights: Float[Tensor, " rows"]
 
 
 RowReport = tuple[float, int, tuple[int, ...], float]
-"""Of a row: its loss, its budget in blocks, its plan, and its weight in the batch's loss."""
+"""A row's loss, its budget in blocks, its plan, and its weight in the batch's loss."""
 
 
 class JointTrainer:
@@ -210,108 +201,121 @@ class JointTrainer:
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         """Gradients of this process's rows, summed over all; what each row of all gave."""
-        settings = self.recipe.router
-        draw = random.Random(seed)
-        drawn = budgets_at(self.budgets, step, self.recipe.budget.curriculum_steps)
-        budgets = [draw.choice(drawn) for _ in examples]
-        uniform = [(draw.random(), draw.random()) for _ in examples]
-        samples = settings.samples if settings.method == "policy-gradient" else 1
-        dense = draw.random() < settings.dense_share
-        mine = range(self._process[0], len(examples), self._process[1])
-        weights = self._weights(examples)
-        places = [place * samples + sample for place in mine for sample in range(samples)]
-        repeated = [examples[place] for place in mine for _ in range(samples)]
-        batch = collate(repeated, self.model.device)
-        blocks = torch.tensor(
-            [budgets[place] for place in mine for _ in range(samples)], device=self.model.device
-        )
-        second = self._second_from(repeated, [uniform[place] for place in mine], samples, batch)
-        policy = self.model.scoring_policy
+        recipe, model, samples = self.recipe, self.model, self._samples
+        draws = draw_step(recipe, self.budgets, len(examples), seed, step)
+        share = self._share(examples, samples)
+        batch, places, weights = share.batch, share.places, share.weights
+        budgets = torch.tensor([draws.budgets[row] for row in share.rows], device=model.device)
         depths = token_depths(
-            self.recipe.budget, batch, blocks, drawn, self.model.num_blocks, places, seed
-        )
-        choose = training_choice(settings, policy, places=places, seed=seed)
-        by_example = torch.tensor(
-            [weights[place] / samples for place in mine for _ in range(samples)],
-            device=self.model.device,
+            recipe.budget, batch, budgets, draws.choices, model.num_blocks, places, seed
         )
         spots = find_spots(
             batch,
-            by_example,
-            [one for one in examples for _ in range(samples)],
-            prompt_loss=self.recipe.optim.prompt_loss,
-            teacher=self.recipe.teacher,
+            weights,
+            [example for example in examples for _ in range(samples)],
+            prompt_loss=recipe.optim.prompt_loss,
+            teacher=recipe.teacher,
             places=places,
             seed=seed,
         )
-        teaching = None
-        if self.teacher is not None:
-            once = collate([examples[place] for place in mine], self.model.device)
-            first = len(spots.teacher)
-            seen = teacher_pass(self.teacher, once)
-            taught = seen[spots.rows[:first] // samples, spots.columns[:first]]
-            teaching = Teaching(taught, spots.teacher, self.teacher.backbone)
-        with fast_passes(self.model.backbone):
+        teaching = self._teaching(share, spots)
+        with fast_passes(model.backbone):
             out = straight_through_pass(
-                self.model.backbone,
-                policy,
+                model.backbone,
+                model.scoring_policy,
                 batch,
                 depths,
-                choose,
-                is_dense=dense,
-                second_from=second,
+                training_choice(recipe.router, model.scoring_policy, places=places, seed=seed),
+                is_dense=draws.is_dense,
+                second_from=self._second_from(share, draws),
             )
             weighted, losses = weighted_losses(
-                self.model.backbone,
+                model.backbone,
                 out.hidden[spots.rows, spots.columns],
                 spots.targets,
                 spots.data,
                 teaching,
             )
+            answer = spots.is_answer
+            by_row = mean_by_row(losses[answer], spots.rows[answer], len(share.rows))
             loss = weighted.sum()
-            by_row = mean_by_row(
-                losses[spots.is_answer], spots.rows[spots.is_answer], len(repeated)
-            )
             if out.log_prob is not None:
-                loss = loss + settings.coefficient * policy_gradient_loss(
+                loss = loss + recipe.router.coefficient * policy_gradient_loss(
                     by_row, out.log_prob, samples, len(examples)
                 )
             loss.backward()  # type: ignore[no-untyped-call]
-        self._sum_gradients()
-        return self._gather(
-            [
-                (float(one), int(count), plan, float(weight))
-                for one, count, plan, weight in zip(
-                    by_row, blocks, out.plan.executed_sets, by_example, strict=True
-                )
-            ]
+        return self._report(by_row, budgets, out.plan.executed_sets, weights)
+
+    @property
+    def _samples(self) -> int:
+        """Plans of each example."""
+        router = self.recipe.router
+        return router.samples if router.method == "policy-gradient" else 1
+
+    def _share(self, examples: Sequence[Example], samples: int = 1) -> Share:
+        """The rows of this process, each as often as plans are sampled for it."""
+        first, every = self._process
+        rows = [row for row in range(first, len(examples), every) for _ in range(samples)]
+        weights = self._weights(examples)
+        return Share(
+            rows=rows,
+            places=[row * samples + number % samples for number, row in enumerate(rows)],
+            examples=[examples[row] for row in rows],
+            samples=samples,
+            batch=collate([examples[row] for row in rows], self.model.device),
+            weights=torch.tensor(
+                [weights[row] / samples for row in rows], device=self.model.device
+            ),
         )
 
     def _weights(self, examples: Sequence[Example]) -> list[float]:
-        """Of each example's mean loss in the loss of the whole batch."""
+        """The weight of each example's mean loss in the loss of the whole batch."""
         if self.recipe.optim.loss == "example":
             return [1 / len(examples)] * len(examples)
         total = sum(len(example.answer) for example in examples)
         return [len(example.answer) / total for example in examples]
 
-    def _second_from(
-        self,
-        examples: Sequence[Example],
-        uniform: Sequence[tuple[float, float]],
-        samples: int,
-        batch: Batch,
-    ) -> Int[Tensor, " batch"] | None:
-        share = self.recipe.router.second_route
-        if share == 0:
+    def _teaching(self, share: Share, spots: Spots) -> Teaching | None:
+        """What the teacher says at the first of the spots; a row is run once for all its plans."""
+        if self.teacher is None:
             return None
-        width = batch.token_ids.shape[1]
+        once = collate(share.examples[:: share.samples], self.model.device)
+        taught = slice(len(spots.teacher))
+        hidden = teacher_pass(self.teacher, once)
+        hidden = hidden[spots.rows[taught] // share.samples, spots.columns[taught]]
+        return Teaching(hidden, spots.teacher, self.teacher.backbone)
+
+    def _second_from(self, share: Share, draws: Draws) -> Int[Tensor, " batch"] | None:
+        """The column from which each row follows a second route; the width where it has none."""
+        wanted = self.recipe.router.second_route
+        if wanted == 0:
+            return None
+        width = share.batch.token_ids.shape[1]
         columns = []
-        for row, example in enumerate(examples):
-            chosen, place = uniform[row // samples]
+        for row, example in zip(share.rows, share.examples, strict=True):
+            chance, place = draws.second_routes[row]
             # One of the answer's tokens but the last, which predicts nothing.
             after = len(example.prompt) + int(place * (len(example.answer) - 1))
-            columns.append(after if chosen < share and len(example.answer) > 1 else width)
-        return torch.tensor(columns, device=batch.token_ids.device)
+            columns.append(after if chance < wanted and len(example.answer) > 1 else width)
+        return torch.tensor(columns, device=share.batch.token_ids.device)
+
+    def _report(
+        self,
+        losses: Float[Tensor, " rows"],
+        depths: Iterable[float | Tensor],
+        plans: Iterable[tuple[int, ...]],
+        weights: Iterable[float | Tensor],
+    ) -> list[RowReport]:
+        """Sum the gradients over all processes, and gather what their rows gave."""
+        self._sum_gradients()
+        return self._gather(
+            [
+                (float(loss), int(depth), plan, float(weight))
+                for loss, depth, plan, weight in zip(
+                    losses.detach(), depths, plans, weights, strict=True
+                )
+            ]
+        )
 
     def _sum_gradients(self) -> None:
         if self._process[1] == 1:
