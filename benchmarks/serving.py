@@ -36,6 +36,8 @@ from buddy.lab.load.load import PROMPTS, LoadConfig, run_load
 from buddy.serving.control.cost import Correction
 from buddy.serving.rows.calibrate import Bench, cost_of, samples
 
+CHAT = "/v1/chat/completions"
+
 
 def load_model(args):
     """The model as the server loads it."""
@@ -49,6 +51,16 @@ def tokenized(tokenizer, messages):
     )
 
 
+def body_of(text, **more):
+    """A request with one message of a user."""
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+def client_of():
+    """A client that waits for slow answers."""
+    return httpx.AsyncClient(timeout=300, trust_env=False)
+
+
 def speed(args):
     """Tokens a second, by clients."""
     model, tokenizer = load_model(args), load_tokenizer(args.model)
@@ -56,8 +68,8 @@ def speed(args):
     draw = random.Random(0)
 
     def prompts(clients):
-        words = [f"{draw.randrange(10**6)}. {draw.choice(PROMPTS)}" for _ in range(clients)]
-        return [[{"role": "user", "content": text}] for text in words]
+        texts = [f"{draw.randrange(10**6)}. {draw.choice(PROMPTS)}" for _ in range(clients)]
+        return [body_of(text)["messages"] for text in texts]
 
     def by_generate(messages):
         inputs = tokenized(tokenizer, messages)
@@ -67,14 +79,14 @@ def speed(args):
         async def ask(message):
             body = {"messages": message, "max_tokens": args.new_tokens, "ignore_eos": True}
             answer = await client.post(
-                f"{url}/v1/chat/completions", json={**body, "temperature": 0, "budget": 1.0}
+                f"{url}{CHAT}", json={**body, "temperature": 0, "budget": 1.0}
             )
             assert answer.json()["usage"]["completion_tokens"] == args.new_tokens
 
         await asyncio.gather(*map(ask, messages))
 
     async def measure(url):
-        async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+        async with client_of() as client:
             for number in track(range(args.rounds + 1), transient=True):
                 for clients, found in seen.items():
                     time.sleep(1)  # threads of the other process wait for work by spinning
@@ -136,17 +148,17 @@ def deadlines(args):
             ms = round(times * least["least_ms_per_token"], 2)
 
             async def ask(client, prompt, ms=ms):
-                body = {
-                    "messages": [{"role": "user", "content": prompt}],
-                    "stream": True,
-                    "stream_options": {"include_usage": True},
-                    "temperature": 0,
-                    "max_tokens": args.new_tokens,
-                    "ignore_eos": True,
-                    "budget": {"ms_per_token": ms},
-                }
+                body = body_of(
+                    prompt,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    temperature=0,
+                    max_tokens=args.new_tokens,
+                    ignore_eos=True,
+                    budget={"ms_per_token": ms},
+                )
                 stamps, usage = [], {}
-                async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as said:
+                async with client.stream("POST", f"{url}{CHAT}", json=body) as said:
                     async for line in said.aiter_lines():
                         stamps.append(time.perf_counter()) if '"content"' in line else None
                         if '"completion_tokens"' in line:
@@ -156,7 +168,7 @@ def deadlines(args):
 
             async def run(together, ask=ask):
                 draw = random.Random(0)
-                async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+                async with client_of() as client:
                     found = []
                     for _ in range(args.rounds):
                         asked = [ask(client, draw.choice(PROMPTS)) for _ in range(together)]
@@ -196,11 +208,10 @@ def overload(args):
             results[name]["statuses_of_others"] = sorted({request["status"] for request in others})
         ended = time.perf_counter()
         while True:
-            body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 8}
-            found = httpx.post(
-                f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False
-            ).json()
-            if found["usage"]["buddy"]["blocks_per_token"] == found["usage"]["buddy"]["num_blocks"]:
+            body = body_of(PROMPTS[0], max_tokens=8)
+            answer = httpx.post(f"{url}{CHAT}", json=body, timeout=60, trust_env=False)
+            usage = answer.json()["usage"]["buddy"]
+            if usage["blocks_per_token"] == usage["num_blocks"]:
                 break
         results["full_depth_again_s"] = time.perf_counter() - ended
     return results
@@ -216,19 +227,13 @@ def memory(args):
 
         async def run(requests, seed):
             draw = random.Random(seed)
-            async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+            async with client_of() as client:
 
                 async def ask(number):
                     text = f"{number}: {draw.choice(PROMPTS)}"
-                    answer = await client.post(
-                        f"{url}/v1/chat/completions",
-                        json={
-                            "messages": [{"role": "user", "content": text}],
-                            "max_tokens": draw.choice((1, 2, 4)),
-                            "budget": draw.choice((1.0, 0.75, 0.5)),
-                        },
-                    )
-                    return answer.status_code
+                    tokens, budget = draw.choice((1, 2, 4)), draw.choice((1.0, 0.75, 0.5))
+                    body = body_of(text, max_tokens=tokens, budget=budget)
+                    return (await client.post(f"{url}{CHAT}", json=body)).status_code
 
                 lost = 0
                 for first in range(0, requests, 16):
@@ -276,7 +281,7 @@ def parity(args):
     ]
 
     def by_generate(text, budget):
-        inputs = tokenized(tokenizer, [[{"role": "user", "content": text}]])
+        inputs = tokenized(tokenizer, [body_of(text)["messages"]])
         made = model.generate(
             **inputs, max_new_tokens=args.new_tokens, do_sample=False, budget=budget
         )
@@ -289,7 +294,7 @@ def parity(args):
         def by_client(request):
             answer = client.chat.completions.create(
                 model=name,
-                messages=[{"role": "user", "content": request[0]}],
+                **body_of(request[0]),
                 max_tokens=args.new_tokens,
                 temperature=0,
                 extra_body={"budget": request[1]},

@@ -19,7 +19,7 @@ class Outcome:
     """When it was sent, from the beginning of its rate."""
     budget: str
     status: int = 0
-    """Of HTTP; 0 = there was no answer."""
+    """Status of HTTP; 0 = there was no answer."""
     finished: bool = False
     """Whether the answer came to its end."""
     ttft_ms: float | None = None
