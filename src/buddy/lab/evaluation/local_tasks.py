@@ -13,10 +13,10 @@ class LocalTask:
     """Where a task's rows are, and what a row must have.
 
     Attributes:
-        folder: Under the data folder; each split is a file `SPLIT.jsonl` in it.
-        fields: Of every row, and what lm-eval can take in each.
-        split: That is evaluated.
-        shots: That few-shot examples come from.
+        folder: Place under the data folder; each split is a file `SPLIT.jsonl` in it.
+        fields: What lm-eval can take in each field of a row.
+        split: What is evaluated.
+        shots: Split that few-shot examples come from.
     """
 
     folder: str
@@ -56,91 +56,76 @@ _ENDING: Final = FieldCheck(
     "the place of an ending, from 0",
     lambda value, row: str(value) in map(str, range(len(row["endings"]))),
 )
+_ENDINGS: Final = FieldCheck(
+    "a list of 2 texts or more", lambda value, row: _is_strings(value) and len(value) > 1
+)
+_FOUR_TEXTS: Final = FieldCheck(
+    "a list of 4 texts", lambda value, row: _is_strings(value) and len(value) == 4
+)
+_TWO_WORDS: Final = FieldCheck(
+    "a text of 2 words or more",
+    lambda value, row: TEXT.fits(value, row) and " " in value.strip(),
+)
+_GAP: Final = FieldCheck(
+    "a text with _ in it", lambda value, row: isinstance(value, str) and "_" in value
+)
+
+
+def _task(
+    folder: str, split: str, shots: str | None = "train", /, **fields: FieldCheck
+) -> LocalTask:
+    return LocalTask(folder, fields, split, shots)
+
+
 LOCAL_TASKS: Final = {
-    "arc_challenge": LocalTask("arc_challenge", _CHOICES, "test", "train"),
-    "arc_easy": LocalTask("arc_easy", _CHOICES, "test", "train"),
-    "boolq": LocalTask(
-        "boolq", {"question": TEXT, "passage": TEXT, "label": _one_of(0, 1)}, "validation", "train"
-    ),
-    "gsm8k": LocalTask("gsm8k", {"question": TEXT, "answer": TEXT}, "test", "train"),
-    "hellaswag": LocalTask(
+    "arc_challenge": _task("arc_challenge", "test", **_CHOICES),
+    "arc_easy": _task("arc_easy", "test", **_CHOICES),
+    "boolq": _task("boolq", "validation", question=TEXT, passage=TEXT, label=_one_of(0, 1)),
+    "gsm8k": _task("gsm8k", "test", question=TEXT, answer=TEXT),
+    "hellaswag": _task(
         "hellaswag",
-        {
-            "activity_label": STRING,
-            "ctx_a": TEXT,
-            "ctx_b": STRING,
-            "endings": FieldCheck(
-                "a list of 2 texts or more",
-                lambda value, row: _is_strings(value) and len(value) > 1,
-            ),
-            "label": _ENDING,
-        },
         "validation",
-        "train",
+        activity_label=STRING,
+        ctx_a=TEXT,
+        ctx_b=STRING,
+        endings=_ENDINGS,
+        label=_ENDING,
     ),
-    "lambada_openai": LocalTask(
-        "lambada_openai",
-        {
-            "text": FieldCheck(
-                "a text of 2 words or more",
-                lambda value, row: TEXT.fits(value, row) and " " in value.strip(),
-            )
-        },
-        "test",
-        None,
-    ),
-    "mmlu": LocalTask(
+    "lambada_openai": _task("lambada_openai", "test", None, text=_TWO_WORDS),
+    "mmlu": _task(
         "mmlu",
-        {
-            "question": TEXT,
-            "subject": TEXT,
-            "choices": FieldCheck(
-                "a list of 4 texts", lambda value, row: _is_strings(value) and len(value) == 4
-            ),
-            "answer": _one_of(0, 1, 2, 3),
-        },
         "test",
         "dev",
+        question=TEXT,
+        subject=TEXT,
+        choices=_FOUR_TEXTS,
+        answer=_one_of(0, 1, 2, 3),
     ),
-    "openbookqa": LocalTask(
+    "openbookqa": _task(
         "openbookqa",
-        {"question_stem": TEXT, "choices": _CHOICES["choices"], "answerKey": _CHOICES["answerKey"]},
         "test",
-        "train",
+        question_stem=TEXT,
+        choices=_CHOICES["choices"],
+        answerKey=_CHOICES["answerKey"],
     ),
-    "piqa": LocalTask(
-        "piqa",
-        {"goal": TEXT, "sol1": STRING, "sol2": STRING, "label": _one_of(0, 1)},
-        "validation",
-        "train",
-    ),
-    "social_iqa": LocalTask(
+    "piqa": _task("piqa", "validation", goal=TEXT, sol1=STRING, sol2=STRING, label=_one_of(0, 1)),
+    "social_iqa": _task(
         "siqa",
-        {
-            "context": TEXT,
-            "question": TEXT,
-            "answerA": STRING,
-            "answerB": STRING,
-            "answerC": STRING,
-            "label": _one_of("1", "2", "3", 1, 2, 3),
-        },
         "validation",
-        "train",
+        context=TEXT,
+        question=TEXT,
+        **dict.fromkeys(("answerA", "answerB", "answerC"), STRING),
+        label=_one_of("1", "2", "3", 1, 2, 3),
     ),
-    "winogrande": LocalTask(
+    "winogrande": _task(
         "winogrande",
-        {
-            "sentence": FieldCheck(
-                "a text with _ in it", lambda value, row: isinstance(value, str) and "_" in value
-            ),
-            "option1": STRING,
-            "option2": STRING,
-            "answer": _one_of("1", "2"),
-        },
         "validation",
-        "train",
+        sentence=_GAP,
+        option1=STRING,
+        option2=STRING,
+        answer=_one_of("1", "2"),
     ),
-    "wikitext": LocalTask("wikitext2", {"page": TEXT}, "validation", None),
+    "wikitext": _task("wikitext2", "validation", None, page=TEXT),
 }
 
 
