@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Literal
 
 from buddy.depth.policy import Policy, PolicyResources, check_is_policy
@@ -27,7 +26,6 @@ POLICIES: Final = {
     "static": "buddy.policies.static:StaticPolicy",
 }
 """The product's own policies: name -> `module:class`."""
-_FOLDERS: Final = "*/method.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,27 +142,32 @@ def _find_policy(spec: str) -> tuple[Any, str]:
         return method.load("policy"), argument
     for entry in entry_points(group="buddy.policies", name=name):
         return _load_registered(entry.value, "buddy.policies"), argument
-    raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}{_hint()}")
+    hint = ""
+    if not entry_points(group="buddy.methods"):
+        hint = (
+            " (no methods are registered: where buddy-llm was installed long ago, install it again)"
+        )
+    raise PolicyError(f"no policy {name!r}: expected one of {', '.join(policy_names())}{hint}")
 
 
 def _method_places() -> dict[str, str]:
     """Where each registered method is, as `module:name`; nobody takes a name of ours."""
-    known: dict[str, str] = {}
+    places: dict[str, str] = {}
     entries = entry_points(group="buddy.methods")
     for entry in sorted(entries, key=lambda entry: entry.module == "buddy.methods"):
-        places = {entry.name: entry.value}
-        if not entry.attr:
-            with suppress(PolicyError):  # who asks for its name is told
-                places = _method_folders(_load_registered(entry.module, "buddy.methods"))
-        known.update(places)
-    return known
+        folders = [] if entry.attr else _method_folders(entry.module)
+        for folder in folders:
+            places[folder.replace("_", "-")] = f"{entry.module}.{folder}.method:METHOD"
+        if not folders:  # of a package that cannot be imported, who asks for its name is told
+            places[entry.name] = entry.value
+    return places
 
 
-def _method_folders(package: ModuleType) -> dict[str, str]:
-    folders = [path.parent.name for root in package.__path__ for path in Path(root).glob(_FOLDERS)]
-    return {
-        folder.replace("_", "-"): f"{package.__name__}.{folder}.method:METHOD" for folder in folders
-    }
+def _method_folders(package: str) -> list[str]:
+    with suppress(PolicyError):
+        roots = _load_registered(package, "buddy.methods").__path__
+        return [path.parent.name for root in roots for path in Path(root).glob("*/method.py")]
+    return []
 
 
 def _load_method(name: str, place: str) -> Method:
@@ -188,13 +191,3 @@ def _load_registered(place: str, group: str) -> Any:
             f"{shown(place)}, registered under {group}, cannot be imported ({error}): install its "
             "package again, or remove it"
         ) from error
-
-
-def _hint() -> str:
-    """Why methods may be missing: entry points are those of the last installation."""
-    if entry_points(group="buddy.methods"):
-        return ""
-    return (
-        " (no methods are registered: where buddy-llm was installed before it had the entry-point "
-        "group buddy.methods, install it again)"
-    )

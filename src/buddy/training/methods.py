@@ -38,7 +38,7 @@ STAGES: Final = {
     )
 }
 """The stages of Buddy's own training."""
-_TOLD_BY: Final = {
+_STAGE_OF_TABLE: Final = {
     "ledger": "ledger",
     **dict.fromkeys(("grpo", "measure", "predictor"), "predictor"),
 }
@@ -68,18 +68,18 @@ def read_method(
             key or a value does not fit it.
     """
     values = read_values(path, changes)
-    by_table = next((told for table, told in _TOLD_BY.items() if table in values), DEFAULT_METHOD)
-    name = values.pop(KEY, stage or by_table)
+    by_table = [_STAGE_OF_TABLE[table] for table in _STAGE_OF_TABLE if table in values]
+    name = values.pop(KEY, stage or (*by_table, DEFAULT_METHOD)[0])
     if stage not in (None, name):
         raise RecipeError(
             f"{path}: {KEY}: expected {stage}, got {shown(name)}: buddy train runs it"
         )
-    method = STAGES.get(name) if isinstance(name, str) else None
-    try:
-        if method is None and isinstance(name, str):
-            method = find_method(name)
-    except PolicyError as error:
-        raise RecipeError(f"{path}: {KEY}: {error}") from error
+    method = None
+    if isinstance(name, str):
+        try:
+            method = STAGES.get(name) or find_method(name)
+        except PolicyError as error:
+            raise RecipeError(f"{path}: {KEY}: {error}") from error
     if method is None or method.train is None:
         known = ", ".join(sorted(trained_methods()))
         raise RecipeError(f"{path}: {KEY}: expected one of {known}, got {shown(name)}")
