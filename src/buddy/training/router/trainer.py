@@ -302,7 +302,7 @@ class JointTrainer:
     def _report(
         self,
         losses: Float[Tensor, " rows"],
-        depths: Iterable[float | Tensor],
+        depths: Iterable[int | Tensor],
         plans: Iterable[tuple[int, ...]],
         weights: Iterable[float | Tensor],
     ) -> list[RowReport]:
