@@ -25,7 +25,7 @@ from scaling import GROUPS, H100, MODELS, ROOT, measured_machine, step_parts, ta
 
 from buddy.lab import experiment
 from buddy.records import read_record
-from buddy.serving.control.cost import StepShape
+from buddy.serving.control.protocol import StepShape
 
 SHARES = {0.5: 0.5, 0.75: 0.25, 1.0: 0.25}
 """Share of the requests, by budget."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from buddy.depth.cost import ModelShape, kv_bytes_per_token, plan_flops
 from buddy.lab import experiment
 from buddy.records import read_record
-from buddy.serving.control.cost import StepShape
+from buddy.serving.control.protocol import StepShape
 
 ROOT = Path(__file__).parents[1]
 DEPTHS = (1.0, 0.75, 0.5)

@@ -26,7 +26,7 @@ class EngineFacts:
     """What HTTP must know of the engine; it does not change while the server runs."""
 
     model: str
-    """As clients name it."""
+    """The name that clients use."""
     num_blocks: int
     least_blocks: int
     """The smallest budget that can be named."""
@@ -39,7 +39,7 @@ class EngineFacts:
     most_answers: int | None = None
     """That the engine holds at once, those that wait included; None = any number."""
     engine: str
-    """In a few words for a person."""
+    """A few words for a person."""
     least_ms_per_token: float
     """The shortest time for a token that this machine reaches alone, at the smallest budget."""
 
@@ -53,7 +53,7 @@ class EngineClient(Protocol):
 
     @property
     def facts(self) -> EngineFacts:
-        """Of the model behind it."""
+        """What is known of the model behind it."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class EngineClient(Protocol):
         ...
 
     def metrics(self) -> bytes:
-        """In Prometheus' text format."""
+        """Counters and gauges in Prometheus' text format."""
         ...
 
     def drain(self) -> None:

@@ -63,13 +63,13 @@ class GenerationRequest:
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
     is_first: bool = True
-    """Of the answers that a client asked for at once. What is promised for a first token is
-    promised for this one: the others may wait for it."""
+    """Whether it is the first of the answers that a client asked for at once. What is promised for
+    a first token is promised for this one: the others may wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprobs:
-    """Of one token: natural logarithms, after penalties and bias, before temperature."""
+    """Natural logarithms of one token, after penalties and bias, before temperature."""
 
     token: int
     logprob: float
@@ -99,7 +99,7 @@ class Usage:
     """Tokens of the prompt that the prefix cache had."""
     completion_tokens: int
     blocks_executed: int
-    """Of all tokens that were fed, prompt included, cached ones not."""
+    """Blocks of all tokens that were fed, prompt included, cached ones not."""
     budget_blocks: int
     """The largest budget of a token of the answer."""
     blocks_per_token: float

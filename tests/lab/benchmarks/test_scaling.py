@@ -11,7 +11,7 @@ import pytest
 
 from buddy.depth.cost import ModelShape
 from buddy.records import read_record
-from buddy.serving.control.cost import StepShape
+from buddy.serving.control.protocol import StepShape
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks"

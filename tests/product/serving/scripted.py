@@ -104,7 +104,7 @@ class ScriptedEngine:
         self._thread.join(timeout_s)
 
     def fail(self):
-        """As if the thread's work had died."""
+        """Behave as if the thread's work had died."""
         with self._lock:
             self.state = "failed"
             jobs = list(self._jobs.values())

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from buddy.serving.http.app import Service, make_app
+from buddy.serving.http.app import make_app
 from buddy.serving.http.budget_rules import BudgetRules
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.server import Address, listen, make_server, url_of
+from buddy.serving.http.service import Service
 from tests.product.serving.scripted import ScriptedEngine
 from tests.words import word_tokenizer
 

@@ -6,8 +6,8 @@ from random import Random
 
 from buddy.errors import BudgetError
 from buddy.serving.client import Overloaded
-from buddy.serving.control.cost import CostModel, StepShape, fit
-from buddy.serving.control.protocol import QueueView, RowView, StepReport
+from buddy.serving.control.cost import CostModel, fit
+from buddy.serving.control.protocol import QueueView, RowView, StepReport, StepShape
 from buddy.serving.request import GenerationRequest, Usage
 from tests.budgets import default
 

@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buddy.errors import BudgetError
-from buddy.serving.control.admission import (
-    Admission,
-    AdmissionConfig,
-    Pace,
-    Refused,
-    predict_ttft,
-    shown_ms,
-)
+from buddy.serving.control.admission import Admission, AdmissionConfig, Refused, shown_ms
+from buddy.serving.control.pace import Pace, predict_ttft
 from buddy.serving.control.protocol import QueueView
 from buddy.serving.control.trim import Trim, percentile
 from buddy.serving.request import GenerationRequest

@@ -107,14 +107,16 @@ def test_logs_are_json_and_have_neither_prompts_nor_keys(running, caplog):
         made = httpx.post(path, json=secret, headers={"Authorization": f"Bearer {KEY}"})
         httpx.post(path, json=secret, headers={"Authorization": f"Bearer {KEY}x"})
         httpx.get(f"{running.url}/health")
-    ours = [one for one in caplog.records if one.name.startswith(("buddy", "uvicorn"))]
-    lines = [json.loads(one.getMessage()) for one in ours if one.name == "buddy.serving.access"]
+    ours = [record for record in caplog.records if record.name.startswith(("buddy", "uvicorn"))]
+    lines = [
+        json.loads(record.getMessage()) for record in ours if record.name == "buddy.serving.access"
+    ]
     # The line of an earlier test's page may come late.
     lines = [line for line in lines if line["path"] == "/v1/chat/completions"]
     assert [line["status"] for line in lines] == [200, 401]
     assert lines[0]["id"] == made.headers["x-request-id"]
     assert lines[0]["bytes"] == len(made.content)
-    text = "\n".join(one.getMessage() for one in ours)
+    text = "\n".join(record.getMessage() for record in ours)
     assert KEY not in text
     assert "w42" not in text
     assert made.json()["choices"][0]["message"]["content"].split()[0] not in text

@@ -46,13 +46,13 @@ def no_model_is_loaded(monkeypatch):
         (["--drain-s", "nan"], "must be at least 0"),
         (["--host", "192.0.2.1", "--api-key-file", "{keys}"], "cannot be used"),
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, list) else None,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_it_is_one_line(monkeypatch, capsys, tmp_path, arguments, said):
     (tmp_path / "empty").write_text("")
     (tmp_path / "keys").write_text("k" * 20)
     paths = {name: str(tmp_path / name) for name in ("none", "empty", "keys")}
-    code, err = run(monkeypatch, capsys, *(one.format(**paths) for one in arguments))
+    code, err = run(monkeypatch, capsys, *(argument.format(**paths) for argument in arguments))
     assert said in err
     assert err.count("\n") == 1
     assert code == 2

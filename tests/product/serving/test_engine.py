@@ -123,7 +123,7 @@ def test_a_failing_step_fails_everyone_and_the_engine(made, monkeypatch):
     def breaks(*parts):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(engine._batcher, "_run", breaks)
+    monkeypatch.setattr(engine._batcher._runner, "run", breaks)
     for one in heard:
         assert "the engine has failed" in one.wait().failed
     eventually(lambda: engine.state == "failed")

@@ -48,13 +48,13 @@ def test_a_random_model_writes_what_the_schema_says(maker, buddy, temperature):
         request([seed, 2], 100, temperature=temperature, seed=seed, grammar=grammar)
         for seed in range(6)
     ]
-    told = [bench.add(one, grammar=maker.compile(grammar)) for one in asked]
+    told = [bench.add(asked_request, grammar=maker.compile(grammar)) for asked_request in asked]
     plain = bench.add(request([1, 2], 8))
     while bench.batcher.has_work:
         bench.batcher.step()
-    for one in told:
-        assert one.finished.reason == "stop"
-        check(json.loads(one.text))
+    for answer in told:
+        assert answer.finished.reason == "stop"
+        check(json.loads(answer.text))
     assert plain.tokens == Bench(buddy).run(request([1, 2], 8))[0].tokens
 
 
@@ -66,11 +66,11 @@ def test_any_object_is_an_object_or_cut_off(maker, buddy):
     ]
     while bench.batcher.has_work:
         bench.batcher.step()
-    for one in told:
-        assert one.text.startswith("{")
-        if one.finished.reason == "stop":
-            assert isinstance(json.loads(one.text), dict)
-    assert any(one.finished.reason == "length" for one in told)
+    for answer in told:
+        assert answer.text.startswith("{")
+        if answer.finished.reason == "stop":
+            assert isinstance(json.loads(answer.text), dict)
+    assert any(answer.finished.reason == "length" for answer in told)
 
 
 def test_what_is_allowed_is_never_outside_the_grammar(maker):
@@ -79,7 +79,7 @@ def test_what_is_allowed_is_never_outside_the_grammar(maker):
     for token in text('"he"').input_ids:
         allowed = (~state.forbidden()).nonzero()[:, 0].tolist()
         assert token in allowed
-        assert all('"he"'.find(text.decode([one])) >= 0 for one in allowed)
+        assert all('"he"'.find(text.decode([token])) >= 0 for token in allowed)
         assert END not in allowed
         state.take(token)
     assert state.is_done

@@ -34,16 +34,16 @@ def test_200_disconnects_streaming_and_not_free_every_request():
         made = []
         for number in range(200):
             # Those beyond 32 wait; no answer ends by itself in this test.
-            one = running.connect()
+            client = running.connect()
             body = {"prompt": "w9", "max_tokens": 250, "stream": number % 2 == 0, "n": 1}
-            one.sendall(post(body))
-            made.append(one)
+            client.sendall(post(body))
+            made.append(client)
             if draw.random() < 0.5:  # one that leaves before it was heard would be none
                 until(lambda sent=number + 1: len(running.engine.seen) == sent)
                 _leave(made.pop(draw.randrange(len(made))), draw)
         until(lambda: len(running.engine.seen) == 200)
-        for one in made:
-            _leave(one, draw)
+        for client in made:
+            _leave(client, draw)
         until(lambda: running.engine.in_flight == 0 and not running.service.under_way)
         engine = running.engine
         ended = engine.cancelled | engine.finished
@@ -54,11 +54,11 @@ def test_200_disconnects_streaming_and_not_free_every_request():
         assert reply.status_code == 200
 
 
-def _leave(one, draw):
+def _leave(client, draw):
     """Close a connection, some by a reset."""
     if draw.random() < 0.5:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    one.close()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
 def test_n_answers_are_all_cancelled():
@@ -104,7 +104,8 @@ def _wider(facts):
 SERVER = """
 import sys
 from tests.product.serving.scripted import ScriptedEngine
-from buddy.serving.http.app import Service, make_app
+from buddy.serving.http.app import make_app
+from buddy.serving.http.service import Service
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.server import Address, listen, serve, url_of
 from buddy.serving.http.budget_rules import BudgetRules
@@ -137,7 +138,7 @@ def process():
 
     def start(drain_s):
         root = Path(__file__).parents[3]
-        one = subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(drain_s)],
             cwd=root,
             env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
@@ -145,17 +146,17 @@ def process():
             stderr=subprocess.PIPE,
             text=True,
         )
-        url = one.stdout.readline().strip()
+        url = server.stdout.readline().strip()
         client = httpx.Client(base_url=url, timeout=20)
-        started.append((one, client))
+        started.append((server, client))
         until(lambda: client.get("/ready").status_code == 200)
-        return one, client
+        return server, client
 
     yield start
-    for one, client in started:
+    for server, client in started:
         client.close()
-        one.kill()
-        one.communicate()
+        server.kill()
+        server.communicate()
 
 
 def _asked(client, tokens):
@@ -176,34 +177,34 @@ def _asked(client, tokens):
 
 
 def test_sigterm_lets_answers_finish_and_exits_0(process):
-    one, client = process(20)
+    server, client = process(20)
     thread, got = _asked(client, 50)
-    one.send_signal(signal.SIGTERM)
+    server.send_signal(signal.SIGTERM)
     until(lambda: client.get("/ready").status_code == 503)
     refused = client.post("/v1/completions", json={"prompt": "w9"})
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
     thread.join(10)
     assert got["body"]["usage"]["completion_tokens"] == 50
-    assert one.wait(10) == 0
-    assert "Traceback" not in one.stderr.read()
+    assert server.wait(10) == 0
+    assert "Traceback" not in server.stderr.read()
 
 
 def test_draining_is_bounded_and_a_second_signal_ends_it_at_once(process):
-    one, client = process(0.3)
+    server, client = process(0.3)
     thread, got = _asked(client, 250)
-    one.send_signal(signal.SIGTERM)
-    assert one.wait(20) == 0
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0
     thread.join(5)
     assert got["status"] == 500
     assert got["body"]["error"]["message"] == "the server ended before the answer did"
 
-    one, client = process(60)
+    server, client = process(60)
     thread, _ = _asked(client, 250)
-    one.send_signal(signal.SIGINT)
+    server.send_signal(signal.SIGINT)
     until(lambda: client.get("/ready").status_code == 503)
-    one.send_signal(signal.SIGINT)
-    assert one.wait(20) == 0
+    server.send_signal(signal.SIGINT)
+    assert server.wait(20) == 0
     thread.join(5)
 
 

@@ -45,11 +45,14 @@ def usage(source="auto", blocks=17.5, lowered=None, cached=10):
 
 
 def samples(metrics):
-    """By name and labels, but for the model's."""
+    """Samples by name and labels, but for the model's."""
     return {
-        (one.name, *sorted(v for k, v in one.labels.items() if k != "model_name")): one.value
+        (
+            sample.name,
+            *sorted(v for k, v in sample.labels.items() if k != "model_name"),
+        ): sample.value
         for family in text_string_to_metric_families(metrics.render(NOW).decode())
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -148,6 +151,6 @@ def test_the_dashboard_names_only_metrics_that_exist(metrics):
             asked |= set(found)
     assert asked <= names
     assert len(asked) > 20
-    places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in board["panels"]]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
     assert len(set(places)) == len(places)
-    assert len({one["id"] for one in board["panels"]}) == len(places)
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)

@@ -45,7 +45,7 @@ def opened(browser, url, width=1280, scheme="light", allowed=()):
     page.goto(url)
     try:
         yield page
-        assert [one for one in wrong if not any(text in one for text in allowed)] == []
+        assert [line for line in wrong if not any(text in line for text in allowed)] == []
     finally:
         context.close()
 
@@ -209,12 +209,12 @@ def test_colours_follow_the_system_and_text_has_contrast(browser, running):
 
 
 def contrast(first, second):
-    """As WCAG 2 defines it."""
+    """The contrast that WCAG 2 defines."""
 
     def luminance(colour):
-        parts = [int(one) / 255 for one in colour.removeprefix("rgb(").rstrip(")").split(",")]
+        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").rstrip(")").split(",")]
         red, green, blue = (
-            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
         )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -290,5 +290,5 @@ def test_the_reference_lists_every_route(browser, running):
     with opened(browser, f"{running.url}/docs") as page:
         page.locator("#reference[aria-busy=false]").wait_for()
         headings = page.locator("h2").all_inner_texts()
-        assert any("/v1/chat/completions" in one for one in headings)
+        assert any("/v1/chat/completions" in heading for heading in headings)
         assert page.locator("code", has_text="repetition_penalty").count() == 2

@@ -79,10 +79,10 @@ def test_a_mean_is_spent_as_generate_spends_it(prefill):
         for _ in range(2):  # the second time the prompt comes from the cache
             reply = httpx.post(f"{running.url}/v1/completions", json=body)
             chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if "{" in line]
-            runs = [run for one in chunks for run in (one.get("buddy") or {}).get("runs", [])]
+            runs = [run for chunk in chunks for run in (chunk.get("buddy") or {}).get("runs", [])]
             assert [run.count("1") for run in runs[1:]] == expected
             assert runs[0].count("1") == (4 if prefill is None else NUM_BLOCKS)
-            used = next(one["usage"]["buddy"] for one in chunks if one.get("usage"))
+            used = next(chunk["usage"]["buddy"] for chunk in chunks if chunk.get("usage"))
             assert used["source"] == "mean"
             assert used["budget_blocks"] == max(run.count("1") for run in runs)
         body["budget"] = {"mean": 0.2}
@@ -134,7 +134,7 @@ def test_requests_side_by_side_get_what_each_gets_alone(running, model):
                 )
                 for prompt, blocks in zip(prompts, budgets, strict=True)
             ]
-            return [one.choices[0].text for one in await asyncio.gather(*calls)]
+            return [answer.choices[0].text for answer in await asyncio.gather(*calls)]
 
     for text, prompt, blocks in zip(asyncio.run(ask()), prompts, budgets, strict=True):
         assert text.split() == words(model, prompt, blocks, 8).split()

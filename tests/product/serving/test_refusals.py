@@ -8,7 +8,7 @@ import pytest
 from buddy.serving.http.guards import Patience
 from buddy.serving.request import Failed
 from tests.product.serving.serving import served, until
-from tests.product.serving.test_wish import WRONG
+from tests.product.serving.test_budget_rules import WRONG
 
 CHAT = {"messages": [{"role": "user", "content": "w10"}], "max_tokens": 2}
 COMPLETION = {"prompt": "w10", "max_tokens": 2}

@@ -38,36 +38,36 @@ def logits_of(rows, seed=0):
     return 3 * torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
 
 
-def reference(logits, one):
+def reference(logits, sampling):
     """Probabilities by transformers' processors."""
-    made = LogitsProcessorList([TemperatureLogitsWarper(one.temperature)])
-    if one.top_k:
-        made.append(TopKLogitsWarper(one.top_k))
-    if one.top_p < 1:
-        made.append(TopPLogitsWarper(one.top_p))
-    if one.min_p:
-        made.append(MinPLogitsWarper(one.min_p))
+    made = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        made.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        made.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        made.append(MinPLogitsWarper(sampling.min_p))
     return made(None, logits[None])[0].softmax(-1)
 
 
-def ours(logits, one, width=None):
-    cooled = sampler._cooled(logits[None], [one])
-    if not one.top_k and one.top_p >= 1:
-        weights = spread(cooled, [one])[0]
+def ours(logits, sampling, width=None):
+    cooled = sampler._cooled(logits[None], [sampling])
+    if not sampling.top_k and sampling.top_p >= 1:
+        weights = spread(cooled, [sampling])[0]
     else:
-        found, ids, (holds,) = nucleus(cooled, [one], width or V)
+        found, ids, (holds,) = nucleus(cooled, [sampling], width or V)
         if not holds:
             return None
         weights = torch.zeros(V, dtype=torch.float64).scatter(0, ids[0], found[0])
     return (weights / weights.sum()).float()
 
 
-@pytest.mark.parametrize("one", SAMPLINGS)
-def test_what_may_be_drawn_is_what_transformers_leaves(one):
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_may_be_drawn_is_what_transformers_leaves(sampling):
     for row in logits_of(20):
-        expected = reference(row, one)
-        assert_close(ours(row, one), expected, atol=1e-6, rtol=1e-5)
-        narrow = ours(row, one, width=12)
+        expected = reference(row, sampling)
+        assert_close(ours(row, sampling), expected, atol=1e-6, rtol=1e-5)
+        narrow = ours(row, sampling, width=12)
         if narrow is not None:
             assert_close(narrow, expected, atol=1e-6, rtol=1e-5)
 
@@ -75,29 +75,29 @@ def test_what_may_be_drawn_is_what_transformers_leaves(one):
 def test_a_nucleus_that_is_wider_than_the_candidates_is_still_right(monkeypatch):
     monkeypatch.setattr(sampler, "_CANDIDATES", 4)
     flat = logits_of(3) / 10
-    for one in (
+    for sampling in (
         Sampling(top_p=0.9, seed=3),
         Sampling(top_k=30, seed=3),
         Sampling(top_p=0.05, seed=3),
     ):
-        wide = [draws(flat[at], one, 150) for at in range(3)]
+        wide = [draws(flat[at], sampling, 150) for at in range(3)]
         for row, drawn in zip(flat, wide, strict=True):
-            expected = reference(row, one)
+            expected = reference(row, sampling)
             assert all(expected[token] > 0 for token in drawn)
             counts = torch.bincount(torch.tensor(drawn), minlength=V) / len(drawn)
             assert float((counts - expected).abs().sum()) < 0.7
 
 
-def draws(row, one, count):
-    picker = Picker(one, [0], V)
-    return [one.token for one in pick(row.expand(count, -1), [picker] * count)]
+def draws(row, sampling, count):
+    picker = Picker(sampling, [0], V)
+    return [picked.token for picked in pick(row.expand(count, -1), [picker] * count)]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     row = logits_of(1)[0]
-    for one in (Sampling(seed=1), Sampling(top_p=0.9, seed=1)):
-        expected = reference(row, one)
-        counts = torch.bincount(torch.tensor(draws(row, one, 1500)), minlength=V) / 1500
+    for sampling in (Sampling(seed=1), Sampling(top_p=0.9, seed=1)):
+        expected = reference(row, sampling)
+        counts = torch.bincount(torch.tensor(draws(row, sampling, 1500)), minlength=V) / 1500
         assert float((counts - expected).abs().sum()) < 0.17
         assert bool((expected[counts > 0] > 0).all())
 
@@ -107,7 +107,7 @@ def test_a_row_draws_the_same_whoever_is_beside_it():
 
     def chosen(rows):
         pickers = [Picker(replace(SAMPLINGS[row], seed=row), [0], V) for row in rows]
-        found = [[one.token for one in pick(logits[rows], pickers)] for _ in range(30)]
+        found = [[picked.token for picked in pick(logits[rows], pickers)] for _ in range(30)]
         return dict(zip(rows, zip(*found, strict=True), strict=True))
 
     together = chosen(list(range(len(SAMPLINGS))))
@@ -124,10 +124,10 @@ def test_the_repetition_penalty_is_transformers():
     for token in answer:
         picker.take(token)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + answer]), logits)
-    (one,) = pick(logits, [picker])
-    assert one.token == int(expected.argmax())
+    (picked,) = pick(logits, [picker])
+    assert picked.token == int(expected.argmax())
     told = torch.zeros(V)
-    for token, logprob in one.logprobs.top:
+    for token, logprob in picked.logprobs.top:
         told[token] = logprob
     assert_close(told, expected[0].log_softmax(-1))
     assert torch.equal(logits, logits_of(1)), "the caller's logits stay as they are"
@@ -135,13 +135,13 @@ def test_the_repetition_penalty_is_transformers():
 
 def test_presence_frequency_and_bias_as_openai_has_them():
     logits = logits_of(1)
-    one = Sampling(
+    sampling = Sampling(
         temperature=0.0,
         presence_penalty=0.5,
         frequency_penalty=0.25,
         logit_bias={5: 100.0, 6: -2.0},
     )
-    picker = Picker(one, [1, 2], V, top_logprobs=2)
+    picker = Picker(sampling, [1, 2], V, top_logprobs=2)
     for token in (8, 8, 9):
         picker.take(token)
     expected = logits[0].clone()
@@ -174,7 +174,7 @@ def test_logits_that_are_no_numbers_are_told_of_alone(value, temperature):
     logits[1, 4] = value
     pickers = [Picker(Sampling(temperature=temperature, seed=2), [0], V) for _ in range(3)]
     found = pick(logits, pickers)
-    assert [one.error is None for one in found] == [True, False, True]
+    assert [picked.error is None for picked in found] == [True, False, True]
     assert "not finite" in found[1].error
 
 
@@ -192,8 +192,8 @@ def test_what_fails_for_one_row_is_that_rows_error():
 
 def test_numbers_too_small_for_float32_hurt_nobody():
     logits = logits_of(3)
-    for one in (Sampling(temperature=5e-324), Sampling(temperature=1.0, top_p=5e-324)):
-        pickers = [Picker(one, [1, 2], V), Picker(Sampling(temperature=0.0), [1], V)]
+    for sampling in (Sampling(temperature=5e-324), Sampling(temperature=1.0, top_p=5e-324)):
+        pickers = [Picker(sampling, [1, 2], V), Picker(Sampling(temperature=0.0), [1], V)]
         assert [got.token for got in pick(logits[:2], pickers)] == logits[:2].argmax(-1).tolist()
     beside = Picker(Sampling(temperature=0.0), [1], V)
     broken = Picker(Sampling(temperature=0.0, repetition_penalty=5e-324), [1, 2], V)
@@ -204,6 +204,6 @@ def test_numbers_too_small_for_float32_hurt_nobody():
 
 def test_any_temperature_is_safe():
     for temperature in (1e-40, 1e-8, 1e8):
-        one = Picker(Sampling(temperature=temperature, seed=1, top_p=0.9), [0], V)
-        (found,) = pick(1e4 * logits_of(1), [one])
+        picker = Picker(Sampling(temperature=temperature, seed=1, top_p=0.9), [0], V)
+        (found,) = pick(1e4 * logits_of(1), [picker])
         assert 0 <= found.token < V

@@ -40,7 +40,7 @@ def running():
 @pytest.fixture(scope="module")
 def operations(running):
     schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
-    return {one.ok().path: one.ok() for one in schema.get_all_operations()}
+    return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
 
 
 def test_every_route_is_drawn_from(operations):
@@ -94,6 +94,6 @@ def test_a_body_that_the_description_forbids_is_refused(operations, running, pat
 
 @pytest.mark.parametrize("path", GETS)
 def test_what_is_only_read_is_as_described(operations, running, path):
-    found = next(one for name, one in operations.items() if name.split(":")[0] in path)
+    found = next(operation for name, operation in operations.items() if name.split(":")[0] in path)
     statuses = answered(found, "positive", running.url, examples=10)
     assert statuses <= {200, 400, 404}

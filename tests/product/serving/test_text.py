@@ -121,7 +121,7 @@ def test_a_prompt_that_ends_within_a_character_costs_no_letter(prompt):
 
 
 def cut(text, stop):
-    found = [at for one in stop if (at := text.find(one)) >= 0]
+    found = [at for string in stop if (at := text.find(string)) >= 0]
     return text[: min(found)] if found else text
 
 

@@ -131,12 +131,13 @@ def serve(
     from buddy.checkpoint.resolve import load_tokenizer
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import stderr
-    from buddy.serving.http.app import Service, make_app
+    from buddy.serving.http.app import make_app
     from buddy.serving.http.auth import Keys
     from buddy.serving.http.guards import Patience
     from buddy.serving.http.prompts import PromptReader
     from buddy.serving.http.server import Address, check_reach, listen
     from buddy.serving.http.server import serve as answer
+    from buddy.serving.http.service import Service
 
     console, key_file = stderr(), listening.api_key_file
     keys = None if key_file is None else Keys.read(key_file)

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from buddy.errors import BudgetError, PolicyError
 from buddy.serving.client import Overloaded
+from buddy.serving.control.pace import Pace, predict_ttft
 from buddy.serving.control.protocol import QueueView
 from buddy.serving.request import GenerationRequest
 from buddy.settings import Range, check_ranges
@@ -29,27 +30,10 @@ class AdmissionConfig:
     ttft_ms: Annotated[float, Range(above=0)] | None = None
     """The promised time to the first token; None = none is promised."""
     share: Annotated[float, Range(above=0, high=1)] = 0.8
-    """Of the promise that a prediction may use up, as predictions err."""
+    """Share of the promise that a prediction may use up, as predictions err."""
 
     def __post_init__(self) -> None:
         check_ranges(self, PolicyError)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """How fast the engine works now; replaced whole, so any thread may read it."""
-
-    step_s: float
-    """From one token of a row to its next: at the least depth, where the controller would lower
-    elastic rows to it before a request waits."""
-    prompt_tokens_per_s: float
-    """That are fed beside the rows that decode, as deep as these are for `step_s`."""
-    tokens_per_answer: float
-    """Of the answers that ended lately."""
-    rows: int
-    """That can run at a time without missing a target."""
-    fixed_s: float = 0.0
-    """From the last token of a prompt to the first of the answer, and the step under way."""
 
 
 class Refused(Overloaded):
@@ -61,27 +45,6 @@ class Refused(Overloaded):
         self.reason = reason
 
 
-def predict_ttft(prompt_tokens: int, queue: QueueView, pace: Pace) -> float:
-    """Seconds until a request's first token, if it were let in now.
-
-    It waits until rows are free for all that came before it, and until their prompts and its own
-    are fed. Both go on at the same time, so the longer one counts.
-
-    Args:
-        prompt_tokens: Of the request.
-        queue: Those before it.
-        pace: Of the engine.
-    """
-    feed = queue.prompt_tokens + queue.prompt_tokens_running + prompt_tokens
-    feed_s = feed / max(pace.prompt_tokens_per_s, 1e-9)
-    before = queue.running + queue.size + 1 - pace.rows
-    row_s = 0.0
-    if before > 0:  # by Little's law a row is free every (time of an answer / rows)
-        row_s = before * pace.tokens_per_answer * pace.step_s / max(pace.rows, 1)
-        row_s += prompt_tokens / max(pace.prompt_tokens_per_s, 1e-9)
-    return max(feed_s, row_s) + pace.fixed_s
-
-
 class Admission:
     """Lets requests in or refuses them; called from any thread.
 
@@ -90,7 +53,7 @@ class Admission:
     """
 
     def __init__(self, config: AdmissionConfig) -> None:
-        self._config = config
+        self.config = config
 
     def check(
         self, request: GenerationRequest, queue: QueueView, pace: Pace, least_ms: float
@@ -107,7 +70,7 @@ class Admission:
             BudgetError: Its deadline is below what the machine reaches.
             Refused: It will not be taken now.
         """
-        budget, config = request.budget, self._config
+        budget, config = request.budget, self.config
         if budget.ms_per_token < least_ms:
             raise BudgetError(
                 f"a token takes at least {shown_ms(least_ms)} ms here at {budget.least} blocks, "

@@ -13,10 +13,20 @@ from threading import Lock
 from typing import Annotated, Final
 
 from buddy.errors import BudgetError, PolicyError
-from buddy.serving.control.admission import Admission, AdmissionConfig, Pace, Refused
-from buddy.serving.control.cost import Correction, CostModel, StepShape
+from buddy.serving.control.admission import Admission, AdmissionConfig, Refused
+from buddy.serving.control.cost import Correction, CostModel
+from buddy.serving.control.load import Load, greatest
 from buddy.serving.control.metrics import ServingMetrics
-from buddy.serving.control.protocol import Ending, Gauges, Orders, QueueView, RowView, StepReport
+from buddy.serving.control.pace import Arrivals, Pace, PromptRate
+from buddy.serving.control.protocol import (
+    Ending,
+    Gauges,
+    Orders,
+    QueueView,
+    RowView,
+    StepReport,
+    StepShape,
+)
 from buddy.serving.control.trim import Trim
 from buddy.serving.request import GenerationRequest, Usage
 from buddy.settings import Range, check_ranges
@@ -24,9 +34,9 @@ from buddy.settings import Range, check_ranges
 HOLD_TOKENS: Final = 8
 """Tokens for which a row keeps a depth."""
 _SHARE: Final = 0.9
-"""Of a deadline that a predicted step may take."""
+"""Share of a deadline that a predicted step may take."""
 _RAISE: Final = 0.96
-"""Of that, what a step at a greater depth may take: a cap at its edge stays where it is."""
+"""Share of that for a step at a greater depth: a cap at its edge stays where it is."""
 _CHUNK: Final = 16
 """Tokens of prompts are fed in multiples of this."""
 _SMOOTH: Final = 0.1
@@ -41,7 +51,7 @@ class ControlConfig:
     """What the server promises and has room for."""
 
     num_blocks: Annotated[int, Range(1)]
-    """Of the model."""
+    """Blocks of the model."""
     min_blocks: Annotated[int, Range(1)]
     """Elastic requests are never lowered below this."""
     max_rows: Annotated[int, Range(1)] = 32
@@ -83,26 +93,23 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._cost, self._clock = config, cost, clock
-        admission = admission or AdmissionConfig()
-        self._metrics, self._admission = metrics, Admission(admission)
-        self._max_queue = admission.max_queue
+        self._metrics, self._admission = metrics, Admission(admission or AdmissionConfig())
         self._lock = Lock()
         self._trim = Trim(config.min_blocks, config.num_blocks)
         self._correction = Correction()
         self._cap = config.num_blocks
         self._target_s: float | None = None
         self._overhead_s = self._between_s = 0.0
-        self._prompt_rate = 0.0
+        self._prompts = PromptRate()
         self._arrivals = Arrivals(_DEMAND_S)
         self._answer_tokens, self._answers = 64.0, 0
         self._known: set[int] = set()
         self._alone: dict[int, int] = {}
         self._fed_s = clock()
-        self._reported_s: float | None = None
-        alone = self._cost.predict(self._one_row(config.min_blocks, _NEW_CONTEXT))
+        alone = self._cost.predict(StepShape.of_rows([config.min_blocks], [_NEW_CONTEXT + 1]))
         self._least_ms = metrics.least_ms_per_token = 1e3 * alone / _SHARE
-        idle = _with_prompt(StepShape(), config.plain_prompt_tokens, config.num_blocks)
-        self._idle = self._pace = self._make_pace(_Load.of((), ()), None, idle)
+        idle = StepShape().with_prompt(config.plain_prompt_tokens, config.num_blocks)
+        self._idle = self._pace = self._make_pace(Load.of((), ()), None, idle)
 
     @property
     def least_ms_per_token(self) -> float:
@@ -112,7 +119,7 @@ class Controller:
     @property
     def max_queue(self) -> int | None:
         """Requests that may wait."""
-        return self._max_queue
+        return self._admission.config.max_queue
 
     @property
     def cap(self) -> int:
@@ -133,9 +140,8 @@ class Controller:
         """
         least_ms = 0.0
         if request.budget.has_deadline:
-            depth = max(request.budget.least, self._config.min_blocks)
-            depth = min(depth, self._config.num_blocks)
-            shape = self._one_row(depth, len(request.prompt))
+            depth = min(max(request.budget.least, self._config.min_blocks), self._config.num_blocks)
+            shape = StepShape.of_rows([depth], [len(request.prompt) + 1])
             least_ms = 1e3 * self._cost.predict(shape) / _SHARE
         pace = self._pace if queue.running or queue.size else self._idle
         try:
@@ -150,7 +156,7 @@ class Controller:
         self._came()
 
     def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
-        """Before each pass: depths of elastic rows, tokens of prompts, and whether one may join."""
+        """Decide, before each pass, depths of elastic rows, tokens of prompts, and who may join."""
         now = self._clock()
         decoding = [row for row in rows if not row.prompt_left]
         backlog = queue.prompt_tokens + sum(row.prompt_left for row in rows)
@@ -159,7 +165,7 @@ class Controller:
             self._trim.reset()  # what was learnt of a tighter target says nothing of this one
         limit_s = self._limit(self._target_s)
         has_closed = self._trim.close(now, self.cap)
-        load = _Load.of(rows, [self._bounds(row) for row in rows])
+        load = Load.of(rows, [self._bounds(row) for row in rows])
         turn_s = self._turn(now, queue, limit_s)
         self._cap = self._feed_forward(load, turn_s, self._reserve(backlog, limit_s))
         cap = self.cap
@@ -174,7 +180,7 @@ class Controller:
         )
         tokens = self._chunk(now_shape, limit_s, cap)
         if has_closed or not backlog:
-            step = _with_prompt(now_shape, tokens, cap)
+            step = now_shape.with_prompt(tokens, cap)
             if rows and self._config.itl_ms is not None:
                 step = self._lowest(decoding, limit_s)
             self._pace = self._make_pace(load, limit_s, step)
@@ -197,10 +203,9 @@ class Controller:
         )
 
     def report(self, step: StepReport) -> None:
-        """After each pass."""
+        """Learn from a pass that has run."""
         now = self._clock()
-        shape = StepShape.of_report(step)
-        predicted_s = self._cost.predict(shape)
+        predicted_s = self._cost.predict(step)
         error = None
         if predicted_s > 0 and step.seconds > 0:
             error = abs(predicted_s * self._correction.factor / step.seconds - 1.0)
@@ -216,11 +221,7 @@ class Controller:
         self._between_s = 0.0 if step.rows else self._between_s + step.seconds
         if step.prompt_lanes:
             self._fed_s = now
-        if self._reported_s is not None and now > self._reported_s:
-            share = min(1.0, (now - self._reported_s) / 2.0)  # over about two seconds
-            rate = step.prompt_lanes / (now - self._reported_s)
-            self._prompt_rate += share * (rate - self._prompt_rate)
-        self._reported_s = now
+        self._prompts.add(step.prompt_lanes, now)
         self._metrics.step(step, error)
 
     def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
@@ -232,7 +233,7 @@ class Controller:
         self._metrics.ended(how, usage, seconds)
 
     def metrics(self, now: Gauges) -> bytes:
-        """In Prometheus' text format."""
+        """Counters and gauges in Prometheus' text format."""
         with self._lock:
             return self._metrics.render(now)
 
@@ -244,9 +245,6 @@ class Controller:
         """A request that could be served came, whether it is or not."""
         with self._lock:
             self._arrivals.add(self._clock())
-
-    def _one_row(self, depth: int, context: int) -> StepShape:
-        return StepShape.of_rows([depth], [context + 1])
 
     def _predict(self, shape: StepShape) -> float:
         return self._cost.predict(shape) * self._correction.factor
@@ -299,13 +297,13 @@ class Controller:
         """
         if limit_s is None:
             return 0
-        wanted = self._prompt_rate + backlog / (2.0 * self._config.patience_s)
-        tokens = min(wanted * limit_s, backlog + self._prompt_rate * limit_s)
+        wanted = self._prompts.rate + backlog / (2.0 * self._config.patience_s)
+        tokens = min(wanted * limit_s, backlog + self._prompts.rate * limit_s)
         if not backlog and tokens < _CHUNK:
             return 0
         return min(self._config.most_prompt_tokens, int(tokens))
 
-    def _feed_forward(self, load: "_Load", limit_s: float | None, reserve: int) -> int:
+    def _feed_forward(self, load: Load, limit_s: float | None, reserve: int) -> int:
         """The greatest cap under which a pass of all rows keeps the limit."""
         config = self._config
         if limit_s is None or not load.bounds:
@@ -315,16 +313,11 @@ class Controller:
             return self._predict(load.shape(cap, reserve))
 
         if seconds(self._cap) <= limit_s:
-            low, high, limit_s = self._cap, config.num_blocks, _RAISE * limit_s
-        else:
-            low, high = config.min_blocks, max(self._cap - 1, config.min_blocks)
-        while low < high:  # `low` is kept: it fits, or is the least
-            middle = (low + high + 1) // 2
-            if seconds(middle) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+            return greatest(
+                self._cap, config.num_blocks, lambda cap: seconds(cap) <= _RAISE * limit_s
+            )
+        lower = max(self._cap - 1, config.min_blocks)
+        return greatest(config.min_blocks, lower, lambda cap: seconds(cap) <= limit_s)
 
     def _chunk(self, shape: StepShape, limit_s: float | None, depth: int) -> int:
         """Tokens of prompts that fit beside these rows."""
@@ -333,32 +326,32 @@ class Controller:
             return config.most_prompt_tokens
         if limit_s is None:
             return config.plain_prompt_tokens
-        low, high = 0, max(config.most_prompt_tokens // _CHUNK, 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._predict(_with_prompt(shape, middle * _CHUNK, depth)) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low * _CHUNK
+
+        def fits(chunks: int) -> bool:
+            return self._predict(shape.with_prompt(chunks * _CHUNK, depth)) <= limit_s
+
+        return _CHUNK * greatest(0, max(config.most_prompt_tokens // _CHUNK, 1), fits)
 
     def _unloaded(self, rows: Sequence[RowView]) -> dict[int, int]:
         """Depths that rows with a deadline would have on a machine of their own."""
-        found = {}
+        depths = {}
         for row in rows:
-            if not row.budget.has_deadline:
-                continue
-            if row.number not in self._alone:
-                least, most = self._bounds(row)
-                limit_s = self._limit(row.budget.ms_per_token / 1e3) or 0.0
-                context = row.context + row.prompt_left
-                while most > least and self._predict(self._one_row(most, context)) > limit_s:
-                    most -= 1
-                self._alone[row.number] = most
-            found[row.number] = self._alone[row.number]
-        return found
+            if row.budget.has_deadline:
+                if row.number not in self._alone:
+                    self._alone[row.number] = self._depth_alone(row)
+                depths[row.number] = self._alone[row.number]
+        return depths
 
-    def _has_room(self, load: "_Load", limit_s: float | None) -> bool:
+    def _depth_alone(self, row: RowView) -> int:
+        limit_s = self._limit(row.budget.ms_per_token / 1e3) or 0.0
+        context = row.context + row.prompt_left
+
+        def fits(depth: int) -> bool:
+            return self._predict(StepShape.of_rows([depth], [context + 1])) <= limit_s
+
+        return greatest(*self._bounds(row), fits)
+
+    def _has_room(self, load: Load, limit_s: float | None) -> bool:
         """Whether one row more keeps the limit, all elastic rows at their least."""
         if limit_s is None:
             return True
@@ -371,9 +364,9 @@ class Controller:
             [self._bounds(row)[0] for row in decoding], [row.context + 1 for row in decoding]
         )
         least = self._config.min_blocks
-        return _with_prompt(shape, self._chunk(shape, limit_s, least), least)
+        return shape.with_prompt(self._chunk(shape, limit_s, least), least)
 
-    def _make_pace(self, load: "_Load", limit_s: float | None, step: StepShape) -> Pace:
+    def _make_pace(self, load: Load, limit_s: float | None, step: StepShape) -> Pace:
         """How fast the engine works with these rows.
 
         Args:
@@ -386,7 +379,7 @@ class Controller:
         if config.itl_ms is not None and load.bounds:
             turn_s = self._predict(load.shape(config.min_blocks, self._reserve(0, limit_s)))
             turn_s += self._overhead_s
-        rate = tokens / interval_s if tokens else 2 * _CHUNK / config.patience_s
+        rate = tokens / max(interval_s, 1e-9) if tokens else 2 * _CHUNK / config.patience_s
         return Pace(
             step_s=min(turn_s, interval_s),
             prompt_tokens_per_s=rate,
@@ -395,79 +388,15 @@ class Controller:
             fixed_s=2 * interval_s,
         )
 
-    def _rows_that_fit(self, load: "_Load", limit_s: float | None) -> int:
+    def _rows_that_fit(self, load: Load, limit_s: float | None) -> int:
         """Rows like these that keep the limit, at their least."""
         num = len(load.bounds)
         if limit_s is None or not num:
             return self._config.max_rows
         depth = max(1, round(sum(least for least, _ in load.bounds) / num))
         context = sum(load.contexts) // num
-        low, high = 1, self._config.max_rows
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._predict(StepShape.of_rows([depth] * middle, [context] * middle)) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
+        def fits(rows: int) -> bool:
+            return self._predict(StepShape.of_rows([depth] * rows, [context] * rows)) <= limit_s
 
-class Arrivals:
-    """How many requests come a second: each counts less the longer ago it came.
-
-    Args:
-        over_s: Time in which its weight falls to 1 / e.
-    """
-
-    def __init__(self, over_s: float) -> None:
-        self._over_s, self._rate, self._last_s = over_s, 0.0, 0.0
-
-    def add(self, now: float) -> None:
-        """One came."""
-        self._rate, self._last_s = self.rate(now) + 1.0 / self._over_s, now
-
-    def rate(self, now: float) -> float:
-        """Requests a second."""
-        return self._rate * math.exp(-max(now - self._last_s, 0.0) / self._over_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """The rows of a pass, as the search for a depth needs them; prompts count as if they decoded.
-
-    Attributes:
-        bounds: Least and most blocks of each row.
-        contexts: Tokens that each will look at.
-    """
-
-    bounds: tuple[tuple[int, int], ...]
-    contexts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, rows: Sequence[RowView], bounds: Sequence[tuple[int, int]]) -> "_Load":
-        return cls(tuple(bounds), tuple(row.context + row.prompt_left + 1 for row in rows))
-
-    def with_row(self, depth: int, context: int) -> "_Load":
-        """With one row more."""
-        return _Load((*self.bounds, (depth, depth)), (*self.contexts, context))
-
-    def shape(self, cap: int, prompt_lanes: int) -> StepShape:
-        """A step under a cap, and tokens of prompts that are fed along."""
-        depths = [
-            least if cap < least else most if cap > most else cap for least, most in self.bounds
-        ]
-        return StepShape.of_rows(
-            depths, self.contexts, prompt_lanes=prompt_lanes, prompt_depth=min(cap, max(depths))
-        )
-
-
-def _with_prompt(shape: StepShape, tokens: int, depth: int) -> StepShape:
-    """A step with tokens of prompts fed along."""
-    return StepShape(
-        rows=shape.rows,
-        union=max(shape.union, depth if tokens else 0),
-        row_blocks=shape.row_blocks,
-        block_context=shape.block_context,
-        prompt_lanes=tokens,
-        prompt_blocks=tokens * depth,
-    )
+        return greatest(1, self._config.max_rows, fits)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from buddy.errors import ResultError
-from buddy.serving.control.protocol import StepReport
+from buddy.serving.control.protocol import StepShape
 
 _KNOTS: Final = (1, 2, 4, 8, 16, 32)
 """Lanes of a block at which the line may bend; those at which steps are measured."""
@@ -25,62 +25,6 @@ _PIECES: Final = tuple(
 _HUBER: Final = 1.345
 """Deviations beyond which an error counts by its size, no longer by its square."""
 _ROUNDS: Final = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepShape:
-    """The counts of a step that its cost is made of; fields as in `StepReport`."""
-
-    rows: int = 0
-    """Rows that have one token of an answer fed."""
-    union: int = 0
-    """Blocks that any lane runs."""
-    row_blocks: int = 0
-    """Blocks that run, over all lanes of answers."""
-    block_context: int = 0
-    """Over those lanes: blocks that run, times the tokens of context that each looks at."""
-    prompt_lanes: int = 0
-    """Tokens of prompts."""
-    prompt_blocks: int = 0
-    """Blocks that these run, over all of them."""
-
-    @classmethod
-    def of_report(cls, step: StepReport) -> "StepShape":
-        """What a step that has run was."""
-        return cls(
-            rows=step.rows,
-            union=step.union,
-            row_blocks=step.row_blocks,
-            block_context=step.block_context,
-            prompt_lanes=step.prompt_lanes,
-            prompt_blocks=step.prompt_blocks,
-        )
-
-    @classmethod
-    def of_rows(
-        cls,
-        depths: Sequence[int],
-        contexts: Sequence[int],
-        *,
-        prompt_lanes: int = 0,
-        prompt_depth: int = 0,
-    ) -> "StepShape":
-        """A step of rows with one ranking of the blocks, so that it reads those of the deepest.
-
-        Args:
-            depths: Of each row that decodes, in blocks.
-            contexts: Of each, in tokens.
-            prompt_lanes: Tokens of prompts that are fed along.
-            prompt_depth: Blocks that each of these runs.
-        """
-        return cls(
-            rows=len(depths),
-            union=max(max(depths, default=0), prompt_depth if prompt_lanes else 0),
-            row_blocks=sum(depths),
-            block_context=sum(d * c for d, c in zip(depths, contexts, strict=True)),
-            prompt_lanes=prompt_lanes,
-            prompt_blocks=prompt_lanes * prompt_depth,
-        )
 
 
 def features(shape: StepShape, plain: int = 0) -> list[float]:
@@ -97,18 +41,18 @@ def features(shape: StepShape, plain: int = 0) -> list[float]:
         block_context += shape.prompt_blocks * prompt / 2.0
         prompt = 0
     lanes = row_blocks / union if union else 0.0  # of a block that is read
-    found = [1.0, float(shape.rows), union]
+    counts = [1.0, float(shape.rows), union]
     for low, wide in _PIECES:
         over = lanes - low
-        found.append(0.0 if over <= 0.0 else union * (over if over < wide else wide))
-    found += (
+        counts.append(0.0 if over <= 0.0 else union * (over if over < wide else wide))
+    counts += (
         block_context,
         1.0 if prompt else 0.0,
         union if prompt else 0.0,
         float(shape.prompt_blocks) if prompt else 0.0,
         shape.prompt_blocks * prompt / 2.0,  # what a prompt looks at of itself
     )
-    return found
+    return counts
 
 
 NUM_COEFFICIENTS: Final = len(features(StepShape()))
@@ -128,7 +72,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_COEFFICIENTS or not all(
-            math.isfinite(one) and one >= 0 for one in self.coefficients
+            math.isfinite(coefficient) and coefficient >= 0 for coefficient in self.coefficients
         ):
             raise ResultError(
                 f"a cost model has {NUM_COEFFICIENTS} numbers, none below zero, got "
@@ -159,17 +103,17 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float], plain: int = 0) -
             f"a cost model is fitted to steps that took time, got {len(shapes)} steps and "
             f"{len(taken)} times: measure them again"
         )
-    counts = np.array([features(one, plain) for one in shapes])
+    counts = np.array([features(shape, plain) for shape in shapes])
     relative = counts / taken[:, None]  # of 1 = the time taken
     weights = np.ones(len(taken))
-    found = np.zeros(NUM_COEFFICIENTS)
+    coefficients = np.zeros(NUM_COEFFICIENTS)
     for _ in range(_ROUNDS):
         root = np.sqrt(weights)
-        found = non_negative(relative * root[:, None], root)
-        error = np.abs(relative @ found - 1.0)
+        coefficients = non_negative(relative * root[:, None], root)
+        error = np.abs(relative @ coefficients - 1.0)
         spread = max(1.4826 * float(np.median(error)), 1e-6)
         weights = np.minimum(1.0, _HUBER * spread / np.maximum(error, 1e-12))
-    return CostModel(tuple(found.tolist()), plain)
+    return CostModel(tuple(coefficients.tolist()), plain)
 
 
 def non_negative(
@@ -185,9 +129,9 @@ def non_negative(
     scaled = matrix / np.where(size > 0, size, 1.0)
     columns = scaled.shape[1]
     free = np.zeros(columns, np.bool_)
-    found = np.zeros(columns)
+    solution = np.zeros(columns)
     for _ in range(3 * columns):
-        slope = np.where(free, -np.inf, scaled.T @ (target - scaled @ found))
+        slope = np.where(free, -np.inf, scaled.T @ (target - scaled @ solution))
         if slope.max() <= 1e-10 * max(1.0, float(np.linalg.norm(target))):
             break
         free[int(slope.argmax())] = True
@@ -197,12 +141,14 @@ def non_negative(
             below = free & (best <= 0)
             if not below.any():
                 break
-            step = float((found[below] / np.maximum(found[below] - best[below], 1e-300)).min())
-            found = found + step * (best - found)
-            free &= found > 1e-14
-            found[~free] = 0.0
-        found = best
-    return np.where(size > 0, found / np.where(size > 0, size, 1.0), 0.0)
+            step = float(
+                (solution[below] / np.maximum(solution[below] - best[below], 1e-300)).min()
+            )
+            solution = solution + step * (best - solution)
+            free &= solution > 1e-14
+            solution[~free] = 0.0
+        solution = best
+    return np.where(size > 0, solution / np.where(size > 0, size, 1.0), 0.0)
 
 
 class Correction:

@@ -7,8 +7,9 @@ additions, and no lock.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from buddy.serving.client import EngineState
 from buddy.serving.control.protocol import Ending, Gauges, StepReport
 from buddy.serving.request import Usage
 
@@ -16,57 +17,16 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _FIRSTS_S: Final = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
 )
 _GAPS_S: Final = (
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1.0,
-    2.5,
+    *(0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
 )
 _ANSWERS_S: Final = (
-    0.3,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-    960.0,
+    *(0.3, 0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0),
 )
 _ERRORS: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0)
 _REASONS: Final[dict[Ending, str]] = {
@@ -122,11 +82,11 @@ class ServingMetrics:
         self._answers, self._steps = Tally(_ANSWERS_S), Tally(_GAPS_S)
         self._error = Tally(_ERRORS)
         self._depths = {
-            one: Tally([float(one + 1) for one in range(num_blocks)]) for one in SOURCES
+            source: Tally([float(blocks + 1) for blocks in range(num_blocks)]) for source in SOURCES
         }
         self._ended = dict.fromkeys(_REASONS.values(), 0)
         self._rejected = dict.fromkeys(REJECTIONS, 0)
-        self._prompt = self._generated = self._queried = self._hit = 0
+        self._prompt = self._generated = self._hit = 0
         self._lowered = self._blocks = self._tokens = self._prompt_lanes = 0
         self._now: Gauges | None = None
         self.depth_cap = num_blocks
@@ -168,7 +128,6 @@ class ServingMetrics:
         if usage is None:
             return
         self._prompt += usage.prompt_tokens
-        self._queried += usage.prompt_tokens
         self._hit += usage.cached_tokens
         self._lowered += usage.lowered_from is not None
         if usage.completion_tokens and usage.source in self._depths:
@@ -179,7 +138,7 @@ class ServingMetrics:
         self._rejected[reason] += 1
 
     def render(self, now: Gauges) -> bytes:
-        """In Prometheus' text format."""
+        """Everything in Prometheus' text format."""
         from prometheus_client import generate_latest
 
         self._now = now
@@ -195,37 +154,42 @@ class ServingMetrics:
         from prometheus_client.core import GaugeMetricFamily as Gauge
         from prometheus_client.core import HistogramMetricFamily as Histogram
 
-        labels, values = ["model_name"], [self._model]
-        running = 0 if self._now is None else self._now.running
-        for name, help_text, value in (
-            ("num_requests_running", "Requests that have a row.", running),
+        now, labels, model = self._now, ["model_name"], [self._model]
+        running, waiting = (0, 0) if now is None else (now.running, now.waiting)
+        in_use = running / self._max_rows
+        for kind, name, help_text, *numbers in (
+            (Gauge, "num_requests_running", "Requests that have a row.", running),
+            (Gauge, "num_requests_waiting", "Requests that wait for a row.", waiting),
+            (Gauge, "kv_cache_usage_perc", "Rows of the cache in use; 1 = all.", in_use),
             (
-                "num_requests_waiting",
-                "Requests that wait for a row.",
-                0 if self._now is None else self._now.waiting,
+                Counter,
+                "prompt_tokens",
+                "Tokens of prompts of requests that are over.",
+                self._prompt,
             ),
-            ("kv_cache_usage_perc", "Rows of the cache in use; 1 = all.", running / self._max_rows),
+            (Counter, "generation_tokens", "Tokens of answers.", self._generated),
+            (
+                Counter,
+                "prefix_cache_queries",
+                "Tokens of prompts that were looked for.",
+                self._prompt,
+            ),
+            (
+                Counter,
+                "prefix_cache_hits",
+                "Tokens of prompts that the prefix cache had.",
+                self._hit,
+            ),
         ):
-            gauge = Gauge(f"vllm:{name}", help_text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        for name, help_text, count in (
-            ("prompt_tokens", "Tokens of prompts of requests that are over.", self._prompt),
-            ("generation_tokens", "Tokens of answers.", self._generated),
-            ("prefix_cache_queries", "Tokens of prompts that were looked for.", self._queried),
-            ("prefix_cache_hits", "Tokens of prompts that the prefix cache had.", self._hit),
-        ):
-            counter = Counter(f"vllm:{name}", help_text, labels=labels)
-            counter.add_metric(values, count)
-            yield counter
-        success = Counter(
-            "vllm:request_success",
-            "Requests that are over, by how they ended.",
-            labels=[*labels, "finished_reason"],
+            yield _family(kind(f"vllm:{name}", help_text, labels=labels), [(model, *numbers)])
+        yield _family(
+            Counter(
+                "vllm:request_success",
+                "Requests that are over, by how they ended.",
+                labels=[*labels, "finished_reason"],
+            ),
+            [([*model, reason], count) for reason, count in self._ended.items()],
         )
-        for reason, count in self._ended.items():
-            success.add_metric([*values, reason], count)
-        yield success
         for name, help_text, tally in (
             ("time_to_first_token_seconds", "From submission to the first token.", self._firsts),
             ("inter_token_latency_seconds", "Between two tokens of an answer.", self._gaps),
@@ -233,8 +197,7 @@ class ServingMetrics:
             ("e2e_request_latency_seconds", "From submission to the last token.", self._answers),
         ):
             histogram = Histogram(f"vllm:{name}", help_text, labels=labels)
-            histogram.add_metric(values, tally.buckets(), tally.sum)
-            yield histogram
+            yield _family(histogram, [(model, tally.buckets(), tally.sum)])
 
     def _of_ours(self) -> Iterator["Metric"]:
         from prometheus_client.core import CounterMetricFamily as Counter
@@ -242,48 +205,42 @@ class ServingMetrics:
         from prometheus_client.core import HistogramMetricFamily as Histogram
 
         now = self._now
-        gauges: Iterable[tuple[str, str, float]] = (
+        prefixes = (0, 0) if now is None else (now.kept_prefixes, now.kept_tokens)
+        cache_bytes = 0 if now is None else now.cache_bytes
+        for name, help_text, value in (
             ("depth_cap", "Blocks that elastic requests may run now.", self.depth_cap),
             ("num_blocks", "Blocks of the model.", self._num_blocks),
             ("cost_correction", "Actual over predicted time of a step.", self.correction),
             ("least_ms_per_token", "Shortest time for a token.", self.least_ms_per_token),
-            ("prefixes_kept", "Of the prefix cache.", 0 if now is None else now.kept_prefixes),
-            ("prefix_tokens_kept", "Of the prefix cache.", 0 if now is None else now.kept_tokens),
-            (
-                "cache_bytes",
-                "Of keys, values and residuals.",
-                0 if now is None else now.cache_bytes,
-            ),
-        )
-        for name, help_text, value in gauges:
+            ("prefixes_kept", "Of the prefix cache.", prefixes[0]),
+            ("prefix_tokens_kept", "Of the prefix cache.", prefixes[1]),
+            ("cache_bytes", "Of keys, values and residuals.", cache_bytes),
+        ):
             yield Gauge(f"buddy_{name}", help_text, value=value)
-        state = Gauge(
-            "buddy_engine_state", "1 for the state that the engine is in.", labels=["state"]
+        yield _family(
+            Gauge("buddy_engine_state", "1 for the state that the engine is in.", labels=["state"]),
+            [
+                ([state], float(now is not None and now.state == state))
+                for state in get_args(EngineState)
+            ],
         )
-        for one in ("starting", "ready", "draining", "failed"):
-            state.add_metric([one], float(now is not None and now.state == one))
-        yield state
+        lowered = "Requests over that had less depth than without load."
         for name, help_text, count in (
             ("blocks", "Blocks that ran for tokens of answers.", self._blocks),
             ("tokens", "Tokens of answers that were fed.", self._tokens),
             ("prefill_tokens", "Tokens of prompts that were fed.", self._prompt_lanes),
-            (
-                "lowered_requests",
-                "Requests over that had less depth than without load.",
-                self._lowered,
-            ),
+            ("lowered_requests", lowered, self._lowered),
         ):
             yield Counter(f"buddy_{name}", help_text, value=count)
-        rejected = Counter("buddy_rejected_requests", "Requests not let in.", labels=["reason"])
-        for reason, count in self._rejected.items():
-            rejected.add_metric([reason], count)
-        yield rejected
-        depths = Histogram(
-            "buddy_blocks_per_token", "Of an answer, by who chose its budget.", labels=["source"]
+        yield _family(
+            Counter("buddy_rejected_requests", "Requests not let in.", labels=["reason"]),
+            [([reason], count) for reason, count in self._rejected.items()],
         )
-        for source, tally in self._depths.items():
-            depths.add_metric([source], tally.buckets(), tally.sum)
-        yield depths
+        about_depths = "Of an answer, by who chose its budget."
+        yield _family(
+            Histogram("buddy_blocks_per_token", about_depths, labels=["source"]),
+            [([name], tally.buckets(), tally.sum) for name, tally in self._depths.items()],
+        )
         for name, help_text, tally in (
             ("step_seconds", "One pass, without sampling and delivery.", self._steps),
             ("cost_error", "Of the predicted time of a step, relative.", self._error),
@@ -291,6 +248,13 @@ class ServingMetrics:
             yield Histogram(
                 f"buddy_{name}", help_text, buckets=tally.buckets(), sum_value=tally.sum
             )
+
+
+def _family(family: Any, samples: Iterable[tuple[Any, ...]]) -> "Metric":
+    """A family with these samples: each is values of the labels, and then numbers."""
+    for sample in samples:
+        family.add_metric(*sample)
+    return cast("Metric", family)
 
 
 class _Collector:

@@ -20,7 +20,7 @@ class RowView:
     """A request that has a row of the cache, before a pass."""
 
     number: int
-    """As `submit` returned it."""
+    """What `submit` returned."""
     budget: ResolvedBudget
     wanted: int
     """Blocks of a token of its answer without load: what the Budget Predictor chose, or the
@@ -46,54 +46,96 @@ class QueueView:
 
     size: int
     prompt_tokens: int
-    """Of all of them."""
+    """Tokens of all their prompts."""
     oldest_s: float
     """How long the first of them has waited; 0 where none waits."""
     running: int = 0
     """Requests that have a row."""
     prompt_tokens_running: int = 0
-    """Of their prompts, those that are still to be fed."""
+    """Tokens of their prompts that are still to be fed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """For one pass."""
+    """What control says of one pass."""
 
     depths: Mapping[int, int] = field(default_factory=dict)
-    """By number, blocks of an elastic row, within its budget's least and most; others stay as they
+    """Blocks of elastic rows by number, within the least and most of each; others stay as they
     are."""
     prompt_tokens: int
     """Tokens of prompts that may be fed, in all; 0 = none now. A prompt that cannot be cut is fed
     whole where this is at least 1. Where no row decodes, at least 1 is fed."""
     unloaded: Mapping[int, int] = field(default_factory=dict)
-    """By number, what a row would have without load, where that is not its `wanted`: a deadline's
+    """Depths without load by number, where that is not a row's `wanted`: a deadline's
     depth on a machine of its own."""
     admits: bool = True
     """Whether a request that waits may take a free row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport:
-    """One pass that has run."""
+class StepShape:
+    """The counts of a pass, of which its cost is made."""
 
-    rows: int
-    """Rows that had one token of an answer fed."""
-    union: int
-    """Blocks that any lane ran."""
-    row_blocks: int
-    """Blocks that ran, over all lanes of answers."""
-    block_context: int
-    """Over those lanes: blocks that ran, times the tokens of context that each looked at."""
-    prompt_lanes: int
-    """Tokens of prompts in the pass."""
-    prompt_blocks: int
-    """Blocks that these ran."""
+    rows: int = 0
+    """Rows that have one token of an answer fed."""
+    union: int = 0
+    """Blocks that any lane runs."""
+    row_blocks: int = 0
+    """Blocks that run, over all lanes of answers."""
+    block_context: int = 0
+    """Over those lanes: blocks that run, times the tokens of context that each looks at."""
+    prompt_lanes: int = 0
+    """Tokens of prompts."""
+    prompt_blocks: int = 0
+    """Blocks that these run, over all of them."""
+
+    @staticmethod
+    def of_rows(
+        depths: Sequence[int],
+        contexts: Sequence[int],
+        *,
+        prompt_lanes: int = 0,
+        prompt_depth: int = 0,
+    ) -> "StepShape":
+        """A step of rows with one ranking of the blocks, so that it reads those of the deepest.
+
+        Args:
+            depths: Of each row that decodes, in blocks.
+            contexts: Of each, in tokens.
+            prompt_lanes: Tokens of prompts that are fed along.
+            prompt_depth: Blocks that each of these runs.
+        """
+        return StepShape(
+            rows=len(depths),
+            union=max(max(depths, default=0), prompt_depth if prompt_lanes else 0),
+            row_blocks=sum(depths),
+            block_context=sum(d * c for d, c in zip(depths, contexts, strict=True)),
+            prompt_lanes=prompt_lanes,
+            prompt_blocks=prompt_lanes * prompt_depth,
+        )
+
+    def with_prompt(self, tokens: int, depth: int) -> "StepShape":
+        """The same rows with tokens of prompts fed along, in the place of those that it has."""
+        return StepShape(
+            rows=self.rows,
+            union=max(self.union, depth if tokens else 0),
+            row_blocks=self.row_blocks,
+            block_context=self.block_context,
+            prompt_lanes=tokens,
+            prompt_blocks=tokens * depth,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport(StepShape):
+    """A pass that has run."""
+
     seconds: float
     """The pass alone, without sampling and delivery."""
     gaps_s: tuple[float, ...] = ()
-    """Of each row that got a token and had one before: the time between the two."""
+    """The time between two tokens, of each row that got one and had one before."""
     firsts_s: tuple[float, ...] = ()
-    """Of each row that got its first token: the time since it was submitted."""
+    """The time since it was submitted, of each row that got its first token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +146,9 @@ class Gauges:
     waiting: int
     kept_prefixes: int
     kept_tokens: int
-    """Of the prefix cache."""
+    """Tokens of the prefix cache."""
     cache_bytes: int
-    """Of keys, values and residuals."""
+    """Bytes of keys, values and residuals."""
     state: str
 
 
@@ -141,11 +183,11 @@ class Control(Protocol):
         ...
 
     def decide(self, rows: Sequence[RowView], queue: QueueView) -> Orders:
-        """Before each pass; `rows` are all that have a row, and at least one where none waits."""
+        """Decide before each pass for all rows; there is at least one where none waits."""
         ...
 
     def report(self, step: StepReport) -> None:
-        """After each pass."""
+        """Take note of a pass that has run."""
         ...
 
     def ended(self, how: Ending, usage: Usage | None, seconds: float) -> None:
@@ -153,7 +195,7 @@ class Control(Protocol):
         ...
 
     def metrics(self, now: Gauges) -> bytes:
-        """In Prometheus' text format."""
+        """Counters and gauges in Prometheus' text format."""
         ...
 
 

@@ -49,7 +49,7 @@ class Trim:
         self._ratios += [gap / target_s for gap in gaps_s]
 
     def close(self, now_s: float, depth: int) -> bool:
-        """At the end of a window, move the cap.
+        """Move the cap at the end of a window.
 
         Args:
             now_s: The time.

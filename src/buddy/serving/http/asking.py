@@ -14,7 +14,12 @@ from buddy.serving.http.schema import ChatBody, CompletionBody, RequestFields
 from buddy.serving.request import GenerationRequest, Grammar, Sampling
 
 _COMPLETION_TOKENS: Final = 16
-"""Of a completion that does not say, as OpenAI has it; a chat may fill the context."""
+"""Length of a completion that names none, as OpenAI has it; a chat may fill the context."""
+_SAMPLED: Final = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Numbers that bodies and `Sampling` name alike; what a body leaves out has its default there."""
 _MOST_REQUESTS: Final = 128
 """Prompts times answers to each."""
 
@@ -151,26 +156,18 @@ def _room(prompt: tuple[int, ...], asked: int | None, default: int, context: int
 
 
 def _sampling(body: RequestFields, answer: int, reader: PromptReader) -> Sampling:
-    """Of one answer: with one seed, several answers to a prompt would be the same."""
+    """Sampling of one answer: with one seed, several answers to a prompt would be the same."""
     try:
         bias = reader.bias(body.logit_bias)
     except PromptError as error:
         raise refusal_of(error, "logit_bias") from error
+    named = {name: float(value) for name in _SAMPLED if (value := getattr(body, name)) is not None}
     return Sampling(
-        temperature=_given(body.temperature, 1.0),
-        top_p=_given(body.top_p, 1.0),
+        **named,
         top_k=max(0, body.top_k or 0),
-        min_p=_given(body.min_p, 0.0),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
-        repetition_penalty=_given(body.repetition_penalty, 1.0),
         logit_bias=bias,
         seed=None if body.seed is None else (body.seed + answer) % 2**63,
     )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else float(value)
 
 
 def _stop(body: RequestFields) -> tuple[str, ...]:

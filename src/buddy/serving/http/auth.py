@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from buddy.errors import ServingError
 from buddy.files import read_text
@@ -22,7 +22,7 @@ class Keys:
     """The keys that are taken.
 
     Args:
-        keys: At least one, each of at least 16 printable ASCII characters without spaces.
+        keys: Each of at least 16 printable ASCII characters without spaces.
 
     Raises:
         ServingError: There is none, or one is too short or cannot stand in a header. The message
@@ -59,40 +59,28 @@ class Keys:
     def takes(self, key: bytes) -> bool:
         """Whether it is one of them; the time does not tell how much of it is right."""
         given = _digest(key)
-        found = [hmac.compare_digest(given, one) for one in self._digests]  # all, found or not
-        return any(found)
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return any(matches)  # once all are compared
+
+    def missing(self, scope: Scope) -> Refusal | None:
+        """The refusal of a request without a key; None where it has one or needs none.
+
+        Open are the page and its files, `/docs`, and whether the server is alive and ready.
+        """
+        path = scope["path"]
+        if path in _OPEN or path.startswith(_OPEN_FOLDER):
+            return None
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        kind, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        if kind.lower() == b"bearer" and self.takes(key.strip()):
+            return None
+        return Refusal(
+            401,
+            "a valid key is needed: send it as Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-class Authenticated:
-    """ASGI middleware: without a key, only what anybody may see.
-
-    Open are the page and its files, `/docs`, and whether the server is alive and ready.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what may be, or answer 401."""
-        if scope["type"] == "http" and not self._may(scope):
-            refusal = Refusal(
-                401,
-                "a valid key is needed: send it as Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await refusal.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _may(self, scope: Scope) -> bool:
-        path = scope["path"]
-        if path in _OPEN or path.startswith(_OPEN_FOLDER):
-            return True
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        kind, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        return kind.lower() == b"bearer" and self._keys.takes(key.strip())

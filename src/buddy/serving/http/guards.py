@@ -1,6 +1,7 @@
 """What keeps one client from costing the server more than its share: sizes, and patience."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -22,11 +23,11 @@ class Patience:
     """
 
     body_bytes: Annotated[int, Range(1024, 2**30)] = 2**21
-    """Of a request; more is 413."""
+    """Size of a request; more is 413."""
     body_s: Annotated[float, Range(above=0, high=3600)] = 30
-    """For a request's body to arrive; later is 408."""
+    """Time for a request's body to arrive; later is 408."""
     stall_s: Annotated[float, Range(above=0, high=3600)] = 30
-    """For a client to take the next piece of its answer; then it is cut off."""
+    """Time for a client to take the next piece of its answer; then it is cut off."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ServingError)
@@ -126,29 +127,38 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return received
 
 
-class LocalOnly:
-    """ASGI middleware for a server without keys: it answers to this machine's names alone.
+class Guarded:
+    """ASGI middleware: a request that may not pass is answered by the refusal that says why.
 
-    A page of somebody's, whose name was made to lead to this machine, is another host.
+    Args:
+        app: What it stands before.
+        refuses: From a request's scope to a refusal, or None where it may pass.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, refuses: Callable[[Scope], Refusal | None]) -> None:
+        self._app, self._refuses = app, refuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what asks for this machine, or answer 403."""
-        if scope["type"] == "http":
-            hosts = [value for name, value in scope["headers"] if name == b"host"]
-            if len(hosts) != 1 or _without_port(hosts[0].decode("latin-1")) not in _LOOPBACK:
-                refusal = Refusal(
-                    403,
-                    "without keys this server answers to localhost alone: start it with "
-                    "--api-key-file to use another name",
-                    code="wrong_host",
-                )
-                await refusal.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        """Pass on what may be, or answer."""
+        refusal = self._refuses(scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+
+def foreign_host(scope: Scope) -> Refusal | None:
+    """The refusal of a server without keys, which answers to this machine's names alone.
+
+    A page of somebody's, whose name was made to lead to this machine, is another host. (Starlette's
+    `TrustedHostMiddleware` answers in plain text, and takes the first of several hosts.)
+    """
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    if len(hosts) == 1 and _without_port(hosts[0].decode("latin-1")) in _LOOPBACK:
+        return None
+    return Refusal(
+        403,
+        "without keys this server answers to localhost alone: start it with "
+        "--api-key-file to use another name",
+        code="wrong_host",
+    )
 
 
 def _without_port(host: str) -> str:

@@ -94,7 +94,7 @@ class Answers:
         return taken
 
     def _deliver(self, index: int) -> Deliver:
-        """For the engine's thread."""
+        """What the engine's thread calls with each event."""
 
         def deliver(event: Event) -> None:
             if isinstance(event, Delta) and not self._is_streamed:

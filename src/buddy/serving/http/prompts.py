@@ -45,16 +45,18 @@ class PromptReader:
                 "this model has no chat template, so it takes no messages: send a prompt to "
                 "/v1/completions"
             )
-        plain = [{"role": _role(one.role), "content": _whole(one.text)} for one in messages]
+        plain = [
+            {"role": _role(message.role), "content": _whole(message.text)} for message in messages
+        ]
         try:
-            made = apply_chat(self._tokenizer, plain, return_dict=True)
+            encoding = apply_chat(self._tokenizer, plain, return_dict=True)
         except PromptError as error:  # it says where the model lies, which clients need not know
             cause = error.__cause__
             raise PromptError(
                 "the model's chat template refuses this conversation: "
                 f"{type(cause).__name__}: {' '.join(str(cause).split())[:400]}"
             ) from error
-        return self._checked(made["input_ids"])
+        return self._checked(encoding["input_ids"])
 
     def prompts(
         self, prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -72,7 +74,7 @@ class PromptReader:
         if isinstance(prompt[0], int):
             return [self._checked(prompt)]
         return [
-            self._of_text(one) if isinstance(one, str) else self._checked(one) for one in prompt
+            self._of_text(item) if isinstance(item, str) else self._checked(item) for item in prompt
         ]
 
     def bias(self, given: dict[str, float] | None) -> dict[int, float]:
@@ -81,15 +83,15 @@ class PromptReader:
         Raises:
             PromptError: A key is no token id.
         """
-        made = {}
+        biases = {}
         for name, value in (given or {}).items():
             token = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else None
             if token is None or token >= self._vocabulary:
                 raise PromptError(
                     f"logit_bias: expected token ids below {self._vocabulary}, got {shown(name)}"
                 )
-            made[token] = float(value)
-        return made
+            biases[token] = float(value)
+        return biases
 
     def token_text(self, token: int) -> tuple[str, list[int]]:
         r"""A token alone, and its UTF-8 bytes; a part of a character is called `bytes:\xe2\x80`."""

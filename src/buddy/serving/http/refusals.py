@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from buddy.errors import BuddyError, BudgetError, PromptError, shown
 from buddy.serving.client import Overloaded, Unavailable
+from buddy.serving.http.schema import Error, ErrorBody
 from buddy.serving.request import GrammarError
 
 RETRY_UNAVAILABLE_S: Final = 5
@@ -45,19 +46,19 @@ class Refusal(BuddyError):
         self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """As OpenAI writes errors."""
-        return {
-            "error": {
-                "message": " ".join(str(self).split()),
-                "type": _TYPES.get(self.status, "invalid_request_error"),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+    def body(self) -> ErrorBody:
+        """The error as OpenAI writes errors."""
+        return ErrorBody(
+            error=Error(
+                message=" ".join(str(self).split()),
+                type=_TYPES.get(self.status, "invalid_request_error"),
+                param=self.param,
+                code=self.code,
+            )
+        )
 
     def response(self) -> Response:
-        """For Starlette."""
+        """The error as Starlette sends it."""
         body = json.dumps(self.body()).encode()
         return Response(body, self.status, self.headers, media_type="application/json")
 
@@ -111,13 +112,13 @@ def refusal_of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Ref
             code="invalid_json",
         )
     name = ".".join(place)
-    said: list[str] = []
+    reasons: list[str] = []
     for error in errors:
-        one = _lower(str(error["msg"]))
-        if _walk(error, body)[0] == place and one not in said:
-            said.append(one)
+        reason = _lower(str(error["msg"]))
+        if _walk(error, body)[0] == place and reason not in reasons:
+            reasons.append(reason)
     got = "" if first["type"] == "missing" else f", got {shown(value)}"
-    return Refusal(400, f"{name}: {' or '.join(said)}{got}", param=name, code="invalid_value")
+    return Refusal(400, f"{name}: {' or '.join(reasons)}{got}", param=name, code="invalid_value")
 
 
 def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:

@@ -5,108 +5,136 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from buddy import __version__
+from buddy.serving.http import schema
 from buddy.serving.http.prompts import PromptReader, finite
-from buddy.serving.request import Delta, FinishReason, TokenLogprobs, Usage
+from buddy.serving.request import Delta, Finished, FinishReason, TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 """Ends a stream."""
 
 
-@runtime_checkable
-class Shape(Protocol):
-    """What chat and completions do differently."""
-
-    prefix: str
-    """Of an answer's id."""
-    whole: str
-    """`object` of an answer."""
-    chunk: str
-    """`object` of a chunk."""
-
-    def part(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        """New text, as the choice of a chunk has it."""
-        ...
-
-    def all(self, text: str) -> dict[str, Any]:
-        """All text, as the choice of an answer has it."""
-        ...
-
-    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
-        """Of some tokens."""
-        ...
-
-
-class ChatShape:
-    """Of `/v1/chat/completions`."""
-
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def part(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        """A delta, the first one with the role."""
-        role = {"role": "assistant"} if is_first else {}
-        return {"delta": {**role, "content": text} if text or is_first else {}}
-
-    def all(self, text: str) -> dict[str, Any]:
-        """A message."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
-        """A list of tokens, each with its alternatives."""
-        content = [
-            {
-                **_logprob(one.token, one.logprob, reader),
-                "top_logprobs": [_logprob(*other, reader) for other in one.top],
-            }
-            for one in given
-        ]
-        return {"content": content, "refusal": None}
-
-
-class CompletionShape:
-    """Of `/v1/completions`."""
-
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def part(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        """The text."""
-        return {"text": text}
-
-    def all(self, text: str) -> dict[str, Any]:
-        """The text."""
-        return {"text": text}
-
-    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> dict[str, Any]:
-        """Lists side by side."""
-        tops: list[dict[str, float]] = []
-        for one in given:
-            tops.append({})
-            for token, value in one.top:  # of tokens with one name, the first is the best
-                tops[-1].setdefault(reader.token_text(token)[0], finite(value))
-        return {
-            "tokens": [reader.token_text(one.token)[0] for one in given],
-            "token_logprobs": [finite(one.logprob) for one in given],
-            "top_logprobs": tops,
-            "text_offset": [one.offset for one in given],
-        }
-
-
-def _logprob(token: int, value: float, reader: PromptReader) -> dict[str, Any]:
-    text, utf8 = reader.token_text(token)
-    return {"token": text, "logprob": finite(value), "bytes": utf8}
-
-
 @dataclass(slots=True)
-class _Choice:
+class Answer:
     """One answer, as far as it has come."""
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     has_begun: bool = False
-    reason: FinishReason | None = None
-    usage: Usage | None = None
+    finished: Finished | None = None
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why it has ended, once it has."""
+        assert self.finished is not None
+        return self.finished.reason
+
+
+class ChatShape:
+    """What `/v1/chat/completions` does its own way; `logprobs` of a choice are what it made."""
+
+    prefix: str = "chatcmpl"
+    chunk: schema.ChunkObject = "chat.completion.chunk"
+
+    def part(
+        self, index: int, text: str, logprobs: Any, reason: FinishReason | None, *, is_first: bool
+    ) -> schema.ChatPart:
+        """A delta, the first one with the role."""
+        if is_first:
+            delta = schema.ChatDelta(role="assistant", content=text)
+        else:
+            delta = schema.ChatDelta(content=text) if text else schema.ChatDelta()
+        return schema.ChatPart(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
+
+    def whole(
+        self,
+        head: schema.Head,
+        answers: Sequence[Answer],
+        logprobs: Sequence[Any],
+        usage: schema.UsageBody,
+    ) -> schema.ChatCompletion:
+        """Messages."""
+        choices = [
+            schema.ChatChoice(
+                index=index,
+                message=schema.AnswerMessage(role="assistant", content=answer.text, refusal=None),
+                logprobs=logprobs[index],
+                finish_reason=answer.reason,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return schema.ChatCompletion(**head, object="chat.completion", choices=choices, usage=usage)
+
+    def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> schema.ChatLogprobs:
+        """A list of tokens, each with its alternatives."""
+        content = [
+            schema.ChatLogprob(
+                **_top(token.token, token.logprob, reader),
+                top_logprobs=[_top(*other, reader) for other in token.top],
+            )
+            for token in given
+        ]
+        return schema.ChatLogprobs(content=content, refusal=None)
+
+
+class CompletionShape:
+    """What `/v1/completions` does its own way."""
+
+    prefix: str = "cmpl"
+    chunk: schema.ChunkObject = "text_completion"
+
+    def part(
+        self, index: int, text: str, logprobs: Any, reason: FinishReason | None, *, is_first: bool
+    ) -> schema.CompletionPart:
+        """The text."""
+        return schema.CompletionPart(
+            index=index, text=text, logprobs=logprobs, finish_reason=reason
+        )
+
+    def whole(
+        self,
+        head: schema.Head,
+        answers: Sequence[Answer],
+        logprobs: Sequence[Any],
+        usage: schema.UsageBody,
+    ) -> schema.Completion:
+        """Texts."""
+        choices = [
+            schema.CompletionChoice(
+                index=index,
+                text=answer.text,
+                logprobs=logprobs[index],
+                finish_reason=answer.reason,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return schema.Completion(**head, object="text_completion", choices=choices, usage=usage)
+
+    def logprobs(
+        self, given: Sequence[TokenLogprobs], reader: PromptReader
+    ) -> schema.CompletionLogprobs:
+        """Lists side by side."""
+        tops: list[dict[str, float]] = []
+        for token in given:
+            tops.append({})
+            for other, value in token.top:  # of tokens with one name, the first is the best
+                tops[-1].setdefault(reader.token_text(other)[0], finite(value))
+        return schema.CompletionLogprobs(
+            tokens=[reader.token_text(token.token)[0] for token in given],
+            token_logprobs=[finite(token.logprob) for token in given],
+            top_logprobs=tops,
+            text_offset=[token.offset for token in given],
+        )
+
+
+Shape = ChatShape | CompletionShape
+
+
+def _top(token: int, value: float, reader: PromptReader) -> schema.TopLogprob:
+    text, utf8 = reader.token_text(token)
+    return schema.TopLogprob(token=text, logprob=finite(value), bytes=utf8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,9 +143,9 @@ class Extras:
 
     logprobs: bool = False
     usage: bool = False
-    """In a stream; a whole answer always has it."""
+    """Usage in a stream; a whole answer always has it."""
     depth: bool = False
-    """In a stream."""
+    """Which blocks ran, in a stream."""
 
 
 class Reply:
@@ -146,109 +174,102 @@ class Reply:
     ) -> None:
         self._shape, self._extras, self._reader = shape, extras, reader
         self._num_blocks, self._per_prompt = num_blocks, per_prompt
-        self._choices = [_Choice() for _ in range(num_answers)]
-        self._head = {
-            "id": f"{shape.prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"buddy-{__version__}",
-        }
+        self._answers = [Answer() for _ in range(num_answers)]
+        self._head = schema.Head(
+            id=f"{shape.prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=model,
+            system_fingerprint=f"buddy-{__version__}",
+        )
 
     def add(self, index: int, delta: Delta) -> None:
         """Keep what came of an answer, to be given whole."""
-        self._choices[index].text += delta.text
-        self._choices[index].logprobs.extend(delta.logprobs)
+        self._answers[index].text += delta.text
+        self._answers[index].logprobs.extend(delta.logprobs)
 
-    def end(self, index: int, reason: FinishReason, usage: Usage) -> None:
+    def end(self, index: int, finished: Finished) -> None:
         """An answer has ended."""
-        self._choices[index].reason, self._choices[index].usage = reason, usage
+        self._answers[index].finished = finished
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> schema.ChatCompletion | schema.Completion:
         """The answer, once all choices have ended."""
-        choices = [
-            {
-                "index": index,
-                **self._shape.all(choice.text),
-                "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.reason,
-            }
-            for index, choice in enumerate(self._choices)
-        ]
-        return {
-            **self._head,
-            "object": self._shape.whole,
-            "choices": choices,
-            "usage": self.usage(),
-        }
+        logprobs = [self._logprobs(answer.logprobs) for answer in self._answers]
+        return self._shape.whole(self._head, self._answers, logprobs, self.usage())
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """What came of an answer, as an event of the stream; nothing where it says nothing."""
-        choice = self._choices[index]
-        shows_tokens = self._extras.logprobs or self._extras.depth
-        if not delta.text and not (delta.tokens and shows_tokens) and choice.has_begun:
+        extras, has_begun = self._extras, self._answers[index].has_begun
+        shows_tokens = bool(delta.tokens) and (extras.logprobs or extras.depth)
+        if not (delta.text or shows_tokens) and has_begun:
             return b""
-        made = {
-            "index": index,
-            **self._shape.part(delta.text, is_first=not choice.has_begun),
-            "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": None,
-        }
-        choice.has_begun = True
-        runs = ["".join("01"[bool(ran)] for ran in one) for one in delta.runs]
-        depth = {"buddy": {"runs": runs}} if self._extras.depth else {}
-        return self._event([made], depth)
+        more = schema.ChunkExtras()
+        if extras.depth:
+            runs = ["".join("01"[bool(ran)] for ran in blocks) for blocks in delta.runs]
+            more["buddy"] = schema.DepthRuns(runs=runs)
+        return self._part(index, delta.text, self._logprobs(delta.logprobs), None, more)
 
     def last_chunk(self, index: int) -> bytes:
         """Why an answer has ended."""
-        choice = self._choices[index]
-        made = {
-            "index": index,
-            **self._shape.part("", is_first=not choice.has_begun),
-            "logprobs": None,
-            "finish_reason": choice.reason,
-        }
-        choice.has_begun = True
-        return self._event([made], {})
+        return self._part(index, "", None, self._answers[index].reason, schema.ChunkExtras())
 
     def closing(self) -> bytes:
         """The end of the stream: usage, where it is wanted, and `[DONE]`."""
         if not self._extras.usage:
             return DONE
-        return self._event([], {"usage": self.usage()}) + DONE
+        return self._event([], schema.ChunkExtras(usage=self.usage())) + DONE
 
-    def usage(self) -> dict[str, Any]:
-        """Of all choices; the tokens of a prompt count once."""
-        used = [choice.usage for choice in self._choices if choice.usage is not None]
+    def usage(self) -> schema.UsageBody:
+        """What all choices took; the tokens of a prompt count once."""
+        used = [answer.finished.usage for answer in self._answers if answer.finished is not None]
         prompts = used[:: self._per_prompt]
-        prompt_tokens = sum(one.prompt_tokens for one in prompts)
-        completion_tokens = sum(one.completion_tokens for one in used)
-        lowered = [one.lowered_from for one in used if one.lowered_from is not None]
-        in_answers = sum(one.blocks_per_token * one.completion_tokens for one in used)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
-            "buddy": {
-                "budget_blocks": max(one.budget_blocks for one in used),
-                "blocks_executed": sum(one.blocks_executed for one in used),
-                "blocks_per_token": in_answers / max(1, completion_tokens),
-                "num_blocks": self._num_blocks,
-                "distinct_plans": max(one.distinct_plans for one in used),
-                "source": used[0].source,
-                "lowered_from": max(lowered, default=None),
-            },
-        }
+        prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+        completion_tokens = sum(usage.completion_tokens for usage in used)
+        lowered = [usage.lowered_from for usage in used if usage.lowered_from is not None]
+        in_answers = sum(usage.blocks_per_token * usage.completion_tokens for usage in used)
+        return schema.UsageBody(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=schema.PromptDetails(
+                cached_tokens=sum(usage.cached_tokens for usage in prompts)
+            ),
+            buddy=schema.DepthUsage(
+                budget_blocks=max(usage.budget_blocks for usage in used),
+                blocks_executed=sum(usage.blocks_executed for usage in used),
+                blocks_per_token=in_answers / max(1, completion_tokens),
+                num_blocks=self._num_blocks,
+                distinct_plans=max(usage.distinct_plans for usage in used),
+                source=used[0].source,
+                lowered_from=max(lowered, default=None),
+            ),
+        )
 
-    def _logprobs(self, given: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(
+        self, given: Sequence[TokenLogprobs]
+    ) -> schema.ChatLogprobs | schema.CompletionLogprobs | None:
         return self._shape.logprobs(given, self._reader) if self._extras.logprobs else None
 
-    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        usage = {"usage": None} if self._extras.usage else {}
-        body = {**self._head, "object": self._shape.chunk, "choices": choices, **usage, **more}
-        return event(body)
+    def _part(
+        self,
+        index: int,
+        text: str,
+        logprobs: Any,
+        reason: FinishReason | None,
+        more: schema.ChunkExtras,
+    ) -> bytes:
+        answer = self._answers[index]
+        part = self._shape.part(index, text, logprobs, reason, is_first=not answer.has_begun)
+        answer.has_begun = True
+        return self._event([part], more)
+
+    def _event(
+        self, parts: list[schema.ChatPart | schema.CompletionPart], more: schema.ChunkExtras
+    ) -> bytes:
+        if self._extras.usage:
+            more = schema.ChunkExtras(usage=None) | more  # null in all chunks but the last
+        return event(schema.Chunk(**self._head, object=self._shape.chunk, choices=parts, **more))
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: schema.Chunk | schema.ErrorBody) -> bytes:
     """One server-sent event; ASCII, as some readers take every Unicode line end for one."""
     return f"data: {json.dumps(body)}\n\n".encode()

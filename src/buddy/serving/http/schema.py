@@ -4,9 +4,13 @@ An unknown field is ignored, as OpenAI does. A known field with a wrong value is
 are not read from strings, and every number has a range.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from buddy.serving.client import EngineState
+from buddy.serving.request import FinishReason
 
 MOST_ANSWERS: Final = 16
 """Answers to one prompt (`n`)."""
@@ -24,7 +28,7 @@ _TokenId = Annotated[int, Field(ge=0, le=_MANY)]
 _TokenIds = Annotated[list[_TokenId], Field(min_length=1)]
 
 Budget = _Number | str | dict[str, _Number | str]
-"""As `buddy.serving.http.budget_rules` reads it."""
+"""What `buddy.serving.http.budget_rules` reads."""
 
 
 class _Body(BaseModel):
@@ -60,7 +64,7 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
     """A last chunk with the usage."""
     include_depth: bool | None = None
-    """In each chunk, which blocks made its tokens."""
+    """Each chunk says which blocks made its tokens."""
 
 
 class JsonSchema(_Body):
@@ -101,7 +105,7 @@ class RequestFields(_Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
-    """From token ids, written as strings."""
+    """Token ids, written as strings, and what is added to their logits."""
     seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
     """The same text for the same request, on one machine; its prompt is not taken from a cache."""
     stop: _Stop | Annotated[list[_Stop], Field(max_length=_MOST_STOPS)] | None = None
@@ -145,8 +149,9 @@ class CompletionBody(RequestFields):
     """Refused, unless it is `n`."""
 
 
-class _Reply(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+@with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
+class _Reply(TypedDict):
+    """Model of a reply; what is made by its name is a dictionary, and costs no more than one."""
 
 
 class Error(_Reply):
@@ -171,12 +176,12 @@ class DepthUsage(_Reply):
     budget_blocks: int
     """The largest budget of a token of the answer."""
     blocks_executed: int
-    """Of all tokens that were fed, prompt included, cached ones not."""
+    """Blocks of all tokens that were fed, prompt included, cached ones not."""
     blocks_per_token: float
     """Mean over the tokens of the answer; the first ran at the depth of the prompt."""
     num_blocks: int
     distinct_plans: int
-    """Of several answers, those of the one that has most."""
+    """Distinct plans of the answer that has most."""
     source: str
     """fixed, mean, auto, deadline or default."""
     lowered_from: int | None
@@ -184,7 +189,7 @@ class DepthUsage(_Reply):
 
 
 class PromptDetails(_Reply):
-    """Of the prompt's tokens."""
+    """More about the tokens of the prompt."""
 
     cached_tokens: int
 
@@ -215,14 +220,14 @@ class ChatLogprob(TopLogprob):
 
 
 class ChatLogprobs(_Reply):
-    """Of a chat's choice."""
+    """Log-probabilities of a chat's choice."""
 
     content: list[ChatLogprob]
-    refusal: None = None
+    refusal: None
 
 
 class CompletionLogprobs(_Reply):
-    """Of a completion's choice."""
+    """Log-probabilities of a completion's choice."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -233,9 +238,9 @@ class CompletionLogprobs(_Reply):
 class AnswerMessage(_Reply):
     """What the model says."""
 
-    role: Literal["assistant"] = "assistant"
+    role: Literal["assistant"]
     content: str
-    refusal: None = None
+    refusal: None
 
 
 class ChatChoice(_Reply):
@@ -244,7 +249,7 @@ class ChatChoice(_Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 class CompletionChoice(_Reply):
@@ -253,29 +258,81 @@ class CompletionChoice(_Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
-class _Whole(_Reply):
+class ChatDelta(_Reply):
+    """New text of an answer: the first has the role, and the last may have nothing."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatPart(_Reply):
+    """What came of an answer; the last says why it ended."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionPart(_Reply):
+    """What came of an answer; the last says why it ended."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Head(_Reply):
+    """What whole answers and chunks begin with."""
+
     id: str
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str
+
+
+class ChatCompletion(Head):
+    """Answers to a conversation."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
     usage: UsageBody
 
 
-class ChatCompletion(_Whole):
-    """Answers to a conversation."""
-
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-
-
-class Completion(_Whole):
+class Completion(Head):
     """Answers to prompts."""
 
-    object: Literal["text_completion"] = "text_completion"
+    object: Literal["text_completion"]
     choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class DepthRuns(_Reply):
+    """Which blocks made the tokens of a chunk."""
+
+    runs: list[str]
+    """A 1 for each block that ran and a 0 for each other, token by token."""
+
+
+class ChunkExtras(_Reply):
+    """What a chunk has for those who ask for it."""
+
+    usage: NotRequired[UsageBody | None]
+    buddy: NotRequired[DepthRuns]
+
+
+ChunkObject = Literal["chat.completion.chunk", "text_completion"]
+
+
+class Chunk(Head, ChunkExtras):
+    """An event of a stream."""
+
+    object: ChunkObject
+    choices: list[ChatPart | CompletionPart]
 
 
 class ModelFacts(_Reply):
@@ -300,20 +357,23 @@ class ModelBody(_Reply):
     """A model that is served."""
 
     id: str
-    object: Literal["model"] = "model"
+    object: Literal["model"]
     created: int
-    owned_by: Literal["buddy"] = "buddy"
+    owned_by: Literal["buddy"]
     buddy: ModelFacts
 
 
 class ModelList(_Reply):
     """The models that are served: one."""
 
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     data: list[ModelBody]
+
+
+HealthStatus = Literal["ok", EngineState]
 
 
 class Health(_Reply):
     """How the server is."""
 
-    status: Literal["ok", "starting", "ready", "draining", "failed"]
+    status: HealthStatus

@@ -15,13 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from buddy.errors import ServingError
-from buddy.serving.http.app import Service
+from buddy.serving.http.service import Service
 from buddy.settings import Range, check_ranges
 
 _BACKLOG: Final = 2048
 _TICK_S: Final = 0.05
 _LAST_WORDS_S: Final = 2
-"""For answers that are made to be sent, once nothing is under way."""
+"""Time for answers that are made to be sent, once nothing is under way."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -70,17 +70,17 @@ def listen(address: Address) -> socket.socket:
         ServingError: It is in use, may not be used, or is none of this machine.
     """
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, place = found[0]
-        made = socket.socket(family, kind, protocol)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, place = addresses[0]
+        listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ServingError(f"host {address.host} cannot be found: {error}") from error
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        made.listen(0)  # else two servers could bind, and the second fail much later
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(0)  # else two servers could bind, and the second fail much later
     except OSError as error:
-        made.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ServingError(
                 f"port {address.port} of {address.host} is in use: stop what listens there, or "
@@ -89,7 +89,7 @@ def listen(address: Address) -> socket.socket:
         raise ServingError(
             f"port {address.port} of {address.host} cannot be used: {error.strerror or error}"
         ) from error
-    return made
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:
@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Of one process; it logs through `logging` as that is set up."""
+    """A server of one process; it logs through `logging` as that is set up."""
     logging.getLogger("uvicorn.access").disabled = True  # it would write whole URLs
     return _Server(
         uvicorn.Config(

@@ -10,7 +10,7 @@ _ALPHABET: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + place): byte
     for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
-"""Of byte-level tokenizers: the sign that stands for each byte, as GPT-2 chose them."""
+"""The byte of each sign of byte-level tokenizers, as GPT-2 chose them."""
 _FALLBACK: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a token that is one byte."""
 

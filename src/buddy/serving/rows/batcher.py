@@ -13,23 +13,15 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
 
-from buddy.backbone.backbone import Backbone
-from buddy.budget.source import ConstantBudget
-from buddy.depth.policy import Policy
-from buddy.engine.executors.protocol import Executor
 from buddy.engine.planned_prompt import plan_prompt
-from buddy.engine.run import run_step
-from buddy.engine.state.lanes import Lanes
 from buddy.engine.steer import BatchRoute, check_batch_route
-from buddy.engine.step import Feed, Step, StepOutput, logits_of
 from buddy.errors import BuddyError
 from buddy.model import BuddyForCausalLM
-from buddy.serving.control.protocol import Control, Ending, Orders, QueueView, StepReport
+from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, Usage
+from buddy.serving.rows.passes import Pass, PassRunner
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
 from buddy.serving.rows.sampler import Picked, Picker, pick
@@ -81,14 +73,11 @@ class Batcher:
         self._model, self._tokenizer = model, tokenizer
         self._control, self.options = control, options
         self._ends = frozenset(ends)
-        self._backbone: Backbone = model.backbone
-        with torch.no_grad():
-            model.executor.refresh()
-            self._policy: Policy = model.inference_policy()
-        self._executor = model.executor.fast_path()
-        self._plans_ahead = self._policy.plans_ahead
-        self._vocab = int(self._backbone.embedding.num_embeddings)
+        self._device = model.backbone.device
+        self._vocab = int(model.backbone.embedding.num_embeddings)
         session = model.new_session(options.rows, options.slots)
+        self._runner = PassRunner(model, session, options.batch_route)
+        self._plans_ahead = self._runner.policy.plans_ahead
         kept = options.kept_prefixes if self._plans_ahead else 0
         self.pool = Pool(session, kept, options.least_shared)
         self.waiting: deque[Submitted] = deque()
@@ -107,7 +96,7 @@ class Batcher:
         waiting, rows = tuple(self.waiting), tuple(self.rows)
         return QueueView(
             size=len(waiting),
-            prompt_tokens=sum(len(one.request.prompt) for one in waiting),
+            prompt_tokens=sum(len(submitted.request.prompt) for submitted in waiting),
             oldest_s=now_s - waiting[0].at_s if waiting else 0.0,
             running=len(rows),
             prompt_tokens_running=sum(row.prompt_left for row in rows),
@@ -119,10 +108,10 @@ class Batcher:
 
     def cancel(self, number: int) -> None:
         """Let go of a request, wherever it is; one that has ended is no error."""
-        for one in self.waiting:
-            if one.number == number:
-                self.waiting.remove(one)
-                self._note_end(one, "cancelled", None)
+        for submitted in self.waiting:
+            if submitted.number == number:
+                self.waiting.remove(submitted)
+                self._note_end(submitted, "cancelled", None)
                 return
         for row in self.rows:
             if row.number == number:
@@ -136,12 +125,12 @@ class Batcher:
         self.waiting.clear()
         for row in rows:
             row.is_gone = True
-        for one in (*(row.submitted for row in rows), *waiting):
-            self._tell(one, Failed(message=message))
+        for submitted in (*(row.submitted for row in rows), *waiting):
+            self._tell(submitted, Failed(message=message))
         for row in rows:
             self._note_end(row.submitted, "failed", row.usage())
-        for one in waiting:
-            self._note_end(one, "failed", None)
+        for submitted in waiting:
+            self._note_end(submitted, "failed", None)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -156,8 +145,8 @@ class Batcher:
         self._set_depths(orders)
         decoding = [row for row in self.rows if not row.prompt_left]
         parts = self._parts(orders, is_idle=not decoding)
-        for rows, some in self._passes(decoding, parts):
-            self._pass(rows, some)
+        for one_pass in self._runner.divide(decoding, parts):
+            self._pass(one_pass)
 
     # Who takes part
 
@@ -166,19 +155,23 @@ class Batcher:
         while self.waiting and len(self.rows) < self.options.rows:
             if not self._admits and self.rows:
                 return
-            one = self.waiting.popleft()
+            submitted = self.waiting.popleft()
             try:
-                self.rows.append(self._row(one))
+                self.rows.append(self._row(submitted))
             except BuddyError as error:  # such as a predictor whose logits are NaN
-                self._tell(one, Failed(message=str(error)))
-                self._note_end(one, "failed", None)
+                self._tell(submitted, Failed(message=str(error)))
+                self._note_end(submitted, "failed", None)
 
-    def _row(self, one: Submitted) -> Row:
-        request = one.request
+    def _row(self, submitted: Submitted) -> Row:
+        request = submitted.request
         return Row(
-            submitted=one,
+            submitted=submitted,
             picker=Picker(
-                request.sampling, request.prompt, self._vocab, request.top_logprobs, one.grammar
+                request.sampling,
+                request.prompt,
+                self._vocab,
+                request.top_logprobs,
+                submitted.grammar,
             ),
             text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),
@@ -189,7 +182,7 @@ class Batcher:
 
     def _choose(self, prompt: Sequence[int]) -> int:
         """Blocks that the Budget Predictor chooses for a prompt."""
-        ids = torch.tensor([prompt], device=self._backbone.device)
+        ids = torch.tensor([prompt], device=self._device)
         real = torch.ones_like(ids, dtype=torch.bool)
         (blocks,) = self._model.choose_budgets(ids, real, real)
         return blocks
@@ -222,8 +215,8 @@ class Batcher:
         begin = (-1, 0)
         if self._plans_ahead:
             if row.planned is None or int(row.planned.block_mask.sum()) != row.depth:
-                ids = torch.from_numpy(row.prompt).to(self._backbone.device)
-                row.planned = plan_prompt(self._policy, ids, row.depth)
+                ids = torch.from_numpy(row.prompt).to(self._device)
+                row.planned = plan_prompt(self._runner.policy, ids, row.depth)
             least = self.options.least_shared
             # A beginning that an earlier pass made differs in its last bits from one's own, and a
             # drawn text with them; answers of one request share the first one's.
@@ -234,111 +227,34 @@ class Batcher:
                     return False
                 number, length = self.pool.find(row.prompt, row.planned.block_mask)
                 length = min(length, len(row.prompt) - 1)
-                begin = max(begin, (number, length), key=lambda one: one[1])
+                begin = max(begin, (number, length), key=lambda beginning: beginning[1])
                 begin = begin if begin[1] >= least else (-1, 0)
         row.sequence = self.pool.join(row.depth, begin)
         row.fed = row.cached = begin[1]
         return True
 
-    def _passes(
-        self, decoding: list[Row], parts: list[tuple[Row, int]]
-    ) -> list[tuple[list[Row], list[tuple[Row, int]]]]:
-        """All in one pass where the fast path takes it; else prompts in passes of their own.
-
-        The general path pads all sequences of a pass to the longest.
-        """
-        if not parts or (len(parts) == 1 and not decoding):
-            return [(decoding, parts)]
-        counts = [1] * len(decoding) + [count for _, count in parts]
-        starts = [row.fed for row in decoding] + [row.fed for row, _ in parts]
-        if fits_one_pass(self._executor, starts, counts):
-            return [(decoding, parts)]
-        alone: list[tuple[list[Row], list[tuple[Row, int]]]] = [([], [one]) for one in parts]
-        return [(decoding, []), *alone] if decoding else alone
-
     # A pass
 
-    def _pass(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> None:
-        decoding = [row for row in decoding if not row.is_gone]
-        parts = [one for one in parts if not one[0].is_gone]
-        rows = decoding + [row for row, _ in parts]
+    def _pass(self, planned: Pass) -> None:
+        taking = planned.without_gone()
+        rows = taking.rows
         if not rows:
             return
-        started_s = time.perf_counter()
-        out = self._run(decoding, parts)
-        seconds = time.perf_counter() - started_s
+        out, report = self._runner.run(taking)
         self.steps += 1
-        self._count(rows, out)
-        report = _measured(len(decoding), out, seconds)
         ready = [place for place, row in enumerate(rows) if not row.prompt_left]
         if not ready:
             self._control.report(report)
             return
         lanes = out.lanes.last[ready]
         chosen = [rows[place] for place in ready]
-        picked = pick(self._logits(out, lanes), [row.picker for row in chosen])
+        picked = pick(self._runner.logits(out, lanes), [row.picker for row in chosen])
         now_s = time.perf_counter()
         gaps = tuple(now_s - row.last_s for row in chosen if row.answer)
         firsts = tuple(now_s - row.submitted.at_s for row in chosen if not row.answer)
         self._control.report(replace(report, gaps_s=gaps, firsts_s=firsts))
-        for row, lane, one in zip(chosen, lanes.tolist(), picked, strict=True):
-            self._accept(row, one, out.plan.host[lane], now_s)
-
-    def _run(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> StepOutput:
-        tokens = [row.last for row in decoding]
-        for row, count in parts:
-            tokens += row.prompt[row.fed : row.fed + count].tolist()
-        rows = decoding + [row for row, _ in parts]
-        sequence_ids = [row.sequence for row in rows if row.sequence is not None]
-        session = self.pool.session
-        sequences = session.find(sequence_ids)
-        for place, row in enumerate(decoding):
-            state = sequences[place]
-            if row.budget_source is not None:
-                if state.source is not row.budget_source:
-                    sequences[place] = replace(state, source=row.budget_source)
-            elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
-                sequences[place] = replace(state, source=ConstantBudget(row.depth))
-        planned = {
-            row.sequence: row.planned
-            for row, _ in parts
-            if row.sequence is not None and row.planned is not None
-        }
-        step = Step(
-            sequence_ids=sequence_ids,
-            feed=Feed(
-                token_ids=torch.tensor(tokens, device=self._backbone.device),
-                counts=(1,) * len(decoding) + tuple(count for _, count in parts),
-                prompts=(False,) * len(decoding) + (True,) * len(parts) if parts else None,
-            ),
-            sequences=sequences,
-            batch_route=self.options.batch_route,
-            planned_prompts=planned,
-            routed_alone=[
-                sequence_id
-                for sequence_id, row in zip(sequence_ids, rows, strict=True)
-                if row.request.sampling.seed is not None
-            ],
-        )
-        return run_step(self._backbone, self._policy, session, step, executor=self._executor)
-
-    def _count(self, rows: list[Row], out: StepOutput) -> None:
-        """Note what rows were fed, and what ran for it."""
-        executed = out.executed.numpy()
-        for place, row in enumerate(rows):
-            count, last = out.lanes.counts[place], int(out.lanes.last[place])
-            if not row.prompt_left:
-                row.ran.append(out.plan.host[last])
-            row.fed += count
-            row.executed += int(executed[last + 1 - count : last + 1].sum())
-
-    def _logits(self, out: StepOutput, lanes: NDArray[np.int64]) -> Float[Tensor, "rows vocab"]:
-        """Logits of these lanes alone."""
-        is_all = len(lanes) == out.lanes.num
-        which = slice(None) if is_all else torch.from_numpy(lanes).to(out.hidden.device)
-        if out.logits is not None:
-            return out.logits[which]
-        return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
+        for row, lane, choice in zip(chosen, lanes.tolist(), picked, strict=True):
+            self._accept(row, choice, out.plan.host[lane], now_s)
 
     # What comes of it
 
@@ -392,17 +308,19 @@ class Batcher:
         if not self._tell(row.submitted, event):
             self._let_go(row, "cancelled")
 
-    def _tell(self, one: Submitted, event: Event) -> bool:
+    def _tell(self, submitted: Submitted, event: Event) -> bool:
         """Hand over an event; False where its taker has failed, which must hurt nobody else."""
         try:
-            one.deliver(event)
+            submitted.deliver(event)
         except Exception:
-            _LOG.exception("request %d is dropped: what takes its events has failed", one.number)
+            _LOG.exception(
+                "request %d is dropped: what takes its events has failed", submitted.number
+            )
             return False
         return True
 
-    def _note_end(self, one: Submitted, how: Ending, usage: Usage | None) -> None:
-        self._control.ended(how, usage, time.perf_counter() - one.at_s)
+    def _note_end(self, submitted: Submitted, how: Ending, usage: Usage | None) -> None:
+        self._control.ended(how, usage, time.perf_counter() - submitted.at_s)
 
     def _let_go(self, row: Row, how: Ending) -> None:
         """Give a row back; what it was fed may serve others."""
@@ -413,26 +331,3 @@ class Batcher:
         if row.sequence is not None:
             self.pool.leave(row.sequence, None if how == "failed" else row.kept())
         self._note_end(row.submitted, how, row.usage())
-
-
-def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
-    """What a pass took; its first lanes are those of answers."""
-    executed = out.executed.numpy()
-    context = np.array(out.lanes.stops[:rows])
-    return StepReport(
-        rows=rows,
-        union=int(out.plan.host.any(0).sum()),
-        row_blocks=int(executed[:rows].sum()),
-        block_context=int(executed[:rows] @ context) if rows else 0,
-        prompt_lanes=out.lanes.num - rows,
-        prompt_blocks=int(executed[rows:].sum()),
-        seconds=seconds,
-    )
-
-
-def fits_one_pass(executor: Executor | None, starts: Sequence[int], counts: Sequence[int]) -> bool:
-    """Whether the fast path takes these new tokens, by sequence, in one pass."""
-    if executor is None:
-        return False
-    numbers = tuple(range(len(counts)))
-    return executor.takes(Lanes(numbers, tuple(starts), tuple(counts), torch.device("cpu")))

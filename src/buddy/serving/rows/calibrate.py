@@ -30,8 +30,9 @@ from buddy.errors import BuddyError, ResultError
 from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
 from buddy.records import processor
-from buddy.serving.control.cost import CostModel, StepShape, fit
-from buddy.serving.rows.batcher import fits_one_pass
+from buddy.serving.control.cost import CostModel, fit
+from buddy.serving.control.protocol import StepShape
+from buddy.serving.rows.passes import fits_one_pass
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -53,7 +54,7 @@ class Sample:
     """One kind of step that is measured."""
 
     depths: tuple[int, ...] = ()
-    """Of each row that decodes."""
+    """Blocks of each row that decodes."""
     context: int = 0
     """Tokens in the cache of each."""
     prompt: int = 0
@@ -98,7 +99,7 @@ class Bench:
     def run(self, sample: Sample, clock: Callable[[], float] = time.perf_counter) -> float:
         """Seconds of one step, without what follows it: sampling, and logits where it made none."""
         numbers = [self._session.join() for _ in sample.depths]
-        held = [
+        sequences = [
             SequenceState(
                 row=self._session.sequences[number].row,
                 source=ConstantBudget(depth),
@@ -107,16 +108,18 @@ class Bench:
             )
             for number, depth in zip(numbers, sample.depths, strict=True)
         ]
-        self._write([one.row for one in held], sample.context)
-        counts = [1] * len(held)
+        self._write([sequence.row for sequence in sequences], sample.context)
+        counts = [1] * len(sequences)
         if sample.prompt:
             number = self._session.join(ConstantBudget(sample.prompt_depth))
             numbers.append(number)
-            held.append(self._session.sequences[number])
+            sequences.append(self._session.sequences[number])
             counts.append(sample.prompt)
         backbone = self._model.backbone
         token = 5 % backbone.embedding.num_embeddings
-        parts = self._passes(len(sample.depths), [one.length for one in held], counts)
+        parts = self._passes(
+            len(sample.depths), [sequence.length for sequence in sequences], counts
+        )
         feeds = [
             Feed(token_ids=torch.full((sum(counts[part]),), token), counts=tuple(counts[part]))
             for part in parts
@@ -126,7 +129,7 @@ class Bench:
             step = Step(
                 sequence_ids=numbers[part],
                 feed=feed,
-                sequences=held[part],
+                sequences=sequences[part],
                 batch_route=self._route,
             )
             run_step(backbone, self._policy, self._session, step, executor=self._executor)
@@ -148,9 +151,9 @@ class Bench:
             have = self._written[row]
             if slots > have:
                 for buffers in self._session.kv.buffers()[:2]:
-                    for one in buffers:
-                        if one is not None:
-                            one[row, :, have:slots] = 0.01
+                    for buffer in buffers:
+                        if buffer is not None:
+                            buffer[row, :, have:slots] = 0.01
                 self._written[row] = slots
 
 
@@ -190,18 +193,18 @@ def samples(
         for size in sizes
         if size > 2
     ]
-    lanes = [one for one in (16, 64, 256) if one <= longest]
-    prompts = [Sample(prompt=one, prompt_depth=d) for one in lanes for d in (full, half)]
+    lanes = [tokens for tokens in (16, 64, 256) if tokens <= longest]
+    prompts = [Sample(prompt=tokens, prompt_depth=d) for tokens in lanes for d in (full, half)]
     along = [
-        Sample(depths=(depth,) * size, context=short, prompt=one, prompt_depth=depth)
-        for size, one, depth in zip(
+        Sample(depths=(depth,) * size, context=short, prompt=tokens, prompt_depth=depth)
+        for size, tokens, depth in zip(
             sizes[1:], cycle((24, 48, 128)), cycle((full, full, half)), strict=False
         )
-        if one <= longest
+        if tokens <= longest
     ]
     rng = Random(seed)
     corners = [decode[0], decode[3], decode[-4], decode[-3], *prompts[-2:], prompts[0]]
-    rest = [one for one in (*decode, *mixed, *prompts, *along) if one not in corners]
+    rest = [sample for sample in (*decode, *mixed, *prompts, *along) if sample not in corners]
     for number in count():
         rng.shuffle(rest)
         yield (
@@ -307,10 +310,10 @@ def cost_of(
     _LOG.info("measuring what a step costs, at most %g s, once for this machine and model", seconds)
     steps = measure(model, rows, batch_route=batch_route, seconds=seconds, clock=clock)
     cost = fit(*steps, plain)
-    kept = {"identity": identity, "coefficients": cost.coefficients}
+    content = {"identity": identity, "coefficients": cost.coefficients}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(kept, indent=2) + "\n")
+        write_text(path, json.dumps(content, indent=2) + "\n")
     except (OSError, BuddyError) as error:
         _LOG.warning("the cost that was measured is not kept: %s", error)
     return cost
@@ -333,6 +336,6 @@ def _read(kept: Any, identity: dict[str, Any], plain: int) -> CostModel:
     if not isinstance(kept, dict) or kept.get("identity") != identity:
         raise ResultError("it is of another model or machine")
     numbers = kept.get("coefficients")
-    if not isinstance(numbers, list) or not all(type(one) is float for one in numbers):
+    if not isinstance(numbers, list) or not all(type(number) is float for number in numbers):
         raise ResultError("its coefficients are no numbers")
     return CostModel(tuple(numbers), plain)

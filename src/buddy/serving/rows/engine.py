@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def facts(self) -> EngineFacts:
-        """Of the model."""
+        """What is known of the model."""
         return self._facts
 
     @property
@@ -130,7 +130,7 @@ class Engine:
             queue = self._batcher.queue(now_s)
             if self._inbox:
                 oldest = now_s - self._inbox[0].at_s
-                tokens = sum(len(one.request.prompt) for one in self._inbox)
+                tokens = sum(len(waiting.request.prompt) for waiting in self._inbox)
                 queue = replace(
                     queue,
                     size=queue.size + len(self._inbox),
@@ -163,7 +163,7 @@ class Engine:
             self._changed.notify()
 
     def metrics(self) -> bytes:
-        """In Prometheus' text format."""
+        """Counters and gauges in Prometheus' text format."""
         return self._control.metrics(self.gauges)
 
     def drain(self) -> None:
@@ -253,8 +253,8 @@ class Engine:
     def _pass_on(self) -> None:
         inbox, self._inbox = self._inbox, []
         cancelled, self._cancelled = self._cancelled, []
-        for one in inbox:
-            self._batcher.add(one)
+        for submitted in inbox:
+            self._batcher.add(submitted)
         for number in cancelled:
             self._batcher.cancel(number)
 

@@ -64,8 +64,8 @@ class GrammarMaker:
             raise GrammarError(f"the schema cannot be followed: {reason(error)}") from error
         matcher = LLMatcher(self._guide(), source, log_level=0)
         if matcher.is_error():
-            told = " ".join(matcher.get_error().split())[:400] or "no reason"
-            raise GrammarError(f"the schema cannot be followed: {told}")
+            why = " ".join(matcher.get_error().split())[:400] or "no reason"
+            raise GrammarError(f"the schema cannot be followed: {why}")
         return GrammarState(matcher, self.vocab)
 
     def _guide(self) -> Any:

@@ -66,12 +66,12 @@ class Pool:
     @property
     def kept_tokens(self) -> int:
         """Tokens of these; may be asked from any thread."""
-        return sum(len(one.tokens) for one in tuple(self._kept.values()))
+        return sum(len(fed.tokens) for fed in tuple(self._kept.values()))
 
     def find(self, prompt: NDArray[np.int64], runs: NDArray[np.bool_]) -> tuple[int, int]:
         """The kept sequence that shares most with a prompt under a plan, and how many tokens."""
-        found = ((fed.shared(prompt, runs), number) for number, fed in self._kept.items())
-        length, number = max(found, default=(0, -1))
+        lengths = ((fed.shared(prompt, runs), number) for number, fed in self._kept.items())
+        length, number = max(lengths, default=(0, -1))
         return number, length
 
     def join(self, blocks: int, begin: tuple[int, int] = (-1, 0)) -> int:
@@ -101,8 +101,8 @@ class Pool:
             if not any(_begins(held, fed) for held in self._kept.values()):
                 gone = covers
                 self._kept[number] = fed
-        for one in gone:
-            self._kept.pop(one, None)
+        for sequence in gone:
+            self._kept.pop(sequence, None)
         while len(self._kept) > self.most_kept:
             gone.append(self._kept.popitem(last=False)[0])
         if gone:

@@ -40,13 +40,13 @@ class Row:
     """Blocks of a token of the answer without load."""
     prompt: NDArray[np.int64]
     budget_source: BudgetSource | None = None
-    """Of the answer's tokens, where their mean is named and not their depth."""
+    """Says the depth of each token of the answer, where their mean is named and not their depth."""
     depth: int = field(init=False)
     """Blocks of the next token."""
     since: int = 0
     """Tokens since that changed."""
     sequence: int | None = None
-    """In the session; None before the first token is fed."""
+    """Number in the session; None before the first token is fed."""
     planned: PlannedPrompt | None = None
     fed: int = 0
     cached: int = 0
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def number(self) -> int:
-        """As the client knows it."""
+        """The number that the client knows."""
         return self.submitted.number
 
     @property
@@ -92,7 +92,7 @@ class Row:
         return self.request.budget.is_elastic(is_seeded=self.request.sampling.seed is not None)
 
     def view(self) -> RowView:
-        """As control sees it."""
+        """What control sees."""
         return RowView(
             number=self.number,
             budget=self.request.budget,

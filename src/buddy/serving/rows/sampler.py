@@ -72,7 +72,7 @@ class Picker:
             else:
                 self._generator.manual_seed(sampling.seed % 2**63)
         self.changes = any(
-            one is not None for one in (self.bias, self.seen, self.counts, self.grammar)
+            change is not None for change in (self.bias, self.seen, self.counts, self.grammar)
         )
         self.is_plain = self.is_greedy and not self.changes and top_logprobs is None
         """Its token is the best of the logits as they are."""
@@ -86,8 +86,10 @@ class Picker:
         """Penalties and bias, in place."""
         if self.seen is not None:
             penalty = self.sampling.repetition_penalty
-            held = logits[self.seen]
-            logits[self.seen] = torch.where(held < 0, held * penalty, held / penalty)
+            seen_logits = logits[self.seen]
+            logits[self.seen] = torch.where(
+                seen_logits < 0, seen_logits * penalty, seen_logits / penalty
+            )
         if self.counts is not None:
             logits -= self.sampling.frequency_penalty * self.counts
             logits -= self.sampling.presence_penalty * (self.counts > 0)
@@ -118,7 +120,7 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
         logits: Of each row; float32 or narrower.
         pickers: Of each row.
     """
-    if all(one.is_plain for one in pickers):
+    if all(picker.is_plain for picker in pickers):
         most, best = logits.max(-1)
         return [
             Picked(token) if math.isfinite(value) else Picked(error=_damaged())
@@ -130,19 +132,19 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
         for row, value in enumerate(logits.amax(-1).tolist())
         if not math.isfinite(value)
     }
-    if any(one.changes for one in pickers):
+    if any(picker.changes for picker in pickers):
         logits = logits.clone()
-    told: dict[int, Float[Tensor, " vocab"]] = {}
-    for row, one in enumerate(pickers):
+    logprobs: dict[int, Float[Tensor, " vocab"]] = {}
+    for row, picker in enumerate(pickers):
         if row in errors:
             continue
         try:
-            one.penalise(logits[row])
-            if one.top_logprobs is not None:
-                told[row] = logits[row].log_softmax(-1)
-            if one.grammar is not None:
-                logits[row].masked_fill_(one.grammar.forbidden(), -math.inf)
-            if one.changes and not math.isfinite(float(logits[row].max())):
+            picker.penalise(logits[row])
+            if picker.top_logprobs is not None:
+                logprobs[row] = logits[row].log_softmax(-1)
+            if picker.grammar is not None:
+                logits[row].masked_fill_(picker.grammar.forbidden(), -math.inf)
+            if picker.changes and not math.isfinite(float(logits[row].max())):
                 raise ModelError(
                     "no token may follow: the penalties, the grammar and logit_bias leave none"
                 )
@@ -160,16 +162,18 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
     return [
         Picked(error=errors[row])
         if row in errors
-        else Picked(tokens[row], _logprobs(told.get(row), tokens[row], one.top_logprobs))
-        for row, one in enumerate(pickers)
+        else Picked(tokens[row], _logprobs(logprobs.get(row), tokens[row], picker.top_logprobs))
+        for row, picker in enumerate(pickers)
     ]
 
 
 def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list[int]:
     """Draw a token for each row."""
-    samplings = [one.sampling for one in pickers]
+    samplings = [picker.sampling for picker in pickers]
     cooled = _cooled(logits, samplings)
-    wide = [row for row, one in enumerate(samplings) if not one.top_k and one.top_p >= 1]
+    wide = [
+        row for row, sampling in enumerate(samplings) if not sampling.top_k and sampling.top_p >= 1
+    ]
     narrow = sorted(set(range(len(samplings))) - set(wide))
     made: dict[int, int] = {}
     if wide:
@@ -180,11 +184,11 @@ def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> li
         if not narrow:
             break
         weights, ids, holds = nucleus(cooled[narrow], [samplings[row] for row in narrow], width)
-        held = [at for at, is_held in enumerate(holds) if is_held]
-        if held:
-            places = _draw(weights[held], [pickers[narrow[at]] for at in held])
-            found = ids[held].gather(1, places[:, None])[:, 0]
-            made |= dict(zip([narrow[at] for at in held], found.tolist(), strict=True))
+        within = [at for at, is_held in enumerate(holds) if is_held]
+        if within:
+            places = _draw(weights[within], [pickers[narrow[at]] for at in within])
+            found = ids[within].gather(1, places[:, None])[:, 0]
+            made |= dict(zip([narrow[at] for at in within], found.tolist(), strict=True))
         narrow = [row for row, is_held in zip(narrow, holds, strict=True) if not is_held]
     return [made[row] for row in range(len(pickers))]
 
@@ -192,7 +196,7 @@ def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> li
 def _draw(weights: Float[Tensor, "rows places"], pickers: Sequence[Picker]) -> Int[Tensor, " rows"]:
     """A place of each row, as likely as its weight says."""
     edges = weights.cumsum(-1)
-    drawn = torch.tensor([one.draw() for one in pickers], dtype=torch.float64)[:, None]
+    drawn = torch.tensor([picker.draw() for picker in pickers], dtype=torch.float64)[:, None]
     place = torch.searchsorted(edges, drawn * edges[:, -1:], right=True)[:, 0]
     # Rounding must not draw what has no weight: go back to the last that has some.
     last = (weights > 0).long().mul(torch.arange(1, weights.shape[1] + 1)).amax(-1) - 1
@@ -204,7 +208,7 @@ def spread(
 ) -> Float[Tensor, "rows vocab"]:
     """Weights of all tokens under min_p, in the order of their ids; float64, the best has 1."""
     weights = cooled.double().exp_()
-    least = torch.tensor([one.min_p for one in samplings], dtype=torch.float64)[:, None]
+    least = torch.tensor([sampling.min_p for sampling in samplings], dtype=torch.float64)[:, None]
     return weights.masked_fill_(weights < least, 0.0)
 
 
@@ -227,17 +231,17 @@ def nucleus(
     weights = values.double().exp_()
     rank = torch.arange(width)
     holds = []
-    for row, one in enumerate(samplings):
-        kept = weights[row]  # a view
-        if one.top_k:
-            kept[one.top_k :] = 0
-        is_held = 0 < one.top_k <= width or width == cooled.shape[1]
-        if one.top_p < 1:
-            whole = kept.sum() if is_held else cooled[row].double().exp().sum()
-            sums = kept.cumsum(0)
-            is_held = is_held or (not one.top_k and bool(sums[-1] >= one.top_p * whole))
-            kept[(sums - kept >= one.top_p * whole) & (rank > 0)] = 0
-        kept[kept < one.min_p] = 0
+    for row, sampling in enumerate(samplings):
+        row_weights = weights[row]  # a view
+        if sampling.top_k:
+            row_weights[sampling.top_k :] = 0
+        is_held = 0 < sampling.top_k <= width or width == cooled.shape[1]
+        if sampling.top_p < 1:
+            whole = row_weights.sum() if is_held else cooled[row].double().exp().sum()
+            sums = row_weights.cumsum(0)
+            is_held = is_held or (not sampling.top_k and bool(sums[-1] >= sampling.top_p * whole))
+            row_weights[(sums - row_weights >= sampling.top_p * whole) & (rank > 0)] = 0
+        row_weights[row_weights < sampling.min_p] = 0
         holds.append(is_held)
     return weights, ids, holds
 
@@ -246,7 +250,7 @@ def _cooled(
     logits: Float[Tensor, "rows vocab"], samplings: Sequence[Sampling]
 ) -> Float[Tensor, "rows vocab"]:
     """Logits over the temperature, the best of each row at 0, so that any temperature is safe."""
-    heat = torch.tensor([one.temperature for one in samplings])[:, None]
+    heat = torch.tensor([sampling.temperature for sampling in samplings])[:, None]
     heat.clamp_(min=torch.finfo(heat.dtype).tiny)
     return (logits - logits.amax(-1, keepdim=True)) / heat
 

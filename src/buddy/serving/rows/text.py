@@ -92,11 +92,11 @@ class StopStrings:
         if not self._stop:
             return text, False
         text = self._held + text
-        found = [at for one in self._stop if (at := text.find(one)) >= 0]
-        if found:
+        places = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        if places:
             self._held = ""
-            return text[: min(found)], True
-        longest = max(_overlap(text, one) for one in self._stop)
+            return text[: min(places)], True
+        longest = max(_overlap(text, stop) for stop in self._stop)
         cut = len(text) - longest
         self._held = text[cut:]
         return text[:cut], False

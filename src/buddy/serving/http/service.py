@@ -1,0 +1,49 @@
+"""What all routes have in common: the engine, who reads for it, and what is under way."""
+
+import time
+from dataclasses import dataclass, field
+
+import anyio
+
+from buddy.serving.client import EngineClient
+from buddy.serving.http.budget_rules import BudgetRules
+from buddy.serving.http.mailbox import Answers
+from buddy.serving.http.prompts import PromptReader
+from buddy.serving.http.schema import ModelBody, ModelFacts
+
+
+@dataclass(kw_only=True, slots=True)
+class Service:
+    """What the routes need.
+
+    Attributes:
+        under_way: Requests that are being answered.
+        beginning: Lets one request at a time be read and handed to the engine.
+    """
+
+    engine: EngineClient
+    reader: PromptReader
+    rules: BudgetRules
+    started: int = field(default_factory=lambda: int(time.time()))
+    under_way: set[Answers] = field(default_factory=set)
+    beginning: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+
+    def model(self, name: str | None = None) -> ModelBody:
+        """The served model, as `/v1/models` lists it, by its own name or that of a request."""
+        facts = self.engine.facts
+        return ModelBody(
+            id=name or facts.model,
+            object="model",
+            created=self.started,
+            owned_by="buddy",
+            buddy=ModelFacts(
+                num_blocks=facts.num_blocks,
+                least_blocks=facts.least_blocks,
+                context=facts.context,
+                has_predictor=facts.has_predictor,
+                means=facts.means,
+                has_chat=self.reader.has_chat,
+                least_ms_per_token=facts.least_ms_per_token,
+                engine=facts.engine,
+            ),
+        )

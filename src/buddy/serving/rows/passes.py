@@ -1,0 +1,173 @@
+"""A pass: the last token of every row that decodes and parts of prompts, fed in one step."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buddy.backbone.backbone import Backbone
+from buddy.budget.source import ConstantBudget
+from buddy.depth.policy import Policy
+from buddy.engine.executors.protocol import Executor
+from buddy.engine.run import run_step
+from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.session import Session
+from buddy.engine.steer import BatchRoute
+from buddy.engine.step import Feed, Step, StepOutput, logits_of
+from buddy.model import BuddyForCausalLM
+from buddy.serving.control.protocol import StepReport
+from buddy.serving.rows.row import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Who takes part.
+
+    Attributes:
+        decoding: Rows that have their last token fed.
+        parts: Rows that have some of their prompt fed, and how many tokens of it.
+    """
+
+    decoding: list[Row]
+    parts: list[tuple[Row, int]]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All of them, in the order of their lanes."""
+        return self.decoding + [row for row, _ in self.parts]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """New tokens of each row."""
+        return (1,) * len(self.decoding) + tuple(count for _, count in self.parts)
+
+    def without_gone(self) -> "Pass":
+        """The same without rows whose requests were let go meanwhile."""
+        return Pass(
+            [row for row in self.decoding if not row.is_gone],
+            [part for part in self.parts if not part[0].is_gone],
+        )
+
+
+class PassRunner:
+    """Runs passes on one session.
+
+    Args:
+        model: Its weights and its policy must not change while it is in use.
+        session: Has the sequences of the rows.
+        batch_route: Whose scores rank the blocks of a pass.
+    """
+
+    def __init__(self, model: BuddyForCausalLM, session: Session, batch_route: BatchRoute) -> None:
+        self._backbone: Backbone = model.backbone
+        with torch.no_grad():
+            model.executor.refresh()
+            self.policy: Policy = model.inference_policy()
+        self._executor = model.executor.fast_path()
+        self._session, self._batch_route = session, batch_route
+
+    def divide(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> list[Pass]:
+        """All in one pass where the fast path takes it; else prompts in passes of their own.
+
+        The general path pads all sequences of a pass to the longest.
+        """
+        whole = Pass(decoding, parts)
+        if not parts or (len(parts) == 1 and not decoding):
+            return [whole]
+        if fits_one_pass(self._executor, [row.fed for row in whole.rows], whole.counts):
+            return [whole]
+        alone = [Pass([], [part]) for part in parts]
+        return [Pass(decoding, []), *alone] if decoding else alone
+
+    def run(self, planned: Pass) -> tuple[StepOutput, StepReport]:
+        """Run a pass, and note in its rows what they were fed and what ran for it."""
+        started_s = time.perf_counter()
+        out = run_step(
+            self._backbone,
+            self.policy,
+            self._session,
+            self._step(planned),
+            executor=self._executor,
+        )
+        seconds = time.perf_counter() - started_s
+        executed = out.executed.numpy()
+        for place, row in enumerate(planned.rows):
+            count, last = out.lanes.counts[place], int(out.lanes.last[place])
+            if not row.prompt_left:
+                row.ran.append(out.plan.host[last])
+            row.fed += count
+            row.executed += int(executed[last + 1 - count : last + 1].sum())
+        return out, _measured(len(planned.decoding), out, seconds)
+
+    def _step(self, planned: Pass) -> Step:
+        tokens = [row.last for row in planned.decoding]
+        for row, count in planned.parts:
+            tokens += row.prompt[row.fed : row.fed + count].tolist()
+        rows = planned.rows
+        sequence_ids = [row.sequence for row in rows if row.sequence is not None]
+        sequences = self._session.find(sequence_ids)
+        for place, row in enumerate(planned.decoding):
+            state = sequences[place]
+            if row.budget_source is not None:
+                if state.source is not row.budget_source:
+                    sequences[place] = replace(state, source=row.budget_source)
+            elif state.source.each != row.depth:  # type: ignore[attr-defined]  # `join` gave it
+                sequences[place] = replace(state, source=ConstantBudget(row.depth))
+        prompts = {
+            row.sequence: row.planned
+            for row, _ in planned.parts
+            if row.sequence is not None and row.planned is not None
+        }
+        are_prompts = (False,) * len(planned.decoding) + (True,) * len(planned.parts)
+        return Step(
+            sequence_ids=sequence_ids,
+            feed=Feed(
+                token_ids=torch.tensor(tokens, device=self._backbone.device),
+                counts=planned.counts,
+                prompts=are_prompts if planned.parts else None,
+            ),
+            sequences=sequences,
+            batch_route=self._batch_route,
+            planned_prompts=prompts,
+            routed_alone=[
+                sequence_id
+                for sequence_id, row in zip(sequence_ids, rows, strict=True)
+                if row.request.sampling.seed is not None
+            ],
+        )
+
+    def logits(self, out: StepOutput, lanes: NDArray[np.int64]) -> Float[Tensor, "rows vocab"]:
+        """Logits of these lanes alone."""
+        is_all = len(lanes) == out.lanes.num
+        which = slice(None) if is_all else torch.from_numpy(lanes).to(out.hidden.device)
+        if out.logits is not None:
+            return out.logits[which]
+        return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
+
+
+def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
+    """What a pass took; its first lanes are those of answers."""
+    executed = out.executed.numpy()
+    context = np.array(out.lanes.stops[:rows])
+    return StepReport(
+        rows=rows,
+        union=int(out.plan.host.any(0).sum()),
+        row_blocks=int(executed[:rows].sum()),
+        block_context=int(executed[:rows] @ context) if rows else 0,
+        prompt_lanes=out.lanes.num - rows,
+        prompt_blocks=int(executed[rows:].sum()),
+        seconds=seconds,
+    )
+
+
+def fits_one_pass(executor: Executor | None, starts: Sequence[int], counts: Sequence[int]) -> bool:
+    """Whether the fast path takes these new tokens, by sequence, in one pass."""
+    if executor is None:
+        return False
+    numbers = tuple(range(len(counts)))
+    return executor.takes(Lanes(numbers, tuple(starts), tuple(counts), torch.device("cpu")))
