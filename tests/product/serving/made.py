@@ -150,7 +150,7 @@ class Bench:
 
     def run(self, *asked):
         """Serve these together to their end."""
-        told = [self.add(one) for one in asked]
+        told = [self.add(wanted) for wanted in asked]
         while self.batcher.has_work:
             self.batcher.step()
         return told

@@ -37,7 +37,7 @@ def true_cost():
         for p in (0, 16, 128, 512)
         if rows or p
     ]
-    made = fit(shapes, [true_seconds(one) for one in shapes])
+    made = fit(shapes, [true_seconds(row) for row in shapes])
     assert isinstance(made, CostModel)
     return made
 
@@ -91,29 +91,29 @@ class Engine:
     def queue(self):
         return QueueView(
             size=len(self.waiting),
-            prompt_tokens=sum(one.prompt for one in self.waiting),
+            prompt_tokens=sum(row.prompt for row in self.waiting),
             oldest_s=self.now - self.waiting[0].at_s if self.waiting else 0.0,
             running=len(self.rows),
-            prompt_tokens_running=sum(one.prompt - one.fed for one in self.rows),
+            prompt_tokens_running=sum(row.prompt - row.fed for row in self.rows),
         )
 
-    def submit(self, control, one):
+    def submit(self, control, row):
         request = GenerationRequest(
-            prompt=(5,) * one.prompt, max_tokens=one.tokens, budget=one.budget
+            prompt=(5,) * row.prompt, max_tokens=row.tokens, budget=row.budget
         )
         try:
             control.admit(request, self.queue())
         except (Overloaded, BudgetError) as error:
-            one.refused, one.retry_s = str(error), getattr(error, "retry_after_s", 0)
+            row.refused, row.retry_s = str(error), getattr(error, "retry_after_s", 0)
         else:
-            self.waiting.append(one)
+            self.waiting.append(row)
 
     def run(self, control, requests, until_s=math.inf):
         """All of the requests, or as many as come to pass."""
-        todo = sorted(requests, key=lambda one: one.at_s)
-        for number, one in enumerate(todo):
-            one.number = number
-            one.wanted = one.depth = one.budget.most
+        todo = sorted(requests, key=lambda row: row.at_s)
+        for number, row in enumerate(todo):
+            row.number = number
+            row.wanted = row.depth = row.budget.most
         admits = True
         while self.now < until_s and (todo or self.waiting or self.rows):
             if not self.waiting and not self.rows:
@@ -129,44 +129,44 @@ class Engine:
     def _pass(self, control):
         views = [
             RowView(
-                number=one.number,
-                budget=one.budget,
-                wanted=one.wanted,
-                depth=one.depth,
-                steps=one.steps,
-                context=one.fed + one.made,
-                is_elastic=not one.budget.is_contract,
-                prompt_left=one.prompt - one.fed,
+                number=row.number,
+                budget=row.budget,
+                wanted=row.wanted,
+                depth=row.depth,
+                steps=row.steps,
+                context=row.fed + row.made,
+                is_elastic=not row.budget.is_contract,
+                prompt_left=row.prompt - row.fed,
             )
-            for one in self.rows
+            for row in self.rows
         ]
         orders = control.decide(views, self.queue())
         self.orders.append((views, orders))
-        for one in self.rows:
-            wanted = orders.depths.get(one.number, one.depth)
-            if wanted != one.depth:
-                assert not one.budget.is_contract
-                one.depth, one.steps = wanted, 0
-        decoding = [one for one in self.rows if one.fed == one.prompt]
+        for row in self.rows:
+            wanted = orders.depths.get(row.number, row.depth)
+            if wanted != row.depth:
+                assert not row.budget.is_contract
+                row.depth, row.steps = wanted, 0
+        decoding = [row for row in self.rows if row.fed == row.prompt]
         left, lanes, blocks, deepest, fed = orders.prompt_tokens, 0, 0, 0, []
         if not decoding:
             left = max(left, 1)
-        for one in self.rows:
-            if one.fed < one.prompt and left:
-                if not one.fed:
-                    one.prompt_depth = one.depth
-                take = min(left, one.prompt - one.fed)
+        for row in self.rows:
+            if row.fed < row.prompt and left:
+                if not row.fed:
+                    row.prompt_depth = row.depth
+                take = min(left, row.prompt - row.fed)
                 left -= take
                 lanes += take
-                blocks += take * one.prompt_depth
-                deepest = max(deepest, one.prompt_depth)
-                one.fed += take
-                fed.append(one)
+                blocks += take * row.prompt_depth
+                deepest = max(deepest, row.prompt_depth)
+                row.fed += take
+                fed.append(row)
         shape = StepShape(
             rows=len(decoding),
-            union=max([deepest, *(one.depth for one in decoding)]),
-            row_blocks=sum(one.depth for one in decoding),
-            block_context=sum(one.depth * (one.fed + one.made) for one in decoding),
+            union=max([deepest, *(row.depth for row in decoding)]),
+            row_blocks=sum(row.depth for row in decoding),
+            block_context=sum(row.depth * (row.fed + row.made) for row in decoding),
             prompt_lanes=lanes,
             prompt_blocks=blocks,
         )
@@ -174,18 +174,18 @@ class Engine:
         seconds = true_seconds(shape) * noise * self.slower(self.now)
         self.now += seconds + 0.3e-3
         gaps, firsts = [], []
-        for one in decoding:
-            one.gaps.append(self.now - one.last_s)
-            gaps.append(one.gaps[-1])
-            one.blocks += one.depth
-        for one in fed:
-            if one.fed == one.prompt:
-                one.first_s = self.now
-                firsts.append(one.ttft_s)
-        for one in self.rows:
-            if one.fed == one.prompt:
-                one.made, one.steps, one.last_s = one.made + 1, one.steps + 1, self.now
-        elastic = [one.depth for one in decoding if not one.budget.is_contract]
+        for row in decoding:
+            row.gaps.append(self.now - row.last_s)
+            gaps.append(row.gaps[-1])
+            row.blocks += row.depth
+        for row in fed:
+            if row.fed == row.prompt:
+                row.first_s = self.now
+                firsts.append(row.ttft_s)
+        for row in self.rows:
+            if row.fed == row.prompt:
+                row.made, row.steps, row.last_s = row.made + 1, row.steps + 1, self.now
+        elastic = [row.depth for row in decoding if not row.budget.is_contract]
         if elastic:
             self.depths.append((self.now, max(elastic), len(self.rows)))
         control.report(
@@ -201,26 +201,26 @@ class Engine:
                 firsts_s=tuple(firsts),
             )
         )
-        for one in [one for one in self.rows if one.made >= one.tokens]:
-            one.done = True
-            self.rows.remove(one)
-            control.ended("length", usage_of(one), self.now - one.at_s)
+        for row in [row for row in self.rows if row.made >= row.tokens]:
+            row.done = True
+            self.rows.remove(row)
+            control.ended("length", usage_of(row), self.now - row.at_s)
         return orders.admits
 
 
-def usage_of(one):
+def usage_of(row):
     return Usage(
-        prompt_tokens=one.prompt,
+        prompt_tokens=row.prompt,
         cached_tokens=0,
-        completion_tokens=one.made,
-        blocks_executed=one.blocks,
-        budget_blocks=one.depth,
-        blocks_per_token=one.blocks / max(len(one.gaps), 1),
+        completion_tokens=row.made,
+        blocks_executed=row.blocks,
+        budget_blocks=row.depth,
+        blocks_per_token=row.blocks / max(len(row.gaps), 1),
         distinct_plans=1,
         source="fixed"
-        if one.budget.is_contract
+        if row.budget.is_contract
         else "deadline"
-        if one.budget.has_deadline
+        if row.budget.has_deadline
         else "default",
         lowered_from=None,
     )

@@ -145,7 +145,7 @@ def test_late_tokens_lower_the_cap_and_early_ones_raise_it_after_two_windows():
 
 
 def test_the_percentile_is_that_of_the_nearest_rank():
-    assert percentile([float(one) for one in range(100)], 0.95) == 94.0
+    assert percentile([float(number) for number in range(100)], 0.95) == 94.0
     assert percentile([3.0], 0.5) == 3.0
     assert percentile([], 0.95) == 0.0
 

@@ -55,7 +55,7 @@ def test_two_hundred_requests_that_join_leave_and_cancel(policy, batch_route, kv
         for _ in range(min(draw.choice([0, 0, 1, 3]), len(todo))):
             asked = todo.pop()
             everyone.append((bench.number, asked, bench.add(asked)))
-        still = [one for one in everyone if not one[2].ended and one[0] not in dropped]
+        still = [entry for entry in everyone if not entry[2].ended and entry[0] not in dropped]
         if still and draw.random() < 0.15:
             number = draw.choice(still)[0]
             dropped.add(number)
@@ -83,11 +83,11 @@ def test_the_size_of_parts_changes_nothing(policy):
     for chunk in (1, 4, 256):
         bench = Bench(buddy, chunk=chunk, batch_route="independent", kept_prefixes=0)
         told = bench.run(*asked)
-        for one, heard in zip(asked, told, strict=True):
-            check_blocks(one, heard)
+        for wanted, heard in zip(asked, told, strict=True):
+            check_blocks(wanted, heard)
         found.append([(heard.tokens, np.array(heard.runs).tolist()) for heard in told])
     assert found[0] == found[1] == found[2]
-    assert [tokens for tokens, _ in found[0]] == [alone(buddy, one) for one in asked]
+    assert [tokens for tokens, _ in found[0]] == [alone(buddy, wanted) for wanted in asked]
 
 
 @pytest.mark.parametrize("engine", ["auto", "general"])
@@ -99,21 +99,21 @@ def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine)
     first = [request(shared + end, budget=3 + at % 2) for at, end in enumerate(ends)]
     cold = Bench(buddy, kept_prefixes=0)
     warm = Bench(buddy, chunk=5)
-    # A later turn: the prompt has the answer of an earlier one in it.
+    # A later turn: the prompt has an earlier answer in it.
     told = cold.run(*first)
     again = [
-        request((*one.prompt, *heard.tokens, 7), budget=one.budget.most)
-        for one, heard in zip(first, told, strict=True)
+        request((*earlier.prompt, *heard.tokens, 7), budget=earlier.budget.most)
+        for earlier, heard in zip(first, told, strict=True)
     ]
     fresh = told + cold.run(*again)
     kept = warm.run(*first)
     kept += warm.run(*again)
-    assert [one.tokens for one in kept] == [one.tokens for one in fresh]
-    cached = [one.finished.usage.cached_tokens for one in kept]
+    assert [answer.tokens for answer in kept] == [answer.tokens for answer in fresh]
+    cached = [answer.finished.usage.cached_tokens for answer in kept]
     assert cached[0] == 0
     assert all(count >= len(shared) for count in cached[2:6]), "four share with the first two"
-    for one, count in zip(again, cached[6:], strict=True):
-        assert count == len(one.prompt) - 2, "all but the last two tokens had been fed"
+    for turn, count in zip(again, cached[6:], strict=True):
+        assert count == len(turn.prompt) - 2, "all but the last two tokens had been fed"
     for asked, heard in zip((*first, *again), kept, strict=True):
         check_blocks(asked, heard)
 
@@ -124,7 +124,7 @@ def test_a_seeded_prompt_is_computed_anew_but_for_its_own_answers():
     bench.run(request(prompt))
     asked = [request(prompt, seed=seed, temperature=0.9) for seed in (5, 6)]
     both = [asked[0], replace(asked[1], is_first=False)]
-    cached = [one.finished.usage.cached_tokens for one in bench.run(*both)]
+    cached = [answer.finished.usage.cached_tokens for answer in bench.run(*both)]
     assert cached == [0, 11]
 
 
@@ -134,27 +134,27 @@ def test_other_plans_share_no_beginning():
     (first,) = bench.run(request(prompt, budget=4))
     (other,) = bench.run(request(prompt, budget=5))
     (same,) = bench.run(request(prompt, budget=4))
-    assert [one.finished.usage.cached_tokens for one in (first, other, same)] == [0, 0, 11]
+    assert [answer.finished.usage.cached_tokens for answer in (first, other, same)] == [0, 0, 11]
     assert same.tokens == first.tokens
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes():
     bench = Bench(kept_prefixes=2)
-    one, two, three = prompts(3, 6, 10, 14)
-    bench.run(request(one))
+    first, two, three = prompts(3, 6, 10, 14)
+    bench.run(request(first))
     bench.run(request(two))
-    bench.run(request(one))
+    bench.run(request(first))
     bench.run(request(three))  # `two` goes
     assert bench.batcher.pool.kept == 2
-    kept = [bench.run(request(p))[0].finished.usage.cached_tokens for p in (one, three)]
-    assert kept == [len(one) - 1, len(three) - 1]
+    kept = [bench.run(request(p))[0].finished.usage.cached_tokens for p in (first, three)]
+    assert kept == [len(first) - 1, len(three) - 1]
     assert bench.run(request(two))[0].finished.usage.cached_tokens == 0
 
 
 def test_cancelled_requests_free_their_rows_at_once():
     bench = Bench(rows=2, chunk=3, kept_prefixes=0)
     long = [request(p, max_tokens=50) for p in prompts(3, 1, 20, 20)]
-    told = [bench.add(one) for one in long]
+    told = [bench.add(wanted) for wanted in long]
     bench.batcher.step()  # two are in their prompt, one waits
     assert len(bench.batcher.rows) == 2
     assert len(bench.batcher.waiting) == 1
@@ -169,7 +169,7 @@ def test_cancelled_requests_free_their_rows_at_once():
     bench.batcher.cancel(1)
     assert not bench.batcher.has_work
     assert not bench.batcher.pool.session.sequences
-    assert not any(one.ended for one in told)
+    assert not any(answer.ended for answer in told)
 
 
 def test_many_requests_leave_memory_as_it_was():
@@ -195,10 +195,10 @@ def test_one_seed_is_one_text_alone_and_in_company():
         )
     ]
     others = [request(p, temperature=1.0) for p in prompts(6, 12)]
-    separately = [Bench(buddy).run(one)[0].tokens for one in seeded]
+    separately = [Bench(buddy).run(wanted)[0].tokens for wanted in seeded]
     together = Bench(buddy, chunk=5, control=Lower()).run(*others, *seeded)[-3:]
-    assert [one.tokens for one in together] == separately
-    assert len({tuple(one) for one in separately}) == 3
+    assert [answer.tokens for answer in together] == separately
+    assert len({tuple(tokens) for tokens in separately}) == 3
     reseeded = request(seeded[0].prompt, 12, seed=6, temperature=0.9, top_p=0.9)
     assert Bench(buddy).run(reseeded)[0].tokens != separately[0]
 
@@ -219,12 +219,12 @@ def test_control_may_lower_who_is_elastic_and_nobody_else():
         request(prompt, budget=default(least=4, most=6)),
         request(prompt, budget=default(least=2, most=5), seed=1),
     )
-    depths = [[int(runs.sum()) for runs in one.runs] for one in told]
+    depths = [[int(runs.sum()) for runs in answer.runs] for answer in told]
     assert depths == [[5] * 8, [5] + [3] * 7, [6] + [4] * 7, [5] * 8]
-    usages = [one.finished.usage for one in told]
-    assert [one.lowered_from for one in usages] == [None, 5, 6, None]
-    assert [one.source for one in usages] == ["fixed", *["default"] * 3]
-    assert [one.budget_blocks for one in usages] == [5, 5, 6, 5]
+    usages = [answer.finished.usage for answer in told]
+    assert [usage.lowered_from for usage in usages] == [None, 5, 6, None]
+    assert [usage.source for usage in usages] == ["fixed", *["default"] * 3]
+    assert [usage.budget_blocks for usage in usages] == [5, 5, 6, 5]
 
 
 def test_auto_is_what_generate_chooses():
@@ -259,10 +259,10 @@ def test_ends_and_what_ignores_them():
 
 def test_the_first_token_counts_at_the_depth_of_the_prompt_that_made_it():
     budget = fixed(prefill=6, decode=3)
-    one, three = Bench().run(
+    short, three = Bench().run(
         request([1, 2], max_tokens=1, budget=budget), request([1, 2], max_tokens=3, budget=budget)
     )
-    usage = one.finished.usage
+    usage = short.finished.usage
     assert (usage.budget_blocks, usage.blocks_per_token) == (3, 6.0)
     assert three.finished.usage.blocks_per_token == (6 + 3 + 3) / 3
 
@@ -274,10 +274,12 @@ def test_a_client_that_fails_hurts_nobody_else():
     bench = Bench()
     asked = mixed(3, 6)
     bench.add(asked[0], breaks)
-    told = [bench.add(one) for one in asked[1:]]
+    told = [bench.add(wanted) for wanted in asked[1:]]
     while bench.batcher.has_work:
         bench.batcher.step()
-    assert [one.tokens for one in told] == [alone(bench.buddy, one) for one in asked[1:]]
+    assert [answer.tokens for answer in told] == [
+        alone(bench.buddy, wanted) for wanted in asked[1:]
+    ]
 
 
 def test_broken_logits_fail_their_request_alone():
@@ -296,10 +298,10 @@ def test_logprobs_come_with_tokens():
     (told,) = bench.run(request([5, 6, 7], top_logprobs=3))
     for event in told.events:
         if isinstance(event, Delta):
-            (one,) = event.logprobs
-            assert one.token == event.tokens[0] == one.top[0][0]
-            assert one.logprob == one.top[0][1]
-            assert len(one.top) == 3
-            assert 0 >= one.top[0][1] >= one.top[1][1] >= one.top[2][1]
+            (logprobs,) = event.logprobs
+            assert logprobs.token == event.tokens[0] == logprobs.top[0][0]
+            assert logprobs.logprob == logprobs.top[0][1]
+            assert len(logprobs.top) == 3
+            assert 0 >= logprobs.top[0][1] >= logprobs.top[1][1] >= logprobs.top[2][1]
     (plain,) = bench.run(request([5, 6, 7]))
     assert plain.tokens == told.tokens

@@ -79,7 +79,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("budget", "said"), WRONG, ids=[str(one[0]) for one in WRONG])
+@pytest.mark.parametrize(("budget", "said"), WRONG, ids=[str(case[0]) for case in WRONG])
 def test_what_is_no_budget_is_refused_in_one_line(budget, said):
     with pytest.raises(BudgetError) as refused:
         RULES.read(budget, None, None)

@@ -35,7 +35,9 @@ def controller(engine=None, *, least=LEAST, itl_ms=None, ttft_ms=None, **more):
 def good(requests):
     """Answers within both promises."""
     return [
-        one for one in requests if one.done and one.ttft_s <= SLO_TTFT_S and one.itl_s <= SLO_ITL_S
+        sent
+        for sent in requests
+        if sent.done and sent.ttft_s <= SLO_TTFT_S and sent.itl_s <= SLO_ITL_S
     ]
 
 
@@ -57,12 +59,12 @@ def test_on_a_quiet_machine_deadlines_are_met():
         budget = deadline(ms_per_token=rng.uniform(1.35, 4.0) * least_ms, least=3, most=L)
         requests.append(Request(at_s=at, prompt=rng.randrange(8, 90), tokens=24, budget=budget))
     engine.run(control, requests)
-    assert not any(one.refused for one in requests)
-    met = [one.itl_s <= one.budget.ms_per_token / 1e3 for one in requests]
+    assert not any(sent.refused for sent in requests)
+    met = [sent.itl_s <= sent.budget.ms_per_token / 1e3 for sent in requests]
     assert sum(met) >= 0.95 * len(met)
     # Not by running everything at the least: who has time runs deep.
-    assert max(one.blocks / len(one.gaps) for one in requests) > 0.9 * L
-    mean = sum(one.blocks for one in requests) / sum(len(one.gaps) for one in requests)
+    assert max(sent.blocks / len(sent.gaps) for sent in requests) > 0.9 * L
+    mean = sum(sent.blocks for sent in requests) / sum(len(sent.gaps) for sent in requests)
     assert mean > 0.5 * L
 
 
@@ -70,10 +72,10 @@ def test_a_deadline_is_met_though_the_machine_is_slower_than_it_was():
     engine = Engine(slower=lambda now: 1.5)
     control = controller(engine)
     budget = deadline(ms_per_token=24.0, least=3, most=L)
-    (one,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, budget=budget)])
-    late = sum(gap > 0.024 for gap in one.gaps[50:])
-    assert late <= 0.05 * len(one.gaps)
-    assert one.blocks / len(one.gaps) < 0.9 * L  # at full depth it takes 29 ms
+    (sent,) = engine.run(control, [Request(at_s=0.0, prompt=40, tokens=300, budget=budget)])
+    late = sum(gap > 0.024 for gap in sent.gaps[50:])
+    assert late <= 0.05 * len(sent.gaps)
+    assert sent.blocks / len(sent.gaps) < 0.9 * L  # at full depth it takes 29 ms
 
 
 def test_contracts_are_never_lowered_and_elastic_rows_pay():
@@ -82,15 +84,15 @@ def test_contracts_are_never_lowered_and_elastic_rows_pay():
     contracts = [Request(0.0, 20, 60, fixed(prefill=22, decode=22)) for _ in range(4)]
     elastic = [Request(0.0, 20, 60, default(least=3, most=L)) for _ in range(4)]
     engine.run(control, contracts + elastic)
-    assert all(one.blocks == 22 * len(one.gaps) for one in contracts)
-    assert all(one.blocks < 22 * len(one.gaps) for one in elastic)
+    assert all(sent.blocks == 22 * len(sent.gaps) for sent in contracts)
+    assert all(sent.blocks < 22 * len(sent.gaps) for sent in elastic)
 
 
 def test_without_a_target_nothing_is_lowered():
     engine = Engine()
     requests = poisson(6.0, 0.0, 5.0)
     engine.run(controller(engine), requests)
-    assert all(one.blocks == L * len(one.gaps) for one in requests)
+    assert all(sent.blocks == L * len(sent.gaps) for sent in requests)
 
 
 def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
@@ -100,8 +102,8 @@ def test_a_deadline_does_not_lower_who_named_nothing_beside_it():
     plain = [Request(0.0, 20, 40, default(least=3, most=L)) for _ in range(2)]
     chosen = [Request(0.0, 20, 40, auto(least=3, most=L)) for _ in range(2)]
     engine.run(control, [*plain, *chosen, Request(0.0, 20, 40, tight)])
-    assert all(one.blocks == L * len(one.gaps) for one in plain)
-    assert all(one.blocks < L * len(one.gaps) for one in chosen)
+    assert all(sent.blocks == L * len(sent.gaps) for sent in plain)
+    assert all(sent.blocks < L * len(sent.gaps) for sent in chosen)
 
 
 @pytest.mark.parametrize("rows", [1, 12, 28])
@@ -152,11 +154,11 @@ def test_accepted_requests_keep_the_promise_at_three_times_the_load():
     control = controller(engine, itl_ms=1e3 * SLO_ITL_S, ttft_ms=1e3 * SLO_TTFT_S)
     requests = poisson(45.0, 0.0, 4.0)
     engine.run(control, requests)
-    taken = [one for one in requests if not one.refused]
-    late = sorted(one.ttft_s for one in taken)[math.ceil(0.99 * len(taken)) - 1]
+    taken = [sent for sent in requests if not sent.refused]
+    late = sorted(sent.ttft_s for sent in taken)[math.ceil(0.99 * len(taken)) - 1]
     assert late <= SLO_TTFT_S
     assert 0.1 * len(requests) < len(taken) < 0.7 * len(requests)
-    assert all(1 <= one.retry_s <= 60 for one in requests if one.refused)
+    assert all(1 <= sent.retry_s <= 60 for sent in requests if sent.refused)
     assert len(good(requests)) / 4 >= 0.9 * goodput(15.0, seconds=4.0)
 
 
@@ -300,16 +302,16 @@ def served(rate, rows, budget=None, seconds=20.0, **more):
 def test_depth_falls_where_rows_are_too_few_before_anybody_is_refused():
     """Eight rows at full depth keep the target with ease, and serve no more than 5 a second."""
     full = served(7.0, 8, fixed(prefill=L, decode=L))
-    assert max(one.itl_s for one in full if one.done) < 0.8 * SLO_ITL_S
-    assert sum(one.refused is not None for one in full) > 0.2 * len(full)
+    assert max(sent.itl_s for sent in full if sent.done) < 0.8 * SLO_ITL_S
+    assert sum(sent.refused is not None for sent in full) > 0.2 * len(full)
     elastic = served(7.0, 8)
     assert len(good(elastic)) == len(elastic)
-    mean = sum(one.blocks for one in elastic) / sum(len(one.gaps) for one in elastic)
+    mean = sum(sent.blocks for sent in elastic) / sum(len(sent.gaps) for sent in elastic)
     assert 1.3 * LEAST < mean < 0.7 * L  # and no deeper than that takes
 
 
 def test_depth_stays_where_rows_are_free():
-    assert all(one.blocks == L * len(one.gaps) for one in served(2.0, 8))
+    assert all(sent.blocks == L * len(sent.gaps) for sent in served(2.0, 8))
 
 
 def test_nobody_is_refused_for_prompts_that_a_lower_depth_has_room_for():

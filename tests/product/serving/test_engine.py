@@ -85,8 +85,8 @@ def test_requests_of_many_threads(made):
         thread.start()
     for thread in threads:
         thread.join()
-    for at, one in enumerate(asked):
-        assert heard[at].tokens == alone(buddy, one)
+    for at, wanted in enumerate(asked):
+        assert heard[at].tokens == alone(buddy, wanted)
     eventually(lambda: engine.gauges.running == 0)
     assert engine.gauges.waiting == 0
     assert not engine._open
@@ -98,17 +98,17 @@ def test_nothing_follows_a_cancel(made, cut):
     engine = made(control=NoControl(prompt_tokens=4), options={"rows": 2})
     heard = [Heard() for _ in range(6)]
     numbers = [
-        engine.submit(request(p, max_tokens=90), one)
-        for p, one in zip(prompts(6, 3, 20, 20), heard, strict=True)
+        engine.submit(request(p, max_tokens=90), listener)
+        for p, listener in zip(prompts(6, 3, 20, 20), heard, strict=True)
     ]
     eventually(lambda: engine._batcher.steps >= cut)
     for number in numbers:
         engine.cancel(number)
-    known = [len(one.events) for one in heard]
+    known = [len(listener.events) for listener in heard]
     step = engine._batcher.steps
     eventually(lambda: engine.gauges.running == engine.gauges.waiting == 0)
     assert engine._batcher.steps <= step + 2
-    assert [len(one.events) for one in heard] == known
+    assert [len(listener.events) for listener in heard] == known
     engine.cancel(numbers[0])
     engine.cancel(10**6)
     again = request([1, 2])
@@ -124,8 +124,8 @@ def test_a_failing_step_fails_everyone_and_the_engine(made, monkeypatch):
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(engine._batcher._runner, "run", breaks)
-    for one in heard:
-        assert "the engine has failed" in one.wait().failed
+    for listener in heard:
+        assert "the engine has failed" in listener.wait().failed
     eventually(lambda: engine.state == "failed")
     with pytest.raises(Unavailable, match="failed"):
         engine.submit(request([1]), Heard())
@@ -147,7 +147,7 @@ def test_closed_it_fails_who_is_still_there(made):
     heard = [ask(engine, request(p, max_tokens=100)) for p in prompts(3, 4)]
     eventually(lambda: heard[0].tokens)
     engine.close(10.0)
-    assert [one.wait().failed for one in heard] == ["the server is shutting down"] * 3
+    assert [listener.wait().failed for listener in heard] == ["the server is shutting down"] * 3
 
 
 def test_control_refuses_who_is_too_many(made):
@@ -161,8 +161,8 @@ def test_control_refuses_who_is_too_many(made):
     with pytest.raises(Overloaded) as caught:
         ask(engine, request([3]))
     assert caught.value.retry_after_s == 3
-    for one in first:
-        one.wait()
+    for listener in first:
+        listener.wait()
     eventually(lambda: engine.gauges.running == 0)
     ask(engine, request([3])).wait()
 

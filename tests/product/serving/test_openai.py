@@ -93,9 +93,9 @@ def test_depth_comes_only_to_who_asks_and_lights_the_budgets_blocks(client):
 def test_n_answers_have_seeds_of_their_own_and_one_prompt(client, running):
     made = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=3, n=3, seed=7)
     requests = running.engine.seen[-3:]
-    assert [one.sampling.seed for one in requests] == [7, 8, 9]
-    assert [one.is_first for one in requests] == [True, False, False]
-    by_seed = {one.sampling.seed - 7: words(one, 3) for one in requests}
+    assert [sent.sampling.seed for sent in requests] == [7, 8, 9]
+    assert [sent.is_first for sent in requests] == [True, False, False]
+    by_seed = {sent.sampling.seed - 7: words(sent, 3) for sent in requests}
     assert {c.index: c.message.content for c in made.choices} == by_seed
     assert len(set(by_seed.values())) == 3
     assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (3, 9)
@@ -107,7 +107,7 @@ def test_several_answers_stream_side_by_side(client, running):
         model="tiny", prompt="w9", max_tokens=4, n=2, seed=1, stream=True
     ):
         texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert sorted(texts.values()) == sorted(words(one, 4) for one in running.engine.seen[-2:])
+    assert sorted(texts.values()) == sorted(words(sent, 4) for sent in running.engine.seen[-2:])
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_several_answers_stream_side_by_side(client, running):
 def test_prompts_are_texts_or_token_ids_or_lists_of_either(client, running, prompt, ids):
     made = client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
     requests = running.engine.seen[-len(ids) :]
-    assert [one.prompt for one in requests] == ids
-    assert [one.is_first for one in requests] == [True, False][: len(ids)]
+    assert [sent.prompt for sent in requests] == ids
+    assert [sent.is_first for sent in requests] == [True, False][: len(ids)]
     assert len(made.choices) == len(ids)
     assert made.usage.prompt_tokens == sum(map(len, ids))
     assert made.choices[0].text == words(running.engine.seen[-len(ids)], 2)
@@ -149,7 +149,7 @@ def test_logprobs_of_a_chat(client, running):
         -0.5,
         f" w{token}".encode(),
     )
-    assert [(one.token, one.logprob) for one in first.top_logprobs] == [
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [
         (f" w{token}", -0.5),
         (f" w{token + 1}", -1.5),
     ]
@@ -234,7 +234,7 @@ def test_another_model_is_404(client):
 
 
 def test_the_model_is_listed_and_found_with_a_budget_in_its_name(client):
-    assert [one.id for one in client.models.list()] == ["tiny"]
+    assert [listed.id for listed in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny@0.6").id == "tiny@0.6"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

@@ -226,9 +226,9 @@ def test_every_control_has_a_name(browser, running):
     with opened(browser, running.url) as page:
         page.locator(".fraction .slider").wait_for()
         nameless = page.evaluate(
-            "[...document.querySelectorAll('input, textarea, button')].filter(one =>"
-            " !(one.labels?.length && one.labels[0].textContent.trim())"
-            " && !one.textContent.trim()).length"
+            "[...document.querySelectorAll('input, textarea, button')].filter(field =>"
+            " !(field.labels?.length && field.labels[0].textContent.trim())"
+            " && !field.textContent.trim()).length"
         )
         assert nameless == 0
         assert page.locator("html").get_attribute("lang") == "en"

@@ -94,9 +94,8 @@ class Controller:
     ) -> None:
         self._config, self._cost, self._clock = config, cost, clock
         self._metrics, self._admission = metrics, Admission(admission or AdmissionConfig())
-        self._lock = Lock()
+        self._lock, self._correction = Lock(), Correction()
         self._trim = Trim(config.min_blocks, config.num_blocks)
-        self._correction = Correction()
         self._cap = config.num_blocks
         self._target_s: float | None = None
         self._overhead_s = self._between_s = 0.0
@@ -251,10 +250,9 @@ class Controller:
 
     def _tightest(self, rows: Sequence[RowView]) -> float | None:
         """The shortest time for a token that anybody was promised, in seconds."""
-        promised_ms = min((row.budget.ms_per_token for row in rows), default=math.inf)
-        if self._config.itl_ms is not None:
-            promised_ms = min(promised_ms, self._config.itl_ms)
-        return promised_ms / 1e3 if promised_ms < math.inf else None
+        promised_ms = (row.budget.ms_per_token for row in rows)
+        tightest_ms = min([self._config.itl_ms or math.inf, *promised_ms])
+        return tightest_ms / 1e3 if tightest_ms < math.inf else None
 
     def _limit(self, target_s: float | None) -> float | None:
         """That a pass may take, by prediction."""
@@ -344,10 +342,10 @@ class Controller:
 
     def _depth_alone(self, row: RowView) -> int:
         limit_s = self._limit(row.budget.ms_per_token / 1e3) or 0.0
-        context = row.context + row.prompt_left
+        contexts = [row.context + row.prompt_left + 1]
 
         def fits(depth: int) -> bool:
-            return self._predict(StepShape.of_rows([depth], [context + 1])) <= limit_s
+            return self._predict(StepShape.of_rows([depth], contexts)) <= limit_s
 
         return greatest(*self._bounds(row), fits)
 

@@ -30,9 +30,9 @@ class BudgetRules:
     num_pinned: int = 1
     """Blocks that the policy runs whatever the budget."""
     default: BudgetLike | None = None
-    """Of requests that name nothing; None = full depth."""
+    """The budget of requests that name none; None = full depth."""
     efforts: Mapping[str, BudgetLike] = field(default_factory=dict)
-    """From `reasoning_effort` to a budget; where it is empty, efforts say nothing."""
+    """Budgets by `reasoning_effort`; where there are none, efforts say nothing."""
 
     def __post_init__(self) -> None:
         for name in self.efforts:
