@@ -248,9 +248,10 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
         check_reroute(options.get("reroute", "step"))
         sources = self.choose_sources(wanted, *batch.prompts)
         new = [SequenceState(row=row, source=source) for row, source in enumerate(sources)]
-        feed = batch.feed()
-        budgets = ask_budgets(new, feed, self.num_blocks)
-        return run_once(self.backbone, policy, feed, budgets, batch_route=_batch_route(options))
+        budgets = ask_budgets(new, batch.feed, self.num_blocks)
+        return run_once(
+            self.backbone, policy, batch.feed, budgets, batch_route=_batch_route(options)
+        )
 
     def _run_step(
         self,
@@ -261,7 +262,7 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
         options: ForwardOptions,
     ) -> StepOutput:
         """Run a pass of a session, which stays as it was if the pass fails."""
-        feed, batch_route = batch.feed(), _batch_route(options)
+        batch_route = _batch_route(options)
         reroute = check_reroute(options.get("reroute", "step"))
         begun = session.state
         try:
@@ -276,7 +277,7 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
                 )
             step = Step(
                 sequence_ids=[sequence_ids[row] for row in batch.rows],
-                feed=feed,
+                feed=batch.feed,
                 sequences=[
                     replace(states[row], source=wanted[row] or states[row].source, reroute=reroute)
                     for row in batch.rows

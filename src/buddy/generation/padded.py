@@ -24,12 +24,14 @@ class PaddedBatch:
         valid: False for pads.
         router_sees: Tokens that the route may see; None = all that are no pads.
         rows: Those that have a new token.
+        feed: The new tokens, pads left out.
     """
 
     token_ids: Int[Tensor, "batch tokens"]
     valid: Bool[Tensor, "batch tokens"]
     router_sees: Bool[Tensor, "batch tokens"] | None
     rows: list[int]
+    feed: Feed
 
     @classmethod
     def read(
@@ -67,10 +69,11 @@ class PaddedBatch:
         rows = valid.any(1).nonzero()[:, 0].tolist()
         if not rows:
             raise PromptError("there are no new tokens: attention_mask calls every one a pad")
-        if session is not None and session.steps:
-            check_ids(token_ids[valid], backbone)
         sees = None if prompt_mask is None else valid & prompt_mask.bool()
-        return cls(token_ids, valid, sees, rows)
+        feed = Feed.of_batch(token_ids, valid, sees)
+        if session is not None and session.steps:
+            check_ids(feed.token_ids, backbone)
+        return cls(token_ids, valid, sees, rows, feed)
 
     @property
     def num_rows(self) -> int:
@@ -87,10 +90,6 @@ class PaddedBatch:
         """What a budget is chosen from: token ids, which are no pads, and what the route sees."""
         seen = self.valid if self.router_sees is None else self.router_sees
         return self.token_ids, self.valid, seen
-
-    def feed(self) -> Feed:
-        """The new tokens, pads left out."""
-        return Feed.of_batch(self.token_ids, self.valid, self.router_sees)
 
     def in_columns(self, by_lane: Float[Tensor, "lanes width"]) -> Float[Tensor, "..."]:
         """What a pass made of each token, in the caller's columns; that of pads means nothing."""
