@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from buddy.cli.options import ExecutionOptions
+from buddy.cli.options import FULL, ExecutionOptions
 from buddy.errors import ResultError
 
 if TYPE_CHECKING:
@@ -60,6 +60,47 @@ def load_checked(
             **routing,
             **options,
         )
+
+
+def load_to_measure(
+    name: str,
+    tokens: int,
+    console: "Console",
+    *,
+    dtype: str | None,
+    check: "Callable[[BuddyForCausalLM], object]",
+) -> "BuddyForCausalLM":
+    """Load a model all of whose blocks run, to measure them on texts.
+
+    Args:
+        name: As for `load_checked`.
+        tokens: How long the texts are.
+        console: Where progress is shown.
+        dtype: As for `load_checked`.
+        check: The same.
+
+    Raises:
+        BuddyError: What `check` raises; or the texts do not fit the context, or no such model.
+    """
+
+    def check_all(outline: "BuddyForCausalLM") -> None:
+        check(outline)
+        check_room(outline, tokens)
+
+    loaded = load_checked(name, check_all, console, FULL, dtype=dtype)
+    say_if_slow(loaded, console)
+    return loaded
+
+
+def computed_by(model: "BuddyForCausalLM") -> dict[str, Any]:
+    """What the values of a measurement depend on besides its settings, for its identity."""
+    return {
+        "model": model.facts(),
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        "attention": model.backbone.attention,
+        "quant": model.origin.quant,
+    }
 
 
 def say_if_slow(model: "BuddyForCausalLM", console: "Console") -> None:

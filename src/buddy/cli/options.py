@@ -160,6 +160,9 @@ def check_labelled_policy(text: str) -> None:
     check_policy_spec(split_label(text)[1])
 
 
+ModelArgument = Annotated[
+    str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")
+]
 Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Preset, hub id, folder, GGUF file or Buddy checkpoint."),
@@ -231,6 +234,7 @@ Policy = Annotated[
         "own if not given.",
     ),
 ]
+Text = Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the named corpora.")]
 RecordOut = Annotated[Path, checked(check_writable, help="Where the RunRecord goes (JSON).")]
 
@@ -292,6 +296,18 @@ class ExecutionOptions:
     policy: Policy = None
     engine: Engine = "auto"
     quant: Quant = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationOptions:
+    """The text that blocks are measured on, and in what pieces."""
+
+    text: Text = "wikitext2"
+    data_dir: DataDir = None
+    windows: Annotated[int, count(1, help="Windows of text.")] = 32
+    tokens: Annotated[int, count(2, help="Tokens of a window.")] = 512
+    batch: Annotated[int, count(1, help="Windows at a time.")] = 4
+    dtype: Dtype = None
 
 
 FULL: Final = ExecutionOptions(policy="full")

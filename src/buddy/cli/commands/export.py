@@ -12,7 +12,7 @@ from buddy.cli.command import Command
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
+    model: options.ModelArgument,
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier export is replaced.")],
     policy: Annotated[
         str | None,

@@ -1,8 +1,8 @@
 """`buddy importance`: how much each block of a model matters, and the order to remove them in."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,11 +11,15 @@ from buddy.cli import options
 from buddy.cli.command import Command
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from buddy.cli.views.bars import Bars
     from buddy.model import BuddyForCausalLM
 
 
+@options.grouped
 def importance(
-    model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
+    model: options.ModelArgument,
     out: options.RecordOut,
     indicator: Annotated[
         str,
@@ -23,12 +27,8 @@ def importance(
             help="delta-ppl, taylor, fisher, grad-norm, cosine, block-influence; or sleb, a search."
         ),
     ] = "block-influence",
-    text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: options.DataDir = None,
-    windows: Annotated[int, options.count(1, help="Windows of text.")] = 32,
-    tokens: Annotated[int, options.count(2, help="Tokens of a window.")] = 512,
-    batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
-    dtype: options.Dtype = None,
+    *,
+    calibration: options.CalibrationOptions,
     protect: Annotated[
         str,
         typer.Option(help="Blocks that go last: ends (first, last), plus (0-3, last two) or none."),
@@ -43,87 +43,83 @@ def importance(
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
-    from buddy.checkpoint.resolve import load_tokenizer
-    from buddy.cli.loading import check_room, load_checked, say_if_slow
+    from buddy.cli.loading import load_to_measure
     from buddy.cli.views.display import stderr
-    from buddy.importance.calibration import cut_windows, read_text
+    from buddy.importance.calibration import read_text
     from buddy.importance.search.sleb import check_rounds
-    from buddy.records import RunRecord
 
     _check_indicator(indicator, protect, rounds)
-    calibration = read_text(text, data_dir)
+    text = read_text(calibration.text, calibration.data_dir)
     console = stderr()
 
     def check(outline: "BuddyForCausalLM") -> None:
-        check_room(outline, tokens)
         _protected(protect, outline.num_blocks)
         check_rounds(rounds or 0, outline.num_blocks)
 
-    loaded = load_checked(model, check, console, options.FULL, dtype=dtype)
-    say_if_slow(loaded, console)
-    ids = cut_windows(
-        load_tokenizer(model),
-        calibration,
-        tokens=tokens,
-        limit=windows,
-        note=lambda text: console.print(text, style="dim"),
+    loaded = load_to_measure(
+        model, calibration.tokens, console, dtype=calibration.dtype, check=check
     )
+    ids = _windows(model, text, calibration, console)
     partial = out.with_name(f".{out.name}.partial")
-    how = {
-        "batch": batch,
-        "resume": partial,
-        "identity": {"indicator": indicator, **computed_by(loaded)},
-    }
-    with measuring(console) as bar:
+    how = {"batch": calibration.batch, "resume": partial}
+    with measuring(console) as bars:
         if indicator == "sleb":
-            results = _search(loaded.backbone, ids, rounds, how, bar)
+            results = _search(loaded, ids, rounds, how, bars)
         else:
-            protected = _protected(protect, loaded.num_blocks)
-            results = _score(indicator, loaded.backbone, ids, protected, how, bar)
-    RunRecord(
-        kind=f"importance-{indicator}",
-        model=loaded.facts(),
-        config={
-            "model": model,
-            "indicator": indicator,
-            "text": text,
-            "windows": len(ids),
-            "tokens": tokens,
-            "batch": batch,
-            "dtype": str(loaded.dtype),
-            "protect": protect,
-            "rounds": rounds,
-        },
-        results=results,
-    ).save(out)
-    partial.unlink(missing_ok=True)
+            results = _score(indicator, loaded, ids, protect, how, bars)
+    settings = {
+        "model": model,
+        "indicator": indicator,
+        "text": calibration.text,
+        "windows": len(ids),
+        "tokens": calibration.tokens,
+        "batch": calibration.batch,
+        "dtype": str(loaded.dtype),
+        "protect": protect,
+        "rounds": rounds,
+    }
+    save_record(out, partial, f"importance-{indicator}", loaded, settings, results)
     order = " ".join(str(block) for block in results["removal_order"])
     console.print(f"least important first: {order}", style="dim")
     sys.stdout.write(f"{out}\n")
 
 
-def computed_by(model: "BuddyForCausalLM") -> dict[str, Any]:
-    """What the values of a measurement depend on besides its settings, for its identity."""
-    return {
-        "model": model.facts(),
-        "dtype": str(model.dtype),
-        "device": model.device.type,
-        "attention": model.backbone.attention,
-        "quant": model.origin.quant,
-    }
+def _windows(
+    model: str, text: str, calibration: options.CalibrationOptions, console: "Console"
+) -> Any:
+    """Token ids [windows, tokens] of the text."""
+    from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.importance.calibration import cut_windows
+
+    return cut_windows(
+        load_tokenizer(model),
+        text,
+        tokens=calibration.tokens,
+        limit=calibration.windows,
+        note=lambda text: console.print(text, style="dim"),
+    )
 
 
-@contextmanager
-def measuring(console: Any) -> Iterator[Any]:
+def save_record(
+    out: Path,
+    partial: Path,
+    kind: str,
+    model: "BuddyForCausalLM",
+    config: dict[str, Any],
+    results: dict[str, Any],
+) -> None:
+    """Write the record of a measurement; only then what was kept for resuming goes."""
+    from buddy.records import RunRecord
+
+    RunRecord(kind=kind, model=model.facts(), config=config, results=results).save(out)
+    partial.unlink(missing_ok=True)
+
+
+def measuring(console: "Console") -> "AbstractContextManager[Bars]":
     """Progress bars; Ctrl-C within ends the command and says how to go on."""
-    from buddy.cli.views.bars import Bars
+    from buddy.cli.views.bars import stoppable_bars
 
-    try:
-        with Bars(console) as bar:
-            yield bar
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here", style="dim")
-        raise typer.Exit(130) from None
+    return stoppable_bars(console, "stopped; the same command goes on from here")
 
 
 def _check_indicator(indicator: str, protect: str, rounds: int | None) -> None:
@@ -157,22 +153,19 @@ def _protected(rule: str, num_blocks: int) -> tuple[int, ...]:
 
 
 def _score(
-    name: str,
-    backbone: Any,
-    ids: Any,
-    protected: tuple[int, ...],
-    how: dict[str, Any],
-    bar: Any,
+    name: str, model: "BuddyForCausalLM", ids: Any, protect: str, how: dict[str, Any], bars: "Bars"
 ) -> dict[str, Any]:
+    from buddy.cli.loading import computed_by
     from buddy.importance.indicators.indicator import build_indicator
     from buddy.importance.indicators.measure import measure
     from buddy.importance.search.orders import ascending_order
 
-    task = bar.add_task(name)
+    protected = _protected(protect, model.num_blocks)
     scores = measure(
-        build_indicator(name, backbone),
+        build_indicator(name, model.backbone),
         ids,
-        on_batch=lambda done, total: bar.update(task, completed=done, total=total),
+        on_batch=bars.counter(name),
+        identity={"indicator": name, **computed_by(model)},
         **how,
     ).tolist()
     # Protected blocks are left out of the order: they are never to go.
@@ -181,24 +174,25 @@ def _score(
 
 
 def _search(
-    backbone: Any, ids: Any, rounds: int | None, how: dict[str, Any], bar: Any
+    model: "BuddyForCausalLM", ids: Any, rounds: int | None, how: dict[str, Any], bars: "Bars"
 ) -> dict[str, Any]:
+    from buddy.cli.loading import computed_by
     from buddy.importance.search.sleb import sleb_search
 
-    rounds = max(0, backbone.num_blocks - 2) if rounds is None else rounds
-    removed = bar.add_task("sleb: blocks removed", total=rounds)
-    tried = bar.add_task("candidates of this round")
-    found = sleb_search(
-        backbone,
+    rounds = max(0, model.num_blocks - 2) if rounds is None else rounds
+    removed = bars.add_task("sleb: blocks removed", total=rounds)
+    order = sleb_search(
+        model.backbone,
         ids,
         rounds,
-        on_round=lambda number, block, nll: bar.update(
+        on_round=lambda number, block, nll: bars.update(
             removed, completed=number, description=f"sleb: blocks removed, the last {block}"
         ),
-        on_candidate=lambda done, total: bar.update(tried, completed=done, total=total),
+        on_candidate=bars.counter("candidates of this round"),
+        identity={"indicator": "sleb", **computed_by(model)},
         **how,
     )
-    return {"removal_order": list(found.order), "nll": list(found.nll)}
+    return {"removal_order": list(order.order), "nll": list(order.nll)}
 
 
 COMMAND = Command(name="importance", group="measure", place=1, run=importance)

@@ -11,8 +11,12 @@ from buddy.cli import options
 from buddy.cli.command import Command
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from buddy.checkpoint.card import Card
     from buddy.checkpoint.manifest import Manifest
     from buddy.checkpoint.resolve import Resolved
+    from buddy.depth.cost import ModelShape
 
 RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
@@ -29,32 +33,14 @@ def info(
     card: Annotated[bool, typer.Option("--card", help="Print the model card alone.")] = False,
 ) -> None:
     """Show a model's sizes, and what each budget of it costs."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from buddy.budget.blocks import Budget
-    from buddy.checkpoint.card import read_card
-    from buddy.checkpoint.resolve import named_folder, resolve
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card
-    from buddy.cli.views.tables import show_table
-    from buddy.depth.cost import (
-        decision_share,
-        kv_bytes_per_token,
-        plan_flops,
-        weight_bytes,
-    )
-    from buddy.errors import BudgetError, CheckpointError
     from buddy.hub.loading import inspect_model
 
-    folder = named_folder(model)
-    found = None
-    if folder is not None:
-        # A README that is no model card is no reason to say nothing of the model.
-        with nullcontext() if card else suppress(CheckpointError):
-            found = read_card(folder)
+    model_card = _read_card(model, only=card)
     if card:
-        show_card(found, model)
+        show_card(model_card, model)
         return
     resolved = resolve(model)
     with fetch_progress(stderr()) as on_progress:
@@ -66,13 +52,63 @@ def info(
             param_hint="--context",
         )
     manifest = _manifest(resolved)
-    rows, rank = [], _rank(manifest)
+    facts = {
+        "model": model,
+        "family": family,
+        **_size(shape),
+        "order": _order(resolved, manifest),
+        **_choosers(manifest),
+        "context": context,
+        "budgets": _costs(shape, context, _rank(manifest)),
+        "card": {} if model_card is None else model_card.facts,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(facts, allow_nan=False) + "\n")
+        return
+    console = stdout()
+    _show_facts(console, facts, has_card=model_card is not None)
+    _show_costs(console, facts, has_router=manifest is not None and manifest.router is not None)
+
+
+def _read_card(model: str, *, only: bool) -> "Card | None":
+    """The model card; one that cannot be read matters only where nothing else is asked for."""
+    from buddy.checkpoint.card import read_card
+    from buddy.checkpoint.resolve import named_folder
+    from buddy.errors import CheckpointError
+
+    folder = named_folder(model)
+    if folder is None:
+        return None
+    with nullcontext() if only else suppress(CheckpointError):
+        return read_card(folder)
+    return None
+
+
+def _size(shape: "ModelShape") -> dict[str, Any]:
+    """How many blocks and parameters, and what a token leaves in the cache."""
+    from buddy.depth.cost import kv_bytes_per_token
+
+    return {
+        "blocks": shape.num_blocks,
+        "params_per_block": shape.block_params,
+        "params_outside_blocks": shape.outside_params,
+        "kv_bytes_per_token": kv_bytes_per_token(shape),
+    }
+
+
+def _costs(shape: "ModelShape", context: int, rank: int) -> list[dict[str, Any]]:
+    """What a token costs at each share of the blocks that the model can run."""
+    from buddy.budget.blocks import Budget
+    from buddy.depth.cost import decision_share, plan_flops, weight_bytes
+    from buddy.errors import BudgetError
+
+    costs = []
     for ratio in RATIOS:
         try:
             blocks = Budget.from_ratio(ratio, shape.num_blocks).blocks
         except BudgetError:
             continue
-        rows.append(
+        costs.append(
             {
                 "budget": ratio,
                 "blocks": blocks,
@@ -81,53 +117,51 @@ def info(
                 "router_share": decision_share(shape, blocks, rank=rank, tokens=1, context=context),
             }
         )
-    facts = {
-        "model": model,
-        "family": family,
-        "blocks": shape.num_blocks,
-        "params_per_block": shape.block_params,
-        "params_outside_blocks": shape.outside_params,
-        "kv_bytes_per_token": kv_bytes_per_token(shape),
-        "order": _order(resolved, manifest),
-        **_choosers(manifest),
-        "context": context,
-        "budgets": rows,
-        "card": {} if found is None else found.facts,
+    return costs
+
+
+def _show_facts(console: "Console", facts: dict[str, Any], *, has_card: bool) -> None:
+    """A line for each fact of the model."""
+    from rich.text import Text
+
+    model, per_block = facts["model"], facts["params_per_block"]
+    total = per_block * facts["blocks"] + facts["params_outside_blocks"]
+    about = f"  {facts['family']}, {total / 1e6:,.1f} M parameters"
+    console.print(Text(model, style="bold").append(about, style="not bold"))
+    lines = {
+        "blocks": facts["blocks"],
+        "parameters per block": f"{per_block:,}",
+        "parameters outside": f"{facts['params_outside_blocks']:,}",
+        "KV bytes per token": f"{facts['kv_bytes_per_token']:,.0f}",
+        "blocks chosen by": facts["order"],
+        "budgets beside numbers": _beside(facts),
     }
-    if as_json:
-        sys.stdout.write(json.dumps(facts, allow_nan=False) + "\n")
-        return
-    console = stdout()
-    total = shape.block_params * shape.num_blocks + shape.outside_params
-    title = Text(model, style="bold").append(
-        f"  {family}, {total / 1e6:,.1f} M parameters", style="not bold"
-    )
-    console.print(title)
-    console.print(f"  blocks                 {shape.num_blocks}")
-    console.print(f"  parameters per block   {shape.block_params:,}")
-    console.print(f"  parameters outside     {shape.outside_params:,}")
-    console.print(f"  KV bytes per token     {kv_bytes_per_token(shape):,.0f}")
-    console.print(f"  blocks chosen by       {facts['order']}", markup=False)
-    console.print(f"  budgets beside numbers {_beside(facts)}", markup=False)
-    if found is not None:
-        console.print(
-            f"  licence of weights     {found.facts.get('license', 'unknown')}", markup=False
-        )
-        console.print(f"  model card             buddy info {model} --card", markup=False)
-    table = Table(title=f"One token at context {context:,}", title_justify="left")
-    has_router = manifest is not None and manifest.router is not None
+    if has_card:
+        lines["licence of weights"] = facts["card"].get("license", "unknown")
+        lines["model card"] = f"buddy info {model} --card"
+    for name, value in lines.items():
+        console.print(f"  {name:<22} {value}", markup=False)
+
+
+def _show_costs(console: "Console", facts: dict[str, Any], *, has_router: bool) -> None:
+    """A row for each budget, and how it compares with full depth."""
+    from rich.table import Table
+
+    from buddy.cli.views.tables import show_table
+
+    table = Table(title=f"One token at context {facts['context']:,}", title_justify="left")
     adds = "router adds" if has_router else "a router would add"
     for name in ("budget", "blocks", "GFLOPs", "of dense", adds, "weights read"):
         table.add_column(name, justify="right", no_wrap=True)
-    dense = plan_flops(shape, shape.num_blocks, context=context)
-    for row in rows:
+    for cost in facts["budgets"]:
+        dense = facts["budgets"][0]["flops_per_token"]
         table.add_row(
-            f"{row['budget']:.1%}",
-            f"{row['blocks']}",
-            f"{row['flops_per_token'] / 1e9:.3f}",
-            f"{row['flops_per_token'] / dense:.1%}",
-            f"{row['router_share']:.4%}",
-            f"{row['weight_bytes'] / 1e6:,.1f} MB",
+            f"{cost['budget']:.1%}",
+            f"{cost['blocks']}",
+            f"{cost['flops_per_token'] / 1e9:.3f}",
+            f"{cost['flops_per_token'] / dense:.1%}",
+            f"{cost['router_share']:.4%}",
+            f"{cost['weight_bytes'] / 1e6:,.1f} MB",
         )
     show_table(console, table)
 

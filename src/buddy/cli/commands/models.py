@@ -32,19 +32,18 @@ def listing(
 def _show(rows: list[dict[str, Any]]) -> None:
     """Named models, and under them what else is on this machine."""
     from rich.markup import escape
-    from rich.table import Table
 
     from buddy.cli.views.display import stdout
-    from buddy.cli.views.tables import show_table
+    from buddy.cli.views.tables import plain_table, show_table
 
     console = stdout()
-    named = Table(box=None, pad_edge=False, header_style="dim")
+    named = plain_table()
     for name in ("name", "params", "blocks", "fetch", "on disk"):
         justify: Any = "left" if name == "name" else "right"
         named.add_column(name, justify=justify, no_wrap=True)
     named.add_column("router", no_wrap=True)
     named.add_column("licence")
-    others = Table(box=None, pad_edge=False, header_style="dim")
+    others = plain_table()
     others.add_column("also on this machine", overflow="fold")
     others.add_column("on disk", justify="right", no_wrap=True)
     others.add_column("source", overflow="fold")
@@ -85,13 +84,13 @@ def _rows() -> list[dict[str, Any]]:
     from buddy.hub.store import list_cached
 
     cached = {
-        one.name: {
-            "name": one.name,
-            "bytes": one.num_bytes,
-            "source": one.source,
-            "damage": one.damage,
+        model.name: {
+            "name": model.name,
+            "bytes": model.num_bytes,
+            "source": model.source,
+            "damage": model.damage,
         }
-        for one in list_cached()
+        for model in list_cached()
     }
     repos = hub_repos()
     rows: list[dict[str, Any]] = []

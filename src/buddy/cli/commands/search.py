@@ -1,6 +1,7 @@
 """`buddy search`: the best set of blocks at each of some depths, by exchanges."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,35 +9,60 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.commands.importance import computed_by, measuring
+from buddy.cli.commands.importance import measuring, save_record
 from buddy.errors import BudgetError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from buddy.cli.views.bars import Bars
     from buddy.data.examples import Source
-    from buddy.data.rows import Note
     from buddy.importance.calibration import Passages
     from buddy.importance.search.searched import SearchedSet
     from buddy.model import BuddyForCausalLM
 
 
-def search(
-    model: Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")],
-    order: Annotated[Path, typer.Option(help="Record of buddy importance to begin with.")],
-    depths: Annotated[str, typer.Option(help="Blocks to run, a search each, as in 26,22,18,15.")],
-    out: options.RecordOut,
-    text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: options.DataDir = None,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassageOptions(options.CalibrationOptions):
+    """The text, or the answers, that sets of blocks are compared on."""
+
+    windows: Annotated[int, options.count(1, help="Windows of text, or rows.")] = 32
+    tokens: Annotated[int, options.count(2, help="Tokens of a window; of a row, the most.")] = 512
+    batch: Annotated[int, options.count(1, help="Windows or rows at a time.")] = 4
     answers: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
             help="In place of text: rows of instructions; the loss is that of their answers.",
         ),
-    ] = None,
-    windows: Annotated[int, options.count(1, help="Windows of text, or rows.")] = 32,
-    tokens: Annotated[int, options.count(2, help="Tokens of a window; of a row, the most.")] = 512,
-    batch: Annotated[int, options.count(1, help="Windows or rows at a time.")] = 4,
-    dtype: options.Dtype = None,
+    ] = None
+
+    def source(self) -> "Source | str":
+        """Rows that can be read, or the text itself.
+
+        Raises:
+            DataError: The file is no good.
+        """
+        from buddy.data.examples import Source, check_source
+        from buddy.importance.calibration import read_text
+
+        if self.answers is None:
+            return read_text(self.text, self.data_dir)
+        rows = Source(path=self.answers, stop=self.windows)
+        check_source(rows)
+        return rows
+
+
+@options.grouped
+def search(
+    model: options.ModelArgument,
+    order: Annotated[Path, typer.Option(help="Record of buddy importance to begin with.")],
+    depths: Annotated[str, typer.Option(help="Blocks to run, a search each, as in 26,22,18,15.")],
+    out: options.RecordOut,
+    *,
+    passages: PassageOptions,
     max_swaps: Annotated[
         int | None,
         options.count(0, help="Exchanges to try at each depth; until none helps if not given."),
@@ -50,72 +76,50 @@ def search(
     with `--policy searched:FILE.json`.
     """
     from buddy.checkpoint.resolve import load_tokenizer
-    from buddy.cli.loading import check_room, load_checked, say_if_slow
+    from buddy.cli.loading import computed_by, load_to_measure
     from buddy.cli.views.display import stderr
-    from buddy.data.examples import Source, check_source
-    from buddy.importance.calibration import read_text
     from buddy.importance.search.searched import check_depths, swap_search
     from buddy.policies.measured import read_order
 
-    wanted = _parse(depths)
-    rows = None if answers is None else Source(path=answers, stop=windows)
-    content = "" if rows else read_text(text, data_dir)
-    if rows:
-        check_source(rows)
-    console = stderr()
+    wanted, source, console = _parse(depths), passages.source(), stderr()
 
     def check(outline: "BuddyForCausalLM") -> None:
         check_depths(read_order(order, outline.resources)[0], wanted, outline.num_blocks)
-        check_room(outline, tokens)
 
-    loaded = load_checked(model, check, console, options.FULL, dtype=dtype)
-    say_if_slow(loaded, console)
+    loaded = load_to_measure(model, passages.tokens, console, dtype=passages.dtype, check=check)
     begun, _ = read_order(order, loaded.resources)
-    left_out: list[str] = []
-    passages = _passages(load_tokenizer(model), rows or content, windows, tokens, left_out.append)
-    for note in left_out:
-        console.print(note, style="dim")
+    cut, left_out = _cut(source, load_tokenizer(model), passages, console)
     partial = out.with_name(f".{out.name}.partial")
-    with measuring(console) as bar:
-        tasks = {depth: bar.add_task(f"{depth} blocks") for depth in wanted}
-
-        def on_try(depth: int, found: "SearchedSet") -> None:
-            nll = found.loss / passages.num_targets
-            about = f"{depth} blocks: {nll:.4f} nats after {found.swaps} exchanges, tried"
-            bar.update(tasks[depth], completed=found.tried, total=max_swaps, description=about)
-
-        found = swap_search(
+    with measuring(console) as bars:
+        sets = swap_search(
             loaded.backbone,
-            passages,
+            cut,
             begun,
             wanted,
             seed=seed,
             max_swaps=max_swaps,
-            batch=batch,
+            batch=passages.batch,
             resume=partial,
             identity=computed_by(loaded),
-            on_try=on_try,
+            on_try=_shown(bars, wanted, max_swaps, cut.num_targets),
         )
     config = {
         "model": model,
         "order": str(order),
         "depths": wanted,
-        "text": text if answers is None else None,
-        "answers": answers,
-        "windows": len(passages.ids),
+        "text": passages.text if passages.answers is None else None,
+        "answers": passages.answers,
+        "windows": len(cut.ids),
         "left_out": left_out,
-        "tokens": tokens,
-        "batch": batch,
+        "tokens": passages.tokens,
+        "batch": passages.batch,
         "max_swaps": max_swaps,
         "seed": seed,
         "dtype": str(loaded.dtype),
     }
-    _save(out, config, loaded.facts(), begun, found, passages.num_targets)
-    partial.unlink(missing_ok=True)
-    for depth, one in found.items():
-        blocks = " ".join(map(str, one.blocks))
-        before, after = (loss / passages.num_targets for loss in (one.first_loss, one.loss))
-        console.print(f"{depth} blocks: {before:.4f} -> {after:.4f} nats: {blocks}", style="dim")
+    results = _results(begun, sets, cut.num_targets)
+    save_record(out, partial, "searched", loaded, config, results)
+    _show(console, results)
     sys.stdout.write(f"{out}\n")
 
 
@@ -126,49 +130,60 @@ def _parse(depths: str) -> list[int]:
         raise BudgetError(f"--depths takes block counts, as in 26,22,18, got {depths!r}") from None
 
 
-def _passages(
-    tokenizer: Any,
-    given: "Source | str",
-    windows: int,
-    tokens: int,
-    note: "Note",
-) -> "Passages":
+def _cut(
+    source: "Source | str", tokenizer: Any, passages: PassageOptions, console: "Console"
+) -> "tuple[Passages, list[str]]":
+    """Windows of the text, or answers after their instructions; and which were left out, said."""
     from buddy.data.examples import read_examples
     from buddy.importance.calibration import Passages, answers_alone, cut_windows
 
-    if isinstance(given, str):
-        return Passages(cut_windows(tokenizer, given, tokens=tokens, limit=windows, note=note))
-    examples = read_examples(given, tokenizer, max_tokens=tokens, note=note)
-    if len(examples) < windows:
-        note(f"{given.path} gives {len(examples)} of the {windows} rows asked for")
-    return answers_alone(examples)
+    tokens, limit, notes = passages.tokens, passages.windows, list[str]()
+    if isinstance(source, str):
+        ids = cut_windows(tokenizer, source, tokens=tokens, limit=limit, note=notes.append)
+        cut = Passages(ids)
+    else:
+        examples = read_examples(source, tokenizer, max_tokens=tokens, note=notes.append)
+        if len(examples) < limit:
+            notes.append(f"{source.path} gives {len(examples)} of the {limit} rows asked for")
+        cut = answers_alone(examples)
+    for note in notes:
+        console.print(note, style="dim")
+    return cut, notes
 
 
-def _save(
-    out: Path,
-    config: dict[str, Any],
-    model: dict[str, Any],
-    order: list[int],
-    found: "dict[int, SearchedSet]",
-    num_targets: int,
-) -> None:
-    from buddy.records import RunRecord
+def _shown(
+    bars: "Bars", depths: list[int], max_swaps: int | None, num_targets: int
+) -> "Callable[[int, SearchedSet], None]":
+    """A bar for each depth, and what moves it on."""
+    tasks = {depth: bars.add_task(f"{depth} blocks") for depth in depths}
 
-    results = {
+    def on_try(depth: int, best: "SearchedSet") -> None:
+        nll = best.loss / num_targets
+        about = f"{depth} blocks: {nll:.4f} nats after {best.swaps} exchanges, tried"
+        bars.update(tasks[depth], completed=best.tried, total=max_swaps, description=about)
+
+    return on_try
+
+
+def _results(order: list[int], sets: "dict[int, SearchedSet]", num_targets: int) -> dict[str, Any]:
+    by_depth = {str(depth): found for depth, found in sets.items()}
+    return {
         "removal_order": order,
-        "sets": {str(depth): list(one.blocks) for depth, one in found.items()},
-        "first_nll": {str(depth): one.first_loss / num_targets for depth, one in found.items()},
-        "nll": {str(depth): one.loss / num_targets for depth, one in found.items()},
-        "swaps": {str(depth): one.swaps for depth, one in found.items()},
-        "tried": {str(depth): one.tried for depth, one in found.items()},
+        "sets": {depth: list(found.blocks) for depth, found in by_depth.items()},
+        "first_nll": {depth: found.first_loss / num_targets for depth, found in by_depth.items()},
+        "nll": {depth: found.loss / num_targets for depth, found in by_depth.items()},
+        "swaps": {depth: found.swaps for depth, found in by_depth.items()},
+        "tried": {depth: found.tried for depth, found in by_depth.items()},
         "targets": num_targets,
     }
-    RunRecord(
-        kind="searched",
-        model=model,
-        config=config,
-        results=results,
-    ).save(out)
+
+
+def _show(console: "Console", results: dict[str, Any]) -> None:
+    """A line for each depth: the loss before and after, and the blocks."""
+    for depth, found in results["sets"].items():
+        before, after = results["first_nll"][depth], results["nll"][depth]
+        blocks = " ".join(map(str, found))
+        console.print(f"{depth} blocks: {before:.4f} -> {after:.4f} nats: {blocks}", style="dim")
 
 
 COMMAND = Command(name="search", group="measure", place=2, run=search)

@@ -1,8 +1,11 @@
 """Bars: how far long work has come. Bars on a terminal, and a line now and then elsewhere."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -65,6 +68,11 @@ class Bars(Progress):
         self._said[task] = (self.get_time(), -1.0)
         return task
 
+    def counter(self, description: str) -> Callable[[int, int], None]:
+        """A new task, and what moves it on: called with how much is done, of how much."""
+        task = self.add_task(description)
+        return lambda done, total: self.update(task, completed=done, total=total)
+
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """As in Progress."""
         super().update(task_id, **changes)
@@ -94,14 +102,25 @@ class Bars(Progress):
 
     def _tell(self, task: Task) -> None:
         self._said[task.id] = (self.get_time(), task.completed)
-        said = []
+        parts = []
         if task.total is None:
-            said.append(f"{task.completed:,.0f}")
+            parts.append(f"{task.completed:,.0f}")
         elif self._counts:
-            said.append(f"{task.completed:,.0f}/{task.total:,.0f}")
+            parts.append(f"{task.completed:,.0f}/{task.total:,.0f}")
         else:
-            said.append(f"{task.percentage:.0f} %")
-        said.append(task.fields["news"])
+            parts.append(f"{task.percentage:.0f} %")
+        parts.append(task.fields["news"])
         if task.time_remaining:
-            said.append(f"{timedelta(seconds=round(task.time_remaining))} left")
-        self.console.print(f"{task.description}: {', '.join(filter(None, said))}")
+            parts.append(f"{timedelta(seconds=round(task.time_remaining))} left")
+        self.console.print(f"{task.description}: {', '.join(filter(None, parts))}")
+
+
+@contextmanager
+def stoppable_bars(console: Console, farewell: str) -> Iterator[Bars]:
+    """Progress bars; Ctrl-C within ends the command with a farewell."""
+    try:
+        with Bars(console) as bars:
+            yield bars
+    except KeyboardInterrupt:
+        console.print(farewell, style="dim")
+        raise typer.Exit(130) from None

@@ -39,10 +39,10 @@ class _Console(Console):
 
 
 def _console(file: Any) -> Console:
-    made = _Console(file=file, highlight=False, markup=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _UNLIMITED
-    return made
+    console = _Console(file=file, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNLIMITED
+    return console
 
 
 def stdout() -> Console:
@@ -86,14 +86,14 @@ def prepare_engine(console: Console, executor: "ExecutorChoice") -> None:
         library = executor.library
     if library is None or library.compile_s is None:
         return
-    kept = "once for this machine"
+    how_often = "once for this machine"
     if library.why_not_kept is not None:
-        kept = (
+        how_often = (
             f"and it cannot be kept ({library.why_not_kept}): have BUDDY_HOME name a folder that "
             "can be written"
         )
     console.print(
-        f"compiled the native engine in {library.compile_s:.0f} s, {kept}",
+        f"compiled the native engine in {library.compile_s:.0f} s, {how_often}",
         style="dim",
         markup=False,
     )

@@ -26,7 +26,7 @@ def show_card(card: Card | None, model: str) -> None:
 
     def steers_nothing(text: str) -> str:
         """Without escapes that a terminal would follow: anybody may have written the card."""
-        return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+        return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
     console = Console()
     for name, value in card.facts.items():

@@ -32,6 +32,11 @@ def show_table(console: Console, table: Table) -> None:
     _show_rows(console, table)
 
 
+def plain_table(title: str | None = None) -> Table:
+    """A table without lines, whose header is dim."""
+    return Table(title=title, title_justify="left", box=None, header_style="dim", pad_edge=False)
+
+
 def name_column(table: Table, header: str) -> None:
     """Add a column of names, which may be folded."""
     table.add_column(header, overflow="fold")
@@ -58,10 +63,10 @@ def _show_rows(console: Console, table: Table) -> None:
     first, *others = table.columns
     indent = max(cell_len(_header(column)) for column in others)
     for row, cell in enumerate(first.cells):
-        said = [(_header(column), str(list(column.cells)[row])) for column in others]
-        is_heading = not any(text for _, text in said)
+        facts = [(_header(column), str(list(column.cells)[row])) for column in others]
+        is_heading = not any(text for _, text in facts)
         console.print(str(cell) if is_heading else f"{_header(first)} {cell}", style="bold")
-        for name, text in said:
+        for name, text in facts:
             if text:
                 console.print(f"  {name:<{indent}}  {text}")
 

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import TaskID
 
 from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
-from buddy.cli.commands.importance import computed_by
-from buddy.cli.loading import load_checked, say_if_slow
-from buddy.cli.views.bars import Bars
-from buddy.cli.views.display import fetch_progress, stderr
-from buddy.cli.views.tables import name_column, show_table
+from buddy.cli.loading import computed_by, load_checked, say_if_slow
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import check_writable
+from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from buddy.cli.views.bars import Bars
     from buddy.lab.evaluation.conditions import Condition
     from buddy.lab.evaluation.samples import SampleLog
     from buddy.model import BuddyForCausalLM
@@ -84,26 +83,44 @@ RouteOn = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """What every evaluation is told: where its record goes, and what is compared."""
+
+    out: Out
+    model: options.Model = DEFAULT_MODEL
+    budget: Budgets = None
+    policy: Policies = None
+    dtype: options.Dtype = None
+
+
 @dataclass(slots=True)
 class EvalRun:
     """A run that has begun.
 
     Attributes:
+        out: Where the record goes.
         model: Loaded.
         tokenizer: Its own.
         conditions: What is compared.
         log: Of samples, beside the record.
         bar: Of progress; `advance` moves it on.
+        config: What the record says of the settings.
     """
 
-    console: Console
+    out: Path
     model: "BuddyForCausalLM"
     tokenizer: Any
     conditions: "list[Condition]"
     log: "SampleLog"
-    bar: Bars
-    task: TaskID
+    bar: "Bars"
+    task: "TaskID"
     config: dict[str, Any]
+
+    @property
+    def console(self) -> "Console":
+        """Where tables are shown."""
+        return self.bar.console
 
     def total(self, samples: int) -> None:
         """Say how many samples there will be, over all conditions."""
@@ -125,69 +142,60 @@ class EvalRun:
         """Move the bar on."""
         self.bar.advance(self.task, samples)
 
+    def count(self, condition: "Condition", samples: int) -> None:
+        """Say which condition has so many samples more."""
+        self.show(condition)
+        self.advance(samples)
+
 
 @contextmanager
 def eval_run(
-    model: str,
-    out: Path,
-    *,
-    policies: Sequence[str] | None,
-    budgets: Sequence[BudgetRequest] | None,
+    compared: EvalOptions,
     config: dict[str, Any],
+    *,
     auto: bool = False,
     means: bool = False,
     generates: bool = False,
-    dtype: str | None = None,
     check: "Callable[[BuddyForCausalLM], object]" = lambda outline: None,
 ) -> Iterator[EvalRun]:
     """Load the model, open the log and a progress bar; interrupted, say how to go on.
 
     Args:
-        model: As on the command line.
-        out: Of the record.
-        policies: To compare; the model's own if none.
-        budgets: To compare them at; full depth if none.
+        compared: The model, and the policies and budgets to compare: by default its own policy at
+            full depth.
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
         means: Whether the ledger may: what is measured are answers.
         generates: Whether text is decoded, so that the engine has a part in it.
-        dtype: Of the model; as saved if None.
         check: Refuses what this model cannot do, before its weights are fetched.
 
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
     """
     from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.cli.views.bars import Bars
+    from buddy.cli.views.display import fetch_progress, stderr
     from buddy.lab.evaluation.conditions import plan_conditions
     from buddy.lab.evaluation.samples import SampleLog
 
     console = stderr()
-    asked = (policies or (), budgets or ("1.0",))
+    asked = (compared.policy or (), compared.budget or ("1.0",))
 
     def check_all(outline: "BuddyForCausalLM") -> None:
         check(outline)
         plan_conditions(outline, *asked, auto=auto, means=means)
 
-    loaded = load_checked(model, check_all, console, dtype=dtype)
+    loaded = load_checked(compared.model, check_all, console, dtype=compared.dtype)
     if not generates:
         say_if_slow(loaded, console)
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(compared.model)
     conditions = plan_conditions(loaded, *asked, auto=auto, means=means)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
             condition.prepare(on_progress)
-    full = {"model": model, "dtype": str(loaded.dtype), **config}
-    # More samples of the same kind may be asked for later.
-    settings = {name: value for name, value in config.items() if name != "limit"}
-    identity = {
-        **settings,
-        **computed_by(loaded),
-        "kv_policy": config.get("kv_policy") or loaded.kv_policy,
-        "engine": loaded.executor.name if generates else None,
-        "tokenizer": _tokenizer_mark(tokenizer),
-    }
+    identity = _identity(loaded, tokenizer, config, generates=generates)
     with (
-        SampleLog(out.with_suffix(".samples.jsonl"), identity) as log,
+        SampleLog(compared.out.with_suffix(".samples.jsonl"), identity) as log,
         Bars(console) as bar,
     ):
         if log.num_samples:
@@ -196,7 +204,8 @@ def eval_run(
         try:
             for condition in conditions:
                 log.declare({**condition.describe(), "key": condition.key})
-            yield EvalRun(console, loaded, tokenizer, conditions, log, bar, task, full)
+            settings = {"model": compared.model, "dtype": str(loaded.dtype), **config}
+            yield EvalRun(compared.out, loaded, tokenizer, conditions, log, bar, task, settings)
         except KeyboardInterrupt:
             bar.stop()
             console.print(
@@ -206,15 +215,28 @@ def eval_run(
             raise typer.Exit(130) from None
 
 
+def _identity(
+    model: "BuddyForCausalLM", tokenizer: Any, config: dict[str, Any], *, generates: bool
+) -> dict[str, Any]:
+    """All that samples depend on; `limit` is none of it, as more of the same kind may follow."""
+    return {
+        **{name: value for name, value in config.items() if name != "limit"},
+        **computed_by(model),
+        "kv_policy": config.get("kv_policy") or model.kv_policy,
+        "engine": model.executor.name if generates else None,
+        "tokenizer": _tokenizer_mark(tokenizer),
+    }
+
+
 def _tokenizer_mark(tokenizer: Any) -> str:
     """SHA-256 of what turns texts into tokens, and requests into prompts."""
     backend = getattr(tokenizer, "backend_tokenizer", None)  # some are written in Python
-    told = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    parts = [told, tokenizer.chat_template]
+    vocabulary = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    parts = [vocabulary, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> None:
+def save_record(run: EvalRun, kind: str, results: dict[str, Any]) -> None:
     """Write the record; its path goes to stdout.
 
     Raises:
@@ -232,22 +254,22 @@ def save_record(run: EvalRun, kind: str, out: Path, results: dict[str, Any]) -> 
     }
     record = RunRecord(kind=kind, config=config, results=results, model=run.model.facts())
     try:
-        record.save(out)
+        record.save(run.out)
     except BuddyError as error:
         raise ResultError(
             f"{error}; all {run.log.num_samples} samples are kept in {run.log.path}: the same "
             "command writes the record without measuring again"
         ) from error
-    sys.stdout.write(f"{out}\n")
+    sys.stdout.write(f"{run.out}\n")
 
 
 def show_points(
-    console: Console, points: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str]]
+    console: "Console", points: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str]]
 ) -> None:
     """A table: one row a condition, one column a (task, metric); shares as percent."""
-    from rich.table import Table
+    from buddy.cli.views.tables import name_column, plain_table, show_table
 
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = plain_table()
     name_column(table, "policy")
     table.add_column("blocks", justify="right", no_wrap=True)
     for task, metric in columns:
@@ -269,28 +291,22 @@ def show_points(
     show_table(console, table)
 
 
-def show_differences(console: Console, points: Sequence[dict[str, Any]], against: Path) -> None:
+def show_differences(console: "Console", points: Sequence[dict[str, Any]], against: Path) -> None:
     """A table: one row a condition, what it is compared with and a task."""
-    from rich.table import Table
+    from buddy.cli.views.tables import plain_table, show_table
 
-    table = Table(
-        title=f"less {against.name}, row by row",
-        title_justify="left",
-        box=None,
-        header_style="dim",
-        pad_edge=False,
-    )
-    names = list(dict.fromkeys(one["metric"] for one in points))
+    table = plain_table(title=f"less {against.name}, row by row")
+    names = list(dict.fromkeys(point["metric"] for point in points))
     for name in ("policy", "less", "blocks", "task", *names, "rows"):
         right = name in ("blocks", "rows", *names)
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
     rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for one in points:
-        what = tuple(str(one[name]) for name in ("label", "minus", "blocks", "task"))
-        rows.setdefault(what, {})[one["metric"]] = one
-    for row, found in rows.items():
-        samples = next(iter(found.values()))["samples"]
-        cells = (_difference(found[name]) if name in found else "" for name in names)
+    for point in points:
+        what = tuple(str(point[name]) for name in ("label", "minus", "blocks", "task"))
+        rows.setdefault(what, {})[point["metric"]] = point
+    for row, by_metric in rows.items():
+        samples = next(iter(by_metric.values()))["samples"]
+        cells = (_difference(by_metric[name]) if name in by_metric else "" for name in names)
         table.add_row(*row, *cells, str(samples))
     show_table(console, table)
 

@@ -1,7 +1,7 @@
 """`buddy bench`: how fast a model is by budget, and where its time goes."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,43 +34,77 @@ Budgets = Annotated[
 ]
 
 
+Policies = Annotated[
+    list[str] | None,
+    options.checked(
+        options.check_labelled_policy,
+        help="As buddy generate takes it, or NAME=POLICY; repeat for more.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerOptions:
+    """What executes the blocks, and how they are chosen."""
+
+    kv_policy: options.KVPolicy = None
+    reroute: options.Reroute = "step"
+    batch_route: Annotated[
+        str, typer.Option(help="Rank blocks for each row (independent) or once for all (shared).")
+    ] = "independent"
+    engine: options.Engine = "auto"
+    quant: options.Quant = None
+    dtype: options.Dtype = None
+    threads: Annotated[
+        int | None,
+        options.number(Range(1, 1024), help="CPU threads; torch's choice if not given."),
+    ] = None
+
+    def execution(self) -> options.ExecutionOptions:
+        """What a model is loaded with; policies come later, one after the other."""
+        return options.ExecutionOptions(
+            kv_policy=self.kv_policy, engine=self.engine, quant=self.quant
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadOptions:
+    """What is timed, and how often."""
+
+    context: Annotated[int, options.count(1, help="Tokens of a prompt.")] = 256
+    new_tokens: Annotated[int, options.count(2, help="Tokens of a generation.")] = 64
+    batch: Annotated[int, options.count(1, help="Prompts at a time.")] = 1
+    rounds: Annotated[int, options.count(1, help="After one that warms up.")] = 5
+    text: Annotated[
+        str | None,
+        typer.Option(help="Prompts: wikitext2, ptb or a text file; random tokens if not given."),
+    ] = None
+    data_dir: options.DataDir = None
+    seed: Annotated[int, options.seed("Seed of random prompts and of the order of runs.")] = 0
+    transformers: Annotated[
+        bool,
+        typer.Option("--transformers/--no-transformers", help="Time transformers' own generate."),
+    ] = True
+
+    def describe(self, batches: int) -> dict[str, Any]:
+        """What the record says of the prompts, which fill so many batches."""
+        return {
+            "context": self.context,
+            "batch": self.batch,
+            "prompts": "random token ids" if self.text is None else self.text,
+            "distinct_prompts": self.batch * batches,
+        }
+
+
+@options.grouped
 def bench(
     out: options.RecordOut,
     model: options.Model = DEFAULT_MODEL,
     budget: Budgets = _BUDGETS,
-    policy: Annotated[
-        list[str] | None,
-        options.checked(
-            options.check_labelled_policy,
-            help="As buddy generate takes it, or NAME=POLICY; repeat for more.",
-        ),
-    ] = None,
-    kv_policy: options.KVPolicy = None,
-    reroute: options.Reroute = "step",
-    batch_route: Annotated[
-        str, typer.Option(help="Rank blocks for each row (independent) or once for all (shared).")
-    ] = "independent",
-    engine: options.Engine = "auto",
-    quant: options.Quant = None,
-    dtype: options.Dtype = None,
-    context: Annotated[int, options.count(1, help="Tokens of a prompt.")] = 256,
-    new_tokens: Annotated[int, options.count(2, help="Tokens of a generation.")] = 64,
-    batch: Annotated[int, options.count(1, help="Prompts at a time.")] = 1,
-    rounds: Annotated[int, options.count(1, help="After one that warms up.")] = 5,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Prompts: wikitext2, ptb or a text file; random tokens if not given."),
-    ] = None,
-    data_dir: options.DataDir = None,
-    seed: Annotated[int, options.seed("Seed of random prompts and of the order of runs.")] = 0,
-    threads: Annotated[
-        int | None,
-        options.number(Range(1, 1024), help="CPU threads; torch's choice if not given."),
-    ] = None,
-    transformers: Annotated[
-        bool,
-        typer.Option("--transformers/--no-transformers", help="Time transformers' own generate."),
-    ] = True,
+    policy: Policies = None,
+    *,
+    runner: RunnerOptions,
+    workload: WorkloadOptions,
 ) -> None:
     """Time prefill and decode by budget, and what takes the time.
 
@@ -82,86 +116,82 @@ def bench(
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import fetch_progress, prepare_engine, stderr
     from buddy.engine.executors.choice import describe_engine
-    from buddy.engine.run import check_reroute
-    from buddy.engine.steer import check_batch_route
     from buddy.importance.calibration import read_text
     from buddy.lab.cli.views.speed_table import show_speed
     from buddy.lab.evaluation.conditions import plan_conditions
-    from buddy.lab.evaluation.speed.speed import SpeedConfig, check_context
+    from buddy.lab.evaluation.speed.speed import check_context
     from buddy.records import RunRecord
 
-    source = None if text is None else read_text(text, data_dir)
-    config = SpeedConfig(
-        new_tokens=new_tokens,
-        rounds=rounds,
-        reroute=check_reroute(options.parse_reroute(reroute)),
-        batch_route=check_batch_route(batch_route),
-        transformers=transformers and quant is None,
-        seed=seed,
-    )
-    console = stderr()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    text = None if workload.text is None else read_text(workload.text, workload.data_dir)
+    config, console = _config(runner, workload), stderr()
+    if runner.threads is not None:
+        torch.set_num_threads(runner.threads)
 
     def check(outline: "BuddyForCausalLM") -> None:
         plan_conditions(outline, policy or [], budget)
-        check_context(outline, context, new_tokens)
+        check_context(outline, workload.context, workload.new_tokens)
 
-    loaded = load_checked(
-        model,
-        check,
-        console,
-        options.ExecutionOptions(kv_policy=kv_policy, engine=engine, quant=quant),
-        dtype=dtype,
-    )
+    loaded = load_checked(model, check, console, runner.execution(), dtype=runner.dtype)
     conditions = plan_conditions(loaded, policy or [], budget)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
             condition.prepare(on_progress)
-    shape = (rounds, batch, context)
-    if source is None:
-        prompts = _random_prompts(loaded.config.vocab_size, shape, seed)
-    else:
-        prompts = _text_prompts(model, source, shape)
+    prompts = _prompts(loaded, model, text, workload)
     prepare_engine(console, loaded.executor)
     results = _measure(loaded, conditions, prompts, config, console)
-    who_ran = _who_ran(loaded, results, batch)
-    RunRecord(
-        kind="eval-speed",
-        model=loaded.facts(),
-        config={
-            "model": model,
-            **_setting(loaded),
-            **who_ran,
-            **asdict(config),
-            "policies": list(dict.fromkeys(condition.spec for condition in conditions)),
-            "budgets": [request.text for request in budget],
-            "context": context,
-            "batch": batch,
-            "prompts": "random token ids" if text is None else text,
-            "distinct_prompts": batch * len(prompts),
-        },
-        results=results,
-    ).save(out)
+    who_ran = _who_ran(loaded, results, workload.batch)
+    settings = {
+        "model": model,
+        **_setting(loaded),
+        **who_ran,
+        **asdict(config),
+        "policies": list(dict.fromkeys(condition.spec for condition in conditions)),
+        "budgets": [request.text for request in budget],
+        **workload.describe(len(prompts)),
+    }
+    RunRecord(kind="eval-speed", model=loaded.facts(), config=settings, results=results).save(out)
     more = who_ran["engine_reason"] or loaded.executor.instructions
     show_speed(console, results, describe_engine(who_ran["engine"], more))
     sys.stdout.write(f"{out}\n")
 
 
-def _random_prompts(vocab: int, shape: tuple[int, int, int], seed: int) -> "Tensor":
+def _config(runner: RunnerOptions, workload: WorkloadOptions) -> "SpeedConfig":
+    from buddy.engine.run import check_reroute
+    from buddy.engine.steer import check_batch_route
+    from buddy.lab.evaluation.speed.speed import SpeedConfig
+
+    return SpeedConfig(
+        new_tokens=workload.new_tokens,
+        rounds=workload.rounds,
+        reroute=check_reroute(options.parse_reroute(runner.reroute)),
+        batch_route=check_batch_route(runner.batch_route),
+        transformers=workload.transformers and runner.quant is None,
+        seed=workload.seed,
+    )
+
+
+def _prompts(
+    model: "BuddyForCausalLM", name: str, text: str | None, workload: WorkloadOptions
+) -> "Tensor":
+    """Token ids [rounds, batch, context]; of a short text, fewer rounds."""
     import torch
 
-    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+    if text is not None:
+        return _text_prompts(name, text, workload)
+    shape = (workload.rounds, workload.batch, workload.context)
+    generator = torch.Generator().manual_seed(workload.seed)
+    return torch.randint(model.config.vocab_size, shape, generator=generator)
 
 
-def _text_prompts(model: str, text: str, shape: tuple[int, int, int]) -> "Tensor":
+def _text_prompts(model: str, text: str, workload: WorkloadOptions) -> "Tensor":
     """As many batches as the text fills, up to one a round."""
     from buddy.checkpoint.resolve import load_tokenizer
     from buddy.errors import ResultError
     from buddy.importance.calibration import cut_windows
 
-    rounds, batch, context = shape
-    windows = cut_windows(load_tokenizer(model), text, tokens=context, limit=rounds * batch)
+    batch, context = workload.batch, workload.context
+    most = workload.rounds * batch
+    windows = cut_windows(load_tokenizer(model), text, tokens=context, limit=most)
     full = len(windows) // batch
     if full == 0:
         raise ResultError(
@@ -207,22 +237,12 @@ def _measure(
     config: "SpeedConfig",
     console: "Console",
 ) -> dict[str, Any]:
-    from buddy.cli.views.bars import Bars
+    from buddy.cli.views.bars import stoppable_bars
     from buddy.lab.evaluation.speed.speed import measure_speed
 
-    try:
-        with Bars(console) as bar:
-            task = bar.add_task("Timing")
-            return measure_speed(
-                model,
-                conditions,
-                prompts,
-                config,
-                on_pass=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-    except KeyboardInterrupt:
-        console.print("interrupted: too few rounds to compare, so no record was written")
-        raise typer.Exit(130) from None
+    farewell = "interrupted: too few rounds to compare, so no record was written"
+    with stoppable_bars(console, farewell) as bars:
+        return measure_speed(model, conditions, prompts, config, on_pass=bars.counter("Timing"))
 
 
 COMMAND = Command(name="bench", group="measure", place=3, run=bench)

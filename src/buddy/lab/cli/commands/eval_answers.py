@@ -1,12 +1,12 @@
 """`buddy eval answers`: cross-entropy of answers to instructions, at several budgets."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from buddy.cli import options
 from buddy.errors import DataError
-from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.cli import eval_run
 
 if TYPE_CHECKING:
@@ -15,6 +15,35 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS = 1024
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowOptions:
+    """Which rows of the file are asked, and how."""
+
+    start: Annotated[int, options.count(0, help="First row.")] = 0
+    stop: Annotated[int | None, options.count(1, help="First row that is left out.")] = None
+    template: Annotated[str, typer.Option(help="How an instruction is put: chat or alpaca.")] = (
+        "chat"
+    )
+    max_tokens: Annotated[
+        int | None,
+        options.count(2, help="Of prompt and answer; 1024, or the model's context if shorter."),
+    ] = None
+
+    def longest(self, model: Any) -> int:
+        """The most tokens of a prompt and its answer, on a model.
+
+        Raises:
+            DataError: The model's context is shorter.
+        """
+        context, asked = model.config.max_position_embeddings, self.max_tokens
+        if asked is not None and asked > context:
+            raise DataError(
+                f"--max-tokens must be at most {context}, the model's context, got {asked}"
+            )
+        return asked or min(_DEFAULT_TOKENS, context)
+
+
+@options.grouped
 def answers(
     file: Annotated[
         str,
@@ -22,19 +51,9 @@ def answers(
             help="JSON or JSON lines: instruction and output, or prompt and completion."
         ),
     ],
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
-    start: Annotated[int, options.count(0, help="First row.")] = 0,
-    stop: Annotated[int | None, options.count(1, help="First row that is left out.")] = None,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
-    template: Annotated[
-        str, typer.Option(help="How an instruction is put: chat or alpaca.")
-    ] = "chat",
-    max_tokens: Annotated[
-        int | None,
-        options.count(2, help="Of prompt and answer; 1024, or the model's context if shorter."),
-    ] = None,
+    *,
+    compared: eval_run.EvalOptions,
+    rows: RowOptions,
     shuffle_plans: Annotated[
         int | None,
         options.count(
@@ -43,7 +62,6 @@ def answers(
     ] = None,
     against: eval_run.AgainstLog = None,
     batch: Annotated[int, options.count(1, help="Answers at a time.")] = 16,
-    dtype: options.Dtype = None,
 ) -> None:
     """Cross-entropy of answers, given their prompts, in nats a token.
 
@@ -54,38 +72,21 @@ def answers(
     from buddy.lab.evaluation.against import Against
     from buddy.lab.evaluation.answers.answers import rounds_of, run_answers
 
-    source = Source(path=file, start=start, stop=stop, template=cast(Any, template))
+    source = Source(path=file, start=rows.start, stop=rows.stop, template=cast(Any, rows.template))
     check_source(source)
     earlier = None if against is None else Against(against)
-    config = {"template": template, "max_tokens": max_tokens, "batch": batch}
-
-    def longest(model: Any) -> int:
-        return _longest(max_tokens, model.config.max_position_embeddings)
-
-    with eval_run.eval_run(
-        model,
-        out,
-        policies=policy,
-        budgets=budget,
-        config=config,
-        means=True,
-        dtype=dtype,
-        check=longest,
-    ) as run:
-        run.config |= {"file": file, "start": start, "stop": stop, "shuffle_plans": shuffle_plans}
+    config = {"template": rows.template, "max_tokens": rows.max_tokens, "batch": batch}
+    with eval_run.eval_run(compared, config, means=True, check=rows.longest) as run:
+        run.config |= {"file": file, "start": rows.start, "stop": rows.stop}
+        run.config |= {"shuffle_plans": shuffle_plans}
         run.config["against"] = None if earlier is None else earlier.describe()
         left_out: list[str] = []
         examples = read_examples(
-            source, run.tokenizer, max_tokens=longest(run.model), note=left_out.append
+            source, run.tokenizer, max_tokens=rows.longest(run.model), note=left_out.append
         )
         run.tell_left_out(left_out)
         shuffles = shuffle_plans is not None
         run.total(sum(len(examples) * rounds_of(c, shuffle=shuffles) for c in run.conditions))
-
-        def on_answers(condition: Any, count: int) -> None:
-            run.show(condition)
-            run.advance(count)
-
         results = run_answers(
             run.model,
             run.conditions,
@@ -94,20 +95,12 @@ def answers(
             shuffle_seed=shuffle_plans,
             log=run.log,
             against=earlier,
-            on_answers=on_answers,
+            on_answers=run.count,
         )
     _show(run.console, results)
     if against is not None:
         eval_run.show_differences(run.console, results["against"], against)
-    eval_run.save_record(run, "eval-answers", out, results)
-
-
-def _longest(max_tokens: int | None, context: int) -> int:
-    if max_tokens is not None and max_tokens > context:
-        raise DataError(
-            f"--max-tokens must be at most {context}, the model's context, got {max_tokens}"
-        )
-    return max_tokens or min(_DEFAULT_TOKENS, context)
+    eval_run.save_record(run, "eval-answers", results)
 
 
 def _show(console: "Console", results: dict[str, Any]) -> None:
@@ -124,20 +117,20 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
     for name in ["blocks", *names]:
         table.add_column(name, justify="right", no_wrap=True)
     figures = {
-        (*_condition(one), one["metric"], one.get("within")): one
-        for one in [*results["points"], *results["exchanged"]]
-        if one["task"] == "all"
+        (*_condition(point), point["metric"], point.get("within")): point
+        for point in [*results["points"], *results["exchanged"]]
+        if point["task"] == "all"
     }
-    for one in results["execution"]:
-        if one["task"] != "all":
+    for entry in results["execution"]:
+        if entry["task"] != "all":
             continue
-        label, blocks = _condition(one)
-        found = [figures[label, blocks, metric, None] for metric in ("nll", "answer_nll")]
-        moved = [figures.get((label, blocks, "nll", within)) for within in ("all", "source")]
-        cells = [*map(_nats, found), str(one["distinct_plans"])]
+        label, blocks = _condition(entry)
+        losses = [figures[label, blocks, metric, None] for metric in ("nll", "answer_nll")]
+        exchanged = [figures.get((label, blocks, "nll", within)) for within in ("all", "source")]
+        cells = [*map(_nats, losses), str(entry["distinct_plans"])]
         if results["exchanged"]:
-            cells += ["" if point is None else _nats(point, sign="+") for point in moved]
-        table.add_row(label, _depth(one), *cells)
+            cells += ["" if point is None else _nats(point, sign="+") for point in exchanged]
+        table.add_row(label, _depth(entry), *cells)
     show_table(console, table)
 
 

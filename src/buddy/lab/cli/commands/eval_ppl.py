@@ -1,32 +1,29 @@
 """`buddy eval ppl`: perplexity at several budgets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from buddy.cli import options
 from buddy.cli.loading import check_room
-from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.cli import eval_run
 
 
+@options.grouped
 def ppl(
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
+    *,
+    compared: eval_run.EvalOptions,
     text: Annotated[
         list[str] | None,
         typer.Option(help="wikitext2, ptb or a text file; repeat for several. wikitext2 if none."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with the named corpora.")] = None,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
+    data_dir: options.DataDir = None,
     window: Annotated[int, options.count(2, help="Tokens of a window.")] = 1024,
     stride: Annotated[int, options.count(1, help="Tokens scored in each window.")] = 512,
     limit: Annotated[int | None, options.count(1, help="At most this many windows.")] = None,
     route_on: eval_run.RouteOn = "prompt",
     batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
-    dtype: options.Dtype = None,
 ) -> None:
     """Perplexity over sliding windows.
 
@@ -52,40 +49,30 @@ def ppl(
         "batch": batch,
         "seed": None,
     }
+    shown = _names(list(texts))
     with eval_run.eval_run(
-        model,
-        out,
-        policies=policy,
-        budgets=budget,
-        config=config,
-        dtype=dtype,
-        check=lambda outline: check_room(outline, window),
+        compared, config, check=lambda outline: check_room(outline, window)
     ) as run:
-        windows, shown = {}, _names(list(texts))
+        windows = {}
         for name, content in texts.items():
             ids = run.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
             windows[name] = sliding_windows(ids, window=window, stride=stride, limit=limit)
         run.total(len(run.conditions) * sum(map(len, windows.values())))
-
-        def on_windows(condition: object, count: int) -> None:
-            run.show(condition)  # type: ignore[arg-type]
-            run.advance(count)
-
-        results: dict[str, list[object]] = {"points": [], "execution": []}
+        results: dict[str, list[Any]] = {"points": [], "execution": []}
         for name, ids in windows.items():
-            found = run_perplexity(
+            measured = run_perplexity(
                 run.model,
                 run.conditions,
                 WindowedText(name=shown[name], ids=ids, stride=stride, leaks=route_on == "full"),
                 batch=batch,
                 log=run.log,
-                on_windows=on_windows,
+                on_windows=run.count,
             )
-            for part, entries in found.items():
+            for part, entries in measured.items():
                 results[part] += entries
     columns = [(shown[name], "perplexity") for name in windows]
-    eval_run.show_points(run.console, results["points"], columns)  # type: ignore[arg-type]
-    eval_run.save_record(run, "eval-ppl", out, results)
+    eval_run.show_points(run.console, results["points"], columns)
+    eval_run.save_record(run, "eval-ppl", results)
 
 
 def _names(texts: list[str]) -> dict[str, str]:

@@ -7,18 +7,16 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.loading import check_room
-from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.cli import eval_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+@options.grouped
 def rouge(
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
+    *,
+    compared: eval_run.EvalOptions,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder with samsum/SPLIT.jsonl; the hub if not given."),
@@ -31,7 +29,6 @@ def rouge(
     max_new_tokens: options.MaxNewTokens = 100,
     kv_policy: options.KVPolicy = None,
     batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
-    dtype: options.Dtype = None,
 ) -> None:
     """ROUGE of SAMSum summaries, routed by each token or the prompt.
 
@@ -44,7 +41,9 @@ def rouge(
     from buddy.lab.evaluation.rouge.samsum import HUB_ID, INSTRUCTION, has_chat, read_dialogues
 
     score = rouge_scorer()
-    made = RougeConfig(batch=batch, max_new_tokens=max_new_tokens, kv_policy=cast(Any, kv_policy))
+    settings = RougeConfig(
+        batch=batch, max_new_tokens=max_new_tokens, kv_policy=cast(Any, kv_policy)
+    )
     left_out: list[str] = []
     dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed, note=left_out.append)
     config = {
@@ -59,38 +58,27 @@ def rouge(
         "batch": batch,
         "scorer": "rouge-score, stemmed, F-measure",
     }
-    with eval_run.eval_run(
-        model,
-        out,
-        policies=policy,
-        budgets=budget,
-        config=config,
-        means=True,
-        generates=True,
-        dtype=dtype,
-        check=lambda outline: check_room(outline, max_new_tokens),
-    ) as run:
+
+    def check(outline: Any) -> None:
+        check_room(outline, max_new_tokens)
+
+    with eval_run.eval_run(compared, config, means=True, generates=True, check=check) as run:
         run.tell_left_out(left_out)
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
-        batches = ask_all(run.model, run.tokenizer, dialogues, made)
-        run.total(len(dialogues) * sum(len(ways_of(one)) for one in run.conditions))
-
-        def on_answers(condition: Any, count: int) -> None:
-            run.show(condition)
-            run.advance(count)
-
+        batches = ask_all(run.model, run.tokenizer, dialogues, settings)
+        run.total(len(dialogues) * sum(len(ways_of(condition)) for condition in run.conditions))
         results = run_rouge(
             run.model,
             run.tokenizer,
             run.conditions,
             batches,
-            made,
+            settings,
             score=score,
             log=run.log,
-            on_answers=on_answers,
+            on_answers=run.count,
         )
     _show(run.console, results)
-    eval_run.save_record(run, "eval-rouge", out, results)
+    eval_run.save_record(run, "eval-rouge", results)
 
 
 def _show(console: "Console", results: dict[str, Any]) -> None:

@@ -2,16 +2,17 @@
 
 import logging
 import os
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buddy.budget.request import BudgetRequest
 from buddy.cli import options
-from buddy.hub.presets import DEFAULT_MODEL
 from buddy.lab.cli import eval_run
 from buddy.settings import Range
+
+if TYPE_CHECKING:
+    from buddy.lab.evaluation.tasks.harness import BuddyLM
 
 Batch = Annotated[int, options.count(1, help="Questions or prompts at a time.")]
 # numpy, which lm-eval draws with, takes no larger one.
@@ -24,98 +25,84 @@ ChatTemplate = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionOptions:
+    """Which questions are asked, and how."""
+
+    data_dir: eval_run.DataDir = None
+    limit: eval_run.Limit = None
+    fewshot: Fewshot = None
+    chat_template: ChatTemplate = False
+    kv_policy: options.KVPolicy = None
+    batch: Batch = 16
+    against: eval_run.AgainstLog = None
+    seed: Seed = 1234
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MathsOptions(QuestionOptions):
+    """The same; answers are long."""
+
+    batch: Batch = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubjectOptions(QuestionOptions):
+    """The same; the limit is one of each subject."""
+
+    limit: Annotated[int | None, options.count(1, help="Rows of each subject.")] = None
+
+
+@options.grouped
 def tasks(
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
+    *,
+    compared: eval_run.EvalOptions,
     task: Annotated[
         list[str] | None,
         typer.Option(help="Repeat for several; the eight commonsense tasks if none."),
     ] = None,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
-    data_dir: eval_run.DataDir = None,
-    limit: eval_run.Limit = None,
-    fewshot: Fewshot = None,
-    chat_template: ChatTemplate = False,
+    questions: QuestionOptions,
     route_on: eval_run.RouteOn = "prompt",
     reroute: options.Reroute = "step",
-    kv_policy: options.KVPolicy = None,
-    batch: Batch = 16,
-    dtype: options.Dtype = None,
-    against: eval_run.AgainstLog = None,
-    seed: Seed = 1234,
 ) -> None:
     """Accuracy on tasks of lm-evaluation-harness, at several budgets.
 
     Each question is routed from its context alone, and all its candidate answers share the route.
     Interrupted, the same command goes on where it stopped.
     """
-    _evaluate("eval-tasks", task or [], **_settings(locals()))
+    _evaluate("eval-tasks", task or [], compared, questions, route_on=route_on, reroute=reroute)
 
 
+@options.grouped
 def gsm8k(
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
-    data_dir: eval_run.DataDir = None,
-    limit: eval_run.Limit = None,
-    fewshot: Fewshot = None,
-    chat_template: ChatTemplate = False,
+    *,
+    compared: eval_run.EvalOptions,
+    questions: MathsOptions,
     reroute: options.Reroute = "step",
-    kv_policy: options.KVPolicy = None,
-    batch: Batch = 8,
-    dtype: options.Dtype = None,
-    against: eval_run.AgainstLog = None,
-    seed: Seed = 1234,
 ) -> None:
     """Grade-school mathematics: exact match of the final number."""
-    _evaluate("eval-gsm8k", ["gsm8k"], route_on="prompt", **_settings(locals()))
+    _evaluate("eval-gsm8k", ["gsm8k"], compared, questions, reroute=reroute)
 
 
+@options.grouped
 def mmlu(
-    out: eval_run.Out,
-    model: options.Model = DEFAULT_MODEL,
-    budget: eval_run.Budgets = None,
-    policy: eval_run.Policies = None,
-    data_dir: eval_run.DataDir = None,
-    limit: Annotated[int | None, options.count(1, help="Rows of each subject.")] = None,
-    fewshot: Fewshot = None,
-    chat_template: ChatTemplate = False,
+    *,
+    compared: eval_run.EvalOptions,
+    questions: SubjectOptions,
     route_on: eval_run.RouteOn = "prompt",
-    kv_policy: options.KVPolicy = None,
-    batch: Batch = 16,
-    dtype: options.Dtype = None,
-    against: eval_run.AgainstLog = None,
-    seed: Seed = 1234,
 ) -> None:
     """Multiple choice over 57 subjects, averaged over all rows."""
-    _evaluate("eval-mmlu", ["mmlu"], reroute="step", **_settings(locals()))
-
-
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "task"}
+    _evaluate("eval-mmlu", ["mmlu"], compared, questions, route_on=route_on)
 
 
 def _evaluate(
     kind: str,
     names: list[str],
+    compared: eval_run.EvalOptions,
+    questions: QuestionOptions,
     *,
-    out: Path,
-    model: str,
-    budget: list[BudgetRequest] | None,
-    policy: list[str] | None,
-    data_dir: Path | None,
-    limit: int | None,
-    fewshot: int | None,
-    chat_template: bool,
-    route_on: str,
-    reroute: str,
-    kv_policy: str | None,
-    batch: int,
-    dtype: str | None,
-    against: Path | None,
-    seed: int,
+    route_on: str = "prompt",
+    reroute: str = "step",
 ) -> None:
     quiet()
     from buddy.lab.evaluation.against import Against
@@ -123,70 +110,89 @@ def _evaluate(
 
     require_lm_eval()
     from buddy.lab.commonsense import COMMONSENSE
-    from buddy.lab.evaluation.tasks.harness import BuddyLM
     from buddy.lab.evaluation.tasks.loading import check_answers, load_tasks, longest_answers
     from buddy.lab.evaluation.tasks.tasks import run_tasks
 
-    names = names or list(COMMONSENSE)
+    names, against = names or list(COMMONSENSE), questions.against
     earlier = None if against is None else Against(against)
-    loaded = load_tasks(names, data_dir=data_dir, fewshot=fewshot, limit=limit)
-    config = {
-        "tasks": names,
-        "data": "hub" if data_dir is None else "local",
-        "limit": limit,
-        "fewshot": fewshot,
-        "chat_template": chat_template,
-        "route_on": route_on,
-        "reroute": reroute,
-        "kv_policy": kv_policy,
-        "batch": batch,
-        "seed": seed,
-    }
+    loaded = load_tasks(
+        names, data_dir=questions.data_dir, fewshot=questions.fewshot, limit=questions.limit
+    )
     longest = longest_answers(loaded["tasks"])
     with eval_run.eval_run(
-        model,
-        out,
-        policies=policy,
-        budgets=budget,
-        config=config,
+        compared,
+        _config(names, questions, route_on, reroute),
         auto=True,
         generates=longest > 0,
-        dtype=dtype,
         check=lambda outline: check_answers(outline, longest),
     ) as run:
-        lm = BuddyLM(
-            run.model,
-            tokenizer=run.tokenizer,
-            route_on=route_on,
-            reroute=options.parse_reroute(reroute),
-            kv_policy=kv_policy,
-            batch_size=batch,
-            log=run.log,
-            on_sample=run.advance,
-        )
         run.config["against"] = None if earlier is None else earlier.describe()
-        rows = sum(min(len(one.eval_docs), limit or 10**9) for one in loaded["tasks"].values())
+        lm = _lm(run, questions, route_on, reroute)
+        most = questions.limit or 10**9
+        rows = sum(min(len(task.eval_docs), most) for task in loaded["tasks"].values())
         run.total(rows * len(run.conditions))
         results = run_tasks(
             lm,
             run.conditions,
             loaded,
-            limit=limit,
-            seed=seed,
-            chat_template=chat_template,
+            limit=questions.limit,
+            seed=questions.seed,
+            chat_template=questions.chat_template,
             against=earlier,
             on_condition=run.show,
         )
-    columns = dict.fromkeys((one["task"], one["metric"]) for one in results["points"])
-    shown = [
+    eval_run.show_points(run.console, results["points"], _columns(results["points"]))
+    if against is not None:
+        eval_run.show_differences(run.console, results["against"], against)
+    eval_run.save_record(run, kind, results)
+
+
+def _lm(
+    run: eval_run.EvalRun, questions: QuestionOptions, route_on: str, reroute: str
+) -> "BuddyLM":
+    """The model as lm-eval asks it, which keeps its samples in the log of the run."""
+    from buddy.lab.evaluation.tasks.harness import BuddyLM
+
+    return BuddyLM(
+        run.model,
+        tokenizer=run.tokenizer,
+        route_on=route_on,
+        reroute=options.parse_reroute(reroute),
+        kv_policy=questions.kv_policy,
+        batch_size=questions.batch,
+        log=run.log,
+        on_sample=run.advance,
+    )
+
+
+def _config(
+    names: list[str], questions: QuestionOptions, route_on: str, reroute: str
+) -> dict[str, Any]:
+    """All settings that samples depend on, and the limit."""
+    return {
+        "tasks": names,
+        "data": "hub" if questions.data_dir is None else "local",
+        "limit": questions.limit,
+        "fewshot": questions.fewshot,
+        "chat_template": questions.chat_template,
+        "route_on": route_on,
+        "reroute": reroute,
+        "kv_policy": questions.kv_policy,
+        "batch": questions.batch,
+        "seed": questions.seed,
+    }
+
+
+def _columns(points: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Tasks and metrics that are shown: of a commonsense task its own, of MMLU the average."""
+    from buddy.lab.commonsense import COMMONSENSE
+
+    columns = dict.fromkeys((point["task"], point["metric"]) for point in points)
+    return [
         (task, metric)
         for task, metric in columns
         if COMMONSENSE.get(task, metric) == metric and not task.startswith("mmlu_")
     ]
-    eval_run.show_points(run.console, results["points"], shown)
-    if against is not None:
-        eval_run.show_differences(run.console, results["against"], against)
-    eval_run.save_record(run, kind, out, results)
 
 
 def quiet() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,8 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.commands.importance import computed_by, measuring
+from buddy.cli.commands.importance import measuring
+from buddy.cli.loading import computed_by
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
@@ -18,14 +20,21 @@ observe = typer.Typer(
     help="See how a block's importance varies with the input.",
 )
 
-Model = Annotated[str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")]
-Inputs = Annotated[int, options.count(2, help="Windows, spread evenly over the text.")]
-Batch = Annotated[int, options.count(1, help="Windows at a time.")]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputOptions:
+    """Which inputs are observed, and how they are run."""
+
+    data_dir: options.DataDir = None
+    inputs: Annotated[int, options.count(2, help="Windows, spread evenly over the text.")] = 48
+    batch: Annotated[int, options.count(1, help="Windows at a time.")] = 1
+    dtype: options.Dtype = None
 
 
 @observe.command()
+@options.grouped
 def ranks(
-    model: Model,
+    model: options.ModelArgument,
     out: options.RecordOut,
     indicator: Annotated[
         list[str] | None, typer.Option(help="Indicator of `buddy importance`; may be given again.")
@@ -33,11 +42,9 @@ def ranks(
     text: Annotated[
         list[str] | None, typer.Option(help="wikitext2, ptb or a text file; may be given again.")
     ] = None,
-    data_dir: options.DataDir = None,
-    inputs: Inputs = 48,
     tokens: Annotated[int, options.count(4, help="Tokens of an input.")] = 256,
-    batch: Batch = 1,
-    dtype: options.Dtype = None,
+    *,
+    inputs: InputOptions,
 ) -> None:
     """Rank the blocks by each input alone; rank 0 goes first.
 
@@ -47,7 +54,7 @@ def ranks(
 
     indicators, texts = indicator or ["delta-ppl"], text or ["wikitext2"]
     _check_indicators(indicators)
-    observed = _Observed(model, out, texts, data_dir, inputs, tokens, batch, dtype)
+    observed = _Observed(model, out, texts, tokens, inputs)
     series = [
         {"indicator": name, "text": source, **observed.measure(observe_ranks, name, source)}
         for source in texts
@@ -57,18 +64,17 @@ def ranks(
 
 
 @observe.command()
+@options.grouped
 def context(
-    model: Model,
+    model: options.ModelArgument,
     out: options.RecordOut,
     indicator: Annotated[str, typer.Option(help="Indicator of `buddy importance`.")] = "delta-ppl",
-    text: Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")] = "wikitext2",
-    data_dir: options.DataDir = None,
-    inputs: Inputs = 48,
+    text: options.Text = "wikitext2",
     start: Annotated[int, options.count(4, "--from", help="Shortest context, tokens.")] = 256,
     end: Annotated[int, options.count(5, "--to", help="Longest context, tokens.")] = 512,
     every: Annotated[int, options.count(1, help="Tokens from one to the next.")] = 32,
-    batch: Batch = 1,
-    dtype: options.Dtype = None,
+    *,
+    inputs: InputOptions,
 ) -> None:
     """Rank the blocks by more and more tokens of each input.
 
@@ -84,7 +90,7 @@ def context(
             f"contexts go from --from {start} up to --to {end} in whole steps of --every, "
             f"got {every}: give numbers that meet, such as 256, 512 and 32"
         )
-    observed = _Observed(model, out, [text], data_dir, inputs, end, batch, dtype)
+    observed = _Observed(model, out, [text], end, inputs)
     results = observed.measure(observe_context, indicator, text, list(contexts))
     results = {"indicator": indicator, "text": text, **results}
     observed.save("observe-context", results, indicators=[indicator], contexts=list(contexts))
@@ -94,45 +100,29 @@ class _Observed:
     """A model, texts cut into inputs, and what was measured of them so far."""
 
     def __init__(
-        self,
-        model: str,
-        out: Path,
-        texts: list[str],
-        data_dir: Path | None,
-        inputs: int,
-        tokens: int,
-        batch: int,
-        dtype: str | None,
+        self, model: str, out: Path, texts: list[str], tokens: int, inputs: InputOptions
     ) -> None:
         from buddy.checkpoint.resolve import load_tokenizer
-        from buddy.cli.loading import check_room, load_checked, say_if_slow
+        from buddy.cli.loading import load_to_measure
         from buddy.cli.views.display import stderr
-        from buddy.errors import ResultError
         from buddy.importance.calibration import cut_windows, read_text, spread
 
-        calibration = {source: read_text(source, data_dir) for source in texts}
-        self._console, self._out, self._batch = stderr(), out, batch
-
-        def check(outline: "BuddyForCausalLM") -> None:
-            if outline.num_blocks < 2:
-                raise ResultError(
-                    "a model of one block has no ranking to observe: take a larger one"
-                )
-            check_room(outline, tokens)
-
-        self._model = load_checked(model, check, self._console, options.FULL, dtype=dtype)
-        say_if_slow(self._model, self._console)
+        contents = {source: read_text(source, inputs.data_dir) for source in texts}
+        self._console, self._out, self._batch = stderr(), out, inputs.batch
+        self._model = load_to_measure(
+            model, tokens, self._console, dtype=inputs.dtype, check=_check_ranking
+        )
         tokenizer = load_tokenizer(model)
         self._inputs = {
-            source: spread(cut_windows(tokenizer, found, tokens=tokens), inputs)
-            for source, found in calibration.items()
+            source: spread(cut_windows(tokenizer, content, tokens=tokens), inputs.inputs)
+            for source, content in contents.items()
         }
         self._config = {
             "model": model,
             "texts": texts,
-            "inputs": inputs,
+            "inputs": inputs.inputs,
             "tokens": tokens,
-            "batch": batch,
+            "batch": inputs.batch,
             "dtype": str(self._model.dtype),
         }
         self._files: list[Any] = []
@@ -149,8 +139,7 @@ class _Observed:
         path = self._out.with_name(f".{self._out.name}.{number}.partial")
         file = ResumeFile(path, {**identity, "text": fingerprint(self._inputs[text])})
         self._files.append(file)
-        with measuring(self._console) as bar:
-            task = bar.add_task(f"{indicator}, {text}")
+        with measuring(self._console) as bars:
             return observation(
                 indicator,
                 self._model.backbone,
@@ -158,7 +147,7 @@ class _Observed:
                 *contexts,
                 batch=self._batch,
                 file=file,
-                on_batch=lambda done, total: bar.update(task, completed=done, total=total),
+                on_batch=bars.counter(f"{indicator}, {text}"),
             )
 
     def save(self, kind: str, results: dict[str, Any], **config: Any) -> None:
@@ -174,6 +163,14 @@ class _Observed:
         for file in self._files:
             file.remove()
         sys.stdout.write(f"{self._out}\n")
+
+
+def _check_ranking(outline: "BuddyForCausalLM") -> None:
+    """Refuse a model whose blocks have no order."""
+    from buddy.errors import ResultError
+
+    if outline.num_blocks < 2:
+        raise ResultError("a model of one block has no ranking to observe: take a larger one")
 
 
 def _check_indicators(names: list[str]) -> None:
