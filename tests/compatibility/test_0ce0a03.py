@@ -88,8 +88,8 @@ def parameters(command):
     if hasattr(command, "commands"):
         return {
             f"{name} {rest}".strip(): found
-            for name, each in command.commands.items()
-            for rest, found in parameters(each).items()
+            for name in command.list_commands(None)
+            for rest, found in parameters(command.get_command(None, name)).items()
         }
     return {"": command.params}
 
