@@ -57,6 +57,8 @@ _WRITTEN = re.compile(
     )\s*""",
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
+_MEAN = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
+_PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
 _Kind = TypeVar("_Kind")
 
 
@@ -169,7 +171,7 @@ def blocks_of(budget: Any, num_blocks: int) -> int | None:
 def asked_blocks(body: Any, num_blocks: int) -> int | None:
     """The most blocks that a token of a request may run, or the mean that it names.
 
-    It reads the field `budget` (of an object the largest of `prefill`, `decode` and `mean`, or
+    It reads the field `budget` (of several parts the largest of `prefill`, `decode` and `mean`, or
     `max`), the `budget` in `vllm_xargs`, and what stands after `@` in the model's name, in that
     order. None where these do not say.
     """
@@ -181,13 +183,18 @@ def asked_blocks(body: Any, num_blocks: int) -> int | None:
     if budget is None:
         _, at, budget = str(body.get("model", "")).rpartition("@")
         budget = budget if at else None
-    if isinstance(budget, str):
-        budget = budget.strip().removeprefix("mean:")
-    if not isinstance(budget, Mapping):
-        return blocks_of(budget, num_blocks)
-    phases = [budget[name] for name in ("prefill", "decode", "mean") if name in budget]
-    read = [blocks_of(one, num_blocks) for one in phases or [budget.get("max")]]
-    return None if None in read else max(one for one in read if one is not None)
+    if isinstance(budget, Mapping):
+        phases = [budget[name] for name in ("prefill", "decode", "mean") if name in budget]
+        parts = phases or [budget.get("max")]
+    elif isinstance(budget, str):
+        phased = _PHASES.fullmatch(budget)
+        *prompt, answer = phased.groups() if phased else (budget,)
+        mean = _MEAN.fullmatch(answer)
+        parts = [*prompt, mean[1] if mean else answer]
+    else:
+        parts = [budget]
+    read = [blocks_of(part, num_blocks) for part in parts]
+    return None if None in read else max(blocks for blocks in read if blocks is not None)
 
 
 class Server:

@@ -7,6 +7,8 @@ import pytest
 from buddy.budget.request import read_budget
 from buddy.errors import BudgetError
 from buddy.serving.http.budget_rules import BudgetRules, split_model
+from tests.budget_cases import CASES, REFUSED
+from tests.budget_cases import names as names_of
 from tests.deploy.recipe import FOLDER, load
 
 recipe = load()
@@ -72,6 +74,15 @@ def test_a_request_says_how_deep_it_may_run_at_most(body, blocks):
         )
         most = max(budget.prompt, budget.most) if budget.is_contract else budget.most
         assert most == blocks
+
+
+@pytest.mark.parametrize("case", CASES, ids=names_of(CASES))
+def test_it_is_read_as_the_server_reads_it_or_goes_to_the_deepest(case):
+    blocks, read = recipe.asked_blocks(case["request"], L), case["product"]
+    assert blocks == case["replicas"]
+    if read != REFUSED and blocks is not None:
+        deepest = max(read["prompt"], read["most"])
+        assert blocks == deepest or (read["kind"] == "mean" and blocks == deepest - 1)
 
 
 def places(*blocks):

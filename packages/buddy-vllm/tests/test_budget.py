@@ -1,5 +1,8 @@
 """A budget is read exactly, or refused in one line."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from buddy_vllm.budget import read_budget
@@ -63,3 +66,19 @@ def test_blocks_that_always_run_are_the_least():
     assert read_budget("6 blocks", 30, least=6) == 6
     with pytest.raises(BudgetError, match="expected 6 to 30"):
         read_budget("5 blocks", 30, least=6)
+
+
+TABLE = json.loads((Path(__file__).parents[3] / "tests" / "budget_cases.json").read_text())
+CASES = [case for case in TABLE["cases"] if "plugin" in case]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[ascii(case["request"])[:60] for case in CASES])
+def test_it_is_read_as_buddy_reads_it_or_not_supported(case):
+    read = case["product"]
+    try:
+        blocks = read_budget(case["request"]["budget"], TABLE["settings"]["num_blocks"])
+    except BudgetError:
+        blocks = "refused"
+    assert blocks == case["plugin"]
+    if blocks != "refused":
+        assert blocks == (read["kind"] if read["kind"] == "auto" else read["most"])

@@ -67,10 +67,10 @@ def check_speculation(batch: int, source: BudgetSource, num_blocks: int, draft: 
     if batch != 1:
         raise PolicyError(f"draft_budget is for one sequence at a time, got a batch of {batch}")
     if source != ConstantBudget(num_blocks):
-        told = f"{source.each} of {num_blocks} blocks" if isinstance(source, ConstantBudget) else ""
+        each = getattr(source, "each", None)
+        what = "not one number" if each is None else f"{each} of {num_blocks} blocks"
         raise PolicyError(
-            f"draft_budget verifies at full depth, and the budget is {told or 'not one number'}: "
-            "leave the budget out"
+            f"draft_budget verifies at full depth, and the budget is {what}: leave the budget out"
         )
     if draft >= num_blocks:
         raise PolicyError(f"draft_budget must be below the model's {num_blocks} blocks")

@@ -13,6 +13,7 @@ AUTO: Final = "auto"
 LEAST_BLOCKS: Final = 3
 """The first block, the last, and one to choose."""
 
+_AUTO = re.compile(r"\s*auto\s*", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"\s*([0-9]{1,9}) *blocks?\s*", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(%?)\s*", re.ASCII)
 _EXPECTED = 'a fraction in (0, 1] such as 0.6, a count such as "18 blocks", or "auto"'
@@ -32,7 +33,7 @@ def read_budget(value: object, num_blocks: int, least: int = LEAST_BLOCKS) -> in
         BudgetError: It cannot be read, or the model cannot spend it.
     """
     if isinstance(value, str):
-        if value.strip().lower() == AUTO:
+        if _AUTO.fullmatch(value):
             return AUTO
         if count := _COUNT.fullmatch(value):
             return _spendable(int(count[1]), num_blocks, least, value)
