@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final, SupportsFloat, cast
+from typing import Any, ClassVar, Final, SupportsFloat, cast
 
 from buddy.budget.amount import EXAMPLES, read_amount, shown_value
 from buddy.budget.blocks import Budget
@@ -25,6 +25,10 @@ class BudgetRequest(ABC):
 
     text: str = field(default="", compare=False)
     """As it was written, for records and messages."""
+    is_auto: ClassVar[bool] = False
+    """Whether the Budget Predictor is to choose."""
+    no_prefill: ClassVar[str] = ""
+    """Why the prompt cannot have a budget beside it; empty where it can."""
 
     @classmethod
     @abstractmethod
@@ -50,11 +54,6 @@ class BudgetRequest(ABC):
         return resolved
 
     @property
-    def is_auto(self) -> bool:
-        """Whether the Budget Predictor is to choose."""
-        return False
-
-    @property
     def number(self) -> "Blocks | None":
         """Itself, where it is one number for all tokens of any sequence."""
         return None
@@ -65,11 +64,11 @@ class BudgetRequest(ABC):
         Raises:
             BudgetError: Prompt and answer cannot be told apart.
         """
-        return self if prompt is None else Phases(text=self.text, prompt=prompt, answer=self)
-
-    def as_default(self) -> "BudgetRequest":
-        """What a request that names nothing gets, where a server has this for a default."""
-        return self
+        if prompt is None:
+            return self
+        if self.no_prefill:
+            raise BudgetError(self.no_prefill)
+        return Phases(text=self.text, prompt=prompt, answer=self)
 
 
 BudgetLike = (
@@ -157,10 +156,6 @@ class Blocks(BudgetRequest):
         blocks = self.blocks(limits.num_blocks)
         return ResolvedBudget(kind="fixed", least=blocks, most=blocks)
 
-    def as_default(self) -> BudgetRequest:
-        """At most so many, and under load less."""
-        return DefaultBudget(text=self.text, most=self)
-
 
 def read_blocks(value: Any, what: str = "the budget") -> Blocks:
     """Read a budget that must be a number of blocks.
@@ -220,6 +215,7 @@ class Phases(BudgetRequest):
     answer: BudgetRequest
     bounds: Bounds = Bounds()
     """Which both must keep."""
+    no_prefill = "the prompt has a budget in the answer's already: leave prefill_budget out"
 
     @classmethod
     def read(cls, value: Any) -> BudgetRequest | None:
@@ -253,12 +249,6 @@ class Phases(BudgetRequest):
                 )
         is_own = resolved.own is not None or prompt != resolved.prompt
         return replace(resolved, prefill=prompt if is_own else None)
-
-    def with_prefill(self, prompt: Blocks | None) -> BudgetRequest:
-        """Itself; a second budget for the prompt is refused."""
-        if prompt is not None:
-            raise BudgetError(f"budget {shown(self.text)} has one for the prompt: name it once")
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,28 +286,20 @@ class Mean(BudgetRequest):
 class Auto(BudgetRequest):
     """As the Budget Predictor chooses from the prompt, and under load less."""
 
+    is_auto = True
+    no_prefill = (
+        "budget 'auto' is chosen for prompt and answer together: leave prefill_budget out, or "
+        "name both as numbers"
+    )
+
     @classmethod
     def read(cls, value: Any) -> BudgetRequest | None:
         """Read `auto`."""
         return cls() if isinstance(value, str) and _AUTO.fullmatch(value) else None
 
-    @property
-    def is_auto(self) -> bool:
-        """True."""
-        return True
-
     def in_blocks(self, limits: Limits) -> ResolvedBudget:
         """Between the bounds of the model and its server."""
         return ResolvedBudget(kind="auto", least=limits.least, most=limits.num_blocks)
-
-    def with_prefill(self, prompt: Blocks | None) -> BudgetRequest:
-        """Itself; a budget for the prompt alone is refused."""
-        if prompt is not None:
-            raise BudgetError(
-                "budget 'auto' is chosen for prompt and answer together: leave prefill_budget out, "
-                "or name both as numbers"
-            )
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -413,8 +395,6 @@ FORMS: tuple[type[BudgetRequest], ...] = (
 _AUTO: Final = re.compile(r"\s*auto\s*", re.ASCII | re.IGNORECASE)
 _MEAN: Final = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 _PHASES: Final = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
-
-
 _BOUNDS: Final = frozenset({"min", "max"})
 
 

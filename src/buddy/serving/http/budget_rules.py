@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from buddy.budget.blocks import check_spendable, least_blocks
-from buddy.budget.request import BudgetLike, BudgetRequest, read_blocks, read_budget
+from buddy.budget.request import BudgetLike, BudgetRequest, DefaultBudget, read_blocks, read_budget
 from buddy.budget.resolved import Limits, ResolvedBudget
 from buddy.errors import BudgetError, shown
 
@@ -65,7 +65,9 @@ class BudgetRules:
         )
 
     def _default(self) -> BudgetRequest:
-        return read_budget(self.default).as_default()
+        """The budget of requests that name none; a number may be lowered, as nobody asked for it."""
+        request = read_budget(self.default)
+        return request if request.number is None else DefaultBudget(most=request.number)
 
     def read(self, budget: Any, suffix: str | None, effort: str | None) -> ResolvedBudget:
         """The budget of a request.
