@@ -153,12 +153,12 @@ def blocks_of(budget: Any, num_blocks: int) -> int | None:
     A share is rounded as Buddy rounds it: a half goes down.
     """
     if isinstance(budget, str):
-        found = _WRITTEN.fullmatch(budget)
-        if found is None:
+        match = _WRITTEN.fullmatch(budget)
+        if match is None:
             return None
-        if found["count"]:
-            return int(found["count"])
-        share = Fraction(found["number"]) / (100 if found["percent"] else 1)
+        if match["count"]:
+            return int(match["count"])
+        share = Fraction(match["number"]) / (100 if match["percent"] else 1)
     elif isinstance(budget, int | float) and not isinstance(budget, bool):
         if not 0 < budget <= 1:  # NaN too
             return None

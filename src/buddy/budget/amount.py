@@ -31,12 +31,12 @@ def read_amount(value: Any) -> Fraction | int:
         BudgetError: Anything else.
     """
     if isinstance(value, str):
-        found = _WRITTEN.fullmatch(value)
-        if found is None:
+        match = _WRITTEN.fullmatch(value)
+        if match is None:
             raise _unreadable(value)
-        if found["count"]:
-            return int(found["count"])
-        return share_of(Fraction(found["number"]) / (100 if found["percent"] else 1))
+        if match["count"]:
+            return int(match["count"])
+        return share_of(Fraction(match["number"]) / (100 if match["percent"] else 1))
     number: Any = _number_in(value)
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise _unreadable(value)
@@ -70,7 +70,7 @@ def _number_in(value: Any) -> Any:
 
 
 def shown_value(value: object) -> str:
-    """On one line, and cut short."""
+    """The value on one line, cut short."""
     try:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # Python writes no number of so many digits

@@ -73,7 +73,7 @@ class LedgerBudget:
     reads_tokens = True
 
     def ask(self, progress: Progress) -> int | Sequence[int]:
-        """By the tokens that are fed and what the answer has run."""
+        """Blocks by the tokens that are fed and by what the answer has run."""
         if progress.is_prompt:
             return math.floor(self.mean)
         tokens, executed = progress.answer_tokens, progress.answer_executed

@@ -24,7 +24,7 @@ class BudgetRequest(ABC):
     """What a caller asks for."""
 
     text: str = field(default="", compare=False)
-    """As it was written, for records and messages."""
+    """What was written, for records and messages."""
     is_auto: ClassVar[bool] = False
     """Whether the Budget Predictor is to choose."""
     no_prefill: ClassVar[str] = ""
@@ -167,8 +167,7 @@ def read_blocks(value: Any, what: str = "the budget") -> Blocks:
     Raises:
         BudgetError: It is none.
     """
-    request = Blocks.read(value) if value is None else read_budget(value)
-    number = None if request is None else request.number
+    number = Blocks(amount=read_amount(None)) if value is None else read_budget(value).number
     if number is None:
         raise BudgetError(
             f'{what} must be a fraction or a count of blocks, such as 1.0 or "24 blocks", got '
@@ -187,12 +186,11 @@ class Bounds:
     @classmethod
     def read(cls, budget: Mapping[str, Any]) -> "Bounds":
         """Read them where they are given."""
-        return cls(
-            *(
-                read_blocks(budget[name], f"budget.{name}") if name in budget else None
-                for name in ("min", "max")
-            )
+        low, high = (
+            read_blocks(budget[name], f"budget.{name}") if name in budget else None
+            for name in ("min", "max")
         )
+        return cls(low, high)
 
     def blocks(self, num_blocks: int) -> tuple[int, int]:
         """The least and the most blocks of a model.
@@ -261,11 +259,11 @@ class Mean(BudgetRequest):
     def read(cls, value: Any) -> BudgetRequest | None:
         """Read `mean:0.7`, or an object with a mean and perhaps a budget for the prompt."""
         prompt, is_object = None, _has_keys(value, {"mean"}, {"prefill"})
-        found = _MEAN.fullmatch(value) if isinstance(value, str) else None
-        if found is None and not is_object:
+        match = _MEAN.fullmatch(value) if isinstance(value, str) else None
+        if match is None and not is_object:
             return None
         try:
-            mean = cls(mean=read_blocks(value["mean"] if found is None else found[1]))
+            mean = cls(mean=read_blocks(value["mean"] if match is None else match[1]))
         except BudgetError:
             raise BudgetError(
                 f"budget {shown_value(value)} cannot be read: name a mean such as mean:0.7 or "
@@ -284,7 +282,7 @@ class Mean(BudgetRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Auto(BudgetRequest):
-    """As the Budget Predictor chooses from the prompt, and under load less."""
+    """The Budget Predictor chooses from the prompt; under load, less."""
 
     is_auto = True
     no_prefill = (
@@ -304,7 +302,7 @@ class Auto(BudgetRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadline(BudgetRequest):
-    """As deep as the time for a token allows."""
+    """The greatest depth that the time for a token allows."""
 
     ms_per_token: float
     bounds: Bounds = Bounds()
@@ -366,9 +364,8 @@ class OwnSource(BudgetRequest):
 
     def in_blocks(self, limits: Limits) -> ResolvedBudget:
         """The source says how many, and is checked when it does."""
-        return ResolvedBudget(
-            kind="own", least=limits.least, most=limits.num_blocks, own=self.source
-        )
+        most = limits.num_blocks
+        return ResolvedBudget(kind="own", least=limits.least, most=most, own=self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,13 +380,12 @@ class CalledBudget:
         Raises:
             BudgetError: It says what is no number of blocks.
         """
-        what = "what a callable returns at a step"
-        return read_blocks(self.call(progress), what).blocks(progress.num_blocks)
+        number = read_blocks(self.call(progress), "what a callable returns at a step")
+        return number.blocks(progress.num_blocks)
 
 
-FORMS: tuple[type[BudgetRequest], ...] = (
-    *(DefaultBudget, OwnSource, Mean, Phases, Deadline, Auto, Blocks),
-)
+FORMS: tuple[type[BudgetRequest], ...]
+FORMS = (DefaultBudget, OwnSource, Mean, Phases, Deadline, Auto, Blocks)
 """Asked in this order; the last refuses what none has read."""
 
 _AUTO: Final = re.compile(r"\s*auto\s*", re.ASCII | re.IGNORECASE)

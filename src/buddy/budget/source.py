@@ -24,7 +24,7 @@ class Progress:
     num_blocks: int
     """Blocks of the model."""
     answer_tokens: int = 0
-    """Of the tokens fed before, those after the prompt."""
+    """Tokens fed before that come after the prompt."""
     answer_executed: int = 0
     """Blocks that these ran, all together."""
     token_ids: tuple[int, ...] = ()
@@ -69,11 +69,11 @@ class PhasedBudget:
 
     @property
     def reads_tokens(self) -> bool:
-        """As the answer's source does."""
+        """Whether the answer's source does."""
         return reads_tokens(self.answer)
 
     def ask(self, progress: Progress) -> int | Sequence[int]:
-        """By the phase."""
+        """The number of the prompt, or what the answer's source says."""
         return self.prompt if progress.is_prompt else self.answer.ask(progress)
 
 
@@ -89,15 +89,15 @@ def blocks_of_lanes(source: BudgetSource, progress: Progress) -> tuple[int, ...]
         BudgetError: The source names another number of budgets than there are new tokens, or what
             is no number of blocks that the model can run.
     """
-    said = source.ask(progress)
-    if not isinstance(said, Sequence):
-        return (_checked(said, progress.num_blocks),)
-    if len(said) != progress.new_tokens:
+    budgets = source.ask(progress)
+    if not isinstance(budgets, Sequence):
+        return (_checked(budgets, progress.num_blocks),)
+    if len(budgets) != progress.new_tokens:
         raise BudgetError(
-            f"the budget source names {len(said)} budgets for {progress.new_tokens} new tokens: "
+            f"the budget source names {len(budgets)} budgets for {progress.new_tokens} new tokens: "
             "it must return one number for all, or one for each"
         )
-    return tuple(_checked(blocks, progress.num_blocks) for blocks in said)
+    return tuple(_checked(blocks, progress.num_blocks) for blocks in budgets)
 
 
 def _checked(blocks: Any, num_blocks: int) -> int:

@@ -162,7 +162,7 @@ def read_summary(
     run.blocks(range(layer), None)
     positions = torch.from_numpy(lanes.slot).long().to(token_ids.device)
     keys, values = (
-        lanes.whole.spread(made.flatten(1))
-        for made in backbone.project(layer, run.hidden, positions)
+        lanes.whole.spread(projected.flatten(1))
+        for projected in backbone.project(layer, run.hidden, positions)
     )
     return router.summary(router.observe(None, replace(run.observe(0), keys=keys, values=values)))

@@ -28,7 +28,7 @@ class Condition:
     """One policy at one budget."""
 
     spec: str
-    """As `--policy` takes it."""
+    """The policy, as `--policy` takes it."""
     label: str
     """Short name, for tables and plots."""
     policy: Policy
@@ -78,7 +78,7 @@ class Condition:
         return None if fixed is None else fixed[0]
 
     def _fixed(self, depths: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-        """At each of some depths, the blocks that run whatever the input."""
+        """The blocks that run at each of some depths, whatever the input."""
         policy = self.policy
         if not isinstance(policy, DepthPolicy) or policy.context_layer > 0:
             return None
@@ -169,20 +169,21 @@ def plan_conditions(
         PolicyError: A policy cannot serve this model, or two labels are equal.
     """
     wanted = [_split(policy) for policy in policies]
-    repeated = sorted({label for label, _ in wanted if [one for one, _ in wanted].count(label) > 1})
+    labels = [label for label, _ in wanted]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise PolicyError(
             f"policies share the label {', '.join(repeated)}: name them, as in "
             "--policy mine=static:12,11"
         )
-    made = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
-    if not made:
+    built = [(label, spec, build_policy(spec, model.resources)) for label, spec in wanted]
+    if not built:
         label, spec = _split(model.policy_spec or model.policy.name)
-        made = [(label, spec, model.policy)]
+        built = [(label, spec, model.policy)]
     different = dict.fromkeys(
         _resolve(read_budget(budget), model, auto=auto, means=means) for budget in budgets
     )
-    return [condition for budget in different for condition in _conditions_at(budget, model, made)]
+    return [condition for budget in different for condition in _conditions_at(budget, model, built)]
 
 
 def _resolve(

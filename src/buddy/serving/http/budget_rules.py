@@ -65,7 +65,7 @@ class BudgetRules:
         )
 
     def _default(self) -> BudgetRequest:
-        """The budget of requests that name none; a number may be lowered, as nobody asked for it."""
+        """The budget of requests that name none; a number may be lowered then."""
         request = read_budget(self.default)
         return request if request.number is None else DefaultBudget(most=request.number)
 
