@@ -90,7 +90,7 @@ class Words:
     """How messages call a file and the work that it belongs to."""
 
     file: str = ""
-    """Before the path, such as "the table "."""
+    """What stands before the path, such as "the table "."""
     other: str = "belongs to another measurement"
     """What is said of a file of other work."""
     otherwise: str = "delete it to start again, or name another --out"
@@ -136,7 +136,7 @@ class ResumeFile:
         return None if partial is None else partial.tensors
 
     def read_all(self, *names: str) -> Partial | None:
-        """As `read`, with the plain values."""
+        """Tensors as by `read`, with the plain values."""
         from safetensors import SafetensorError, safe_open
 
         path, words = self._path, self._words

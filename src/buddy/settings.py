@@ -38,7 +38,7 @@ class Range:
     high: int | float = math.inf
     """Largest value."""
     above: int | float | None = None
-    """In place of `low`: values must be greater than this."""
+    """A bound in place of `low`: values must be greater than it."""
 
     def __contains__(self, value: int | float) -> bool:
         finite = isinstance(value, int) or math.isfinite(value)
@@ -187,18 +187,18 @@ def _change(values: dict[str, Any], change: str) -> None:
     if not equals or not all((*tables, last)):
         raise RecipeError(f"--set takes KEY=VALUE, as in optim.steps=250, got {shown(change)}")
     try:
-        made = tomllib.loads(f"x = {text}")
+        parsed = tomllib.loads(f"x = {text}")
     except RecursionError as error:
         raise RecipeError(f"--set {shown(change)}: the value nests too deeply") from error
     except ValueError:
-        made = {"x": text.strip()}
-    if len(made) > 1:
+        parsed = {"x": text.strip()}
+    if len(parsed) > 1:
         raise RecipeError(f"--set takes one KEY=VALUE, got {shown(change)}")
     for table in tables:
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
             raise RecipeError(f"--set {shown(change)}: {table} is no table")
-    values[last] = made["x"]
+    values[last] = parsed["x"]
 
 
 def build(
@@ -232,16 +232,18 @@ def build(
         keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
         raise error(f"{where} has {keys} {names}: expected {', '.join(fields)}")
     hints = _hints(cast(Any, kind), include_extras=False)
-    made = {
+    fields_given = {
         name: _convert(hints[name], value, f"{where}: {name}", error, others)
         for name, value in values.items()
         if name in fields
     }
-    missing = [name for name, field in fields.items() if _is_required(field) and name not in made]
+    missing = [
+        name for name, field in fields.items() if _is_required(field) and name not in fields_given
+    ]
     if missing:
         raise error(f"{where} lacks {', '.join(missing)}")
     try:
-        return kind(**made)
+        return kind(**fields_given)
     except BuddyError as refused:
         raise error(f"{where}: {refused}") from refused
 

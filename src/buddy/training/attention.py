@@ -70,7 +70,7 @@ def packed(packing: Packing) -> Iterator[None]:
 def packed_attention(
     module: Any, query: Float[Tensor, "batch heads tokens head"], *rest: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """As `grouped_attention`, of queries that come side by side within `packed`."""
+    """Attention as in `grouped_attention`, of queries that come side by side within `packed`."""
     packing = _packing.get()
     if packing is None:
         return grouped_attention(module, query, *rest, **options)
@@ -88,7 +88,7 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' attention functions; the query heads of a group share one product."""
+    """Attention as transformers calls it; the query heads of a group share one product."""
     batch, heads, tokens, width = query.shape
     slots = key.shape[2]
     is_plain = attention_mask is None and slots == tokens

@@ -69,7 +69,7 @@ def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> l
 
 
 def draw_rows(examples: list[Example], most: int, seed: int) -> list[Example]:
-    """At most so many of them, drawn at random; all in their order if they are no more."""
+    """Draw at most so many of them at random; all in their order if they are no more."""
     return examples if len(examples) <= most else random.Random(seed).sample(examples, most)
 
 
@@ -150,5 +150,5 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
         rows += [row] * answer
         columns += range(prompt - 1, prompt + answer - 1)
         targets += example.answer
-    places = (torch.tensor(one, device=device) for one in (rows, columns, targets))
+    places = (torch.tensor(numbers, device=device) for numbers in (rows, columns, targets))
     return Batch(token_ids.to(device), is_prompt.to(device), *places)

@@ -45,7 +45,8 @@ learning rate of {optim.learning_rate:g}. `record.json` beside this folder has e
 """
     if found:
         rows = "\n".join(
-            f"| {one.blocks} | {one.cross_entropy:.3f} | {one.distinct_plans} |" for one in found
+            f"| {each.blocks} | {each.cross_entropy:.3f} | {each.distinct_plans} |"
+            for each in found
         )
         text += f"""
 ## Evaluation
@@ -78,8 +79,8 @@ Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
 def list_sources(sources: Sequence[Source]) -> str:
     """Where rows come from, a line each."""
     lines = []
-    for one in sources:
-        end = "the end" if one.stop is None else one.stop
-        often = f", {one.repeat} times" if one.repeat > 1 else ""
-        lines.append(f"- `{one.hub or one.path}`, rows {one.start} to {end}{often}")
+    for source in sources:
+        end = "the end" if source.stop is None else source.stop
+        often = f", {source.repeat} times" if source.repeat > 1 else ""
+        lines.append(f"- `{source.hub or source.path}`, rows {source.start} to {end}{often}")
     return "\n".join(lines)

@@ -32,8 +32,8 @@ class TrainingLog:
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool) -> None:
         self.path = folder / "log.jsonl"
-        kept = [line for line in self._lines() if line["step"] <= step] if step else []
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        lines = [line for line in self._lines() if line["step"] <= step] if step else []
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         try:
             self.path.write_text(text, encoding="utf-8")
             self._file = self.path.open("a", encoding="utf-8")
@@ -45,7 +45,7 @@ class TrainingLog:
         if not self.path.exists():
             return []
         lines = read_text(self.path, TrainingError, most=MAX_JSON_BYTES).splitlines()
-        found = []
+        entries = []
         for number, line in enumerate(lines, start=1):
             where = f"{self.path}, line {number},"
             try:
@@ -56,8 +56,8 @@ class TrainingLog:
                 if number == len(lines):  # killed while it was written
                     break
                 raise TrainingError(f"{error}: move the log away to go on without it") from error
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _failed(self, error: OSError) -> TrainingError:
         return TrainingError(
@@ -70,7 +70,7 @@ class TrainingLog:
         scalars: dict[str, float] = {}
         for name, value in values.items():
             if isinstance(value, dict):
-                scalars |= {f"{kind}/{name}/{key}": float(one) for key, one in value.items()}
+                scalars |= {f"{kind}/{name}/{key}": float(item) for key, item in value.items()}
             elif isinstance(value, int | float):
                 scalars[f"{kind}/{name}"] = float(value)
         try:
@@ -152,14 +152,14 @@ class RouteCounts:
     @classmethod
     def of(cls, counted: Sequence[Sequence[Any]]) -> "RouteCounts":
         """What `to_json` gave."""
-        made = cls()
+        counts = cls()
         for plan, times in counted:
-            made.plans.setdefault(len(plan), Counter())[tuple(plan)] = times
-        return made
+            counts.plans.setdefault(len(plan), Counter())[tuple(plan)] = times
+        return counts
 
     def to_json(self) -> list[tuple[tuple[int, ...], int]]:
         """Plans, and how often each ran."""
-        return [one for counts in self.plans.values() for one in counts.items()]
+        return [pair for counts in self.plans.values() for pair in counts.items()]
 
     def add(self, plans: Sequence[tuple[int, ...]]) -> None:
         """Count the executed blocks of some rows."""

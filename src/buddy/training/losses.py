@@ -115,8 +115,8 @@ def weighted_losses(
         weights: Of the cross-entropy with these tokens.
         teaching: Adds the cross-entropy with a teacher's distribution, at the first positions.
     """
-    found = _HeadLosses.apply(hidden, targets, weights, backbone, teaching)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor], found)
+    losses = _HeadLosses.apply(hidden, targets, weights, backbone, teaching)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], losses)
 
 
 def answer_losses(

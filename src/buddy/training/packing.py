@@ -35,9 +35,9 @@ class PackedView:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """As `kv.update`, of keys and values [1, heads, tokens, head]."""
-        laid = [self.packing.spread(one[0].transpose(0, 1)) for one in (keys, values)]
-        keys, values = (one.transpose(1, 2) for one in laid)
+        """Update as by `kv.update`, with keys and values [1, heads, tokens, head]."""
+        laid = [self.packing.spread(flat[0].transpose(0, 1)) for flat in (keys, values)]
+        keys, values = (rectangle.transpose(1, 2) for rectangle in laid)
         if self.kv is None:
             return keys, values
         found: tuple[Tensor, Tensor] = self.kv.update(keys, values, layer_idx, *args, **kwargs)
@@ -61,10 +61,10 @@ class PackedRun(BlockRun):
 
     def run_frame(self, block: int, frame: Frame, kv: Any) -> Float[Tensor, "rows tokens hidden"]:
         """What a block makes of the lanes of a frame; zero at pads."""
-        found = self._packing(frame)
-        if found is None:
+        packed_frame = self._packing(frame)
+        if packed_frame is None:
             return super().run_frame(block, frame, kv)
-        packing, rotary = found
+        packing, rotary = packed_frame
         with piece(GATHER_SCATTER):
             hidden = self.hidden.index_select(0, packing.lanes)
         with packed(packing):
@@ -80,8 +80,8 @@ class PackedRun(BlockRun):
             return packing.spread(out[0])
 
     def _rectangle(self, frame: Frame, made: Tensor) -> Tensor:
-        found = self._packing(frame)
-        return made if found is None else found[0].spread(made[0])
+        packed_frame = self._packing(frame)
+        return made if packed_frame is None else packed_frame[0].spread(made[0])
 
     def _packing(self, frame: Frame) -> tuple[Packing, Rotary] | None:
         """Tokens of a frame, and their angles; None where the rectangle is as good."""

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from buddy.data.examples import Source
 from buddy.errors import RecipeError
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 
 SHARE: Final = Range(0, 1)
 STEPS: Final = Range(1, 10**9)
@@ -24,11 +24,11 @@ class ModelSettings:
     name: str = "smollm2-135m"
     """Preset, hub id, folder or GGUF file."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the frozen backbone; adapters and router are float32."""
+    """Numbers of the frozen backbone; adapters and router are float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSettings:
+class DataSettings(RecipeTable):
     """Training and validation rows."""
 
     train: tuple[Source, ...]
@@ -39,7 +39,7 @@ class DataSettings:
     """Longest example, prompt and answer together; the model's context at most."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if not self.train:
             raise RecipeError("train has no source: name at least one file or data set")
 
@@ -51,4 +51,4 @@ class CheckpointSettings:
     name: str
     """A Buddy checkpoint with a router."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the backbone."""
+    """Numbers of the backbone."""

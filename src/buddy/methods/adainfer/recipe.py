@@ -5,12 +5,12 @@ from typing import Annotated
 
 from buddy.budget.request import read_blocks, read_budget
 from buddy.errors import RecipeError, shown
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import ROWS, RUN_SEED, DataSettings, ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifierSettings:
+class ClassifierSettings(RecipeTable):
     """What is fitted, and the threshold."""
 
     first_exit: Annotated[int, Range(1, 10_000)] = 8
@@ -33,7 +33,7 @@ class ClassifierSettings:
     """Fixes the draws of tokens and of rows."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if self.mean_depth is None:
             return
         number = read_budget(self.mean_depth).number

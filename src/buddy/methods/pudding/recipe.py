@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
-from buddy.settings import Range, RecipeTable, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -23,7 +23,7 @@ answers' mean log-likelihoods, less that of the right one times the number of wr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetSettings:
+class SetSettings(RecipeTable):
     """The search of the sets: one for each task and loss."""
 
     tasks: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class SetSettings:
     """Answers at a time."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if not self.losses or len(set(self.losses)) < len(self.losses):
             raise RecipeError("losses must name likelihood, margin or both, each once")
         if len(set(self.tasks)) < len(self.tasks):
@@ -47,7 +47,7 @@ class SetSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetSettings:
+class TargetSettings(RecipeTable):
     """What the classifier learns: the answers' log-likelihoods under every set."""
 
     depths: tuple[str, ...] = ("0.8",)
@@ -56,7 +56,7 @@ class TargetSettings:
     """Prompts at a time."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if not self.depths:
             raise RecipeError("depths has no budget: name at least one below full depth")
         BudgetSettings(choices=self.depths)

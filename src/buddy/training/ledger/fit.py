@@ -1,4 +1,4 @@
-"""From measured losses to a ledger: a row for each token that was seen, a price for each mean."""
+"""A ledger from measured losses: a row for each token that was seen, a price for each mean."""
 
 import math
 from collections.abc import Sequence
@@ -32,30 +32,30 @@ def fit_ledger(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledg
         settings: Of the recipe.
     """
     prices = _prices(_table(answers[::2], settings), answers[1::2])
-    made = _table(answers, settings)
-    made.prices.copy_(torch.from_numpy(prices))
-    return made
+    ledger = _table(answers, settings)
+    ledger.prices.copy_(torch.from_numpy(prices))
+    return ledger
 
 
 def _table(answers: Sequence[TokenLosses], settings: LedgerSettings) -> Ledger:
     """A ledger without prices."""
-    fed = np.concatenate([one.token_ids for one in answers])
-    losses = np.concatenate([one.losses for one in answers]).astype(np.float64)
+    fed = np.concatenate([answer.token_ids for answer in answers])
+    losses = np.concatenate([answer.losses for answer in answers]).astype(np.float64)
     mean = losses.mean(0)
     ids, place, counts = np.unique(fed, return_inverse=True, return_counts=True)
     sums = np.zeros((len(ids), len(mean)))
     np.add.at(sums, place, losses - mean)
     offsets = sums / (counts + settings.shrinkage)[:, None]
-    kept = counts >= settings.least
+    is_kept = counts >= settings.least
     low, high = settings.levels[0], settings.levels[-1]
     config = LedgerConfig(
-        levels=settings.levels, means=tuple(range(low, high + 1)), tokens=int(kept.sum())
+        levels=settings.levels, means=tuple(range(low, high + 1)), tokens=int(is_kept.sum())
     )
-    made = Ledger(config)
-    made.losses.copy_(torch.from_numpy(mean))
-    made.token_ids.copy_(torch.from_numpy(ids[kept]))
-    made.offsets.copy_(torch.from_numpy(offsets[kept]))
-    return made
+    ledger = Ledger(config)
+    ledger.losses.copy_(torch.from_numpy(mean))
+    ledger.token_ids.copy_(torch.from_numpy(ids[is_kept]))
+    ledger.offsets.copy_(torch.from_numpy(offsets[is_kept]))
+    return ledger
 
 
 def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from buddy.training.router.evaluate import answer_pass
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Of one answer, the tokens that are fed, all but its last.
+    """The tokens of one answer that are fed, all but its last.
 
     Attributes:
         token_ids: [tokens].
@@ -48,7 +48,7 @@ def measure_levels(
         batch_size: Examples at a time.
         on_rows: Told how many examples are done.
     """
-    found = []
+    answers = []
     for batch, part in _batches(model, examples, batch_size):
         by_level = []
         for level in levels:
@@ -58,9 +58,9 @@ def measure_levels(
         losses = np.stack(by_level, 1)
         for row, example in enumerate(part):
             mine = losses[(batch.rows == row).cpu().numpy()]
-            found.append(TokenLosses(example.answer[:-1], mine[1:]))
-        on_rows(len(found))
-    return found
+            answers.append(TokenLosses(example.answer[:-1], mine[1:]))
+        on_rows(len(answers))
+    return answers
 
 
 def measure_depths(
@@ -102,7 +102,7 @@ def _batches(
     model: BuddyForCausalLM, examples: Sequence[Example], size: int
 ) -> Iterator[tuple[Batch, Sequence[Example]]]:
     """Answers of more than one token, those of a batch alike in length."""
-    longer = [one for one in examples if len(one.answer) > 1]
+    longer = [example for example in examples if len(example.answer) > 1]
     ordered = sorted(longer, key=lambda example: example.num_tokens)
     for start in range(0, len(ordered), size):
         part = ordered[start : start + size]

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from buddy.errors import RecipeError
-from buddy.settings import Range, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import BATCH_SIZE, CheckpointSettings, DataSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerSettings:
+class LedgerSettings(RecipeTable):
     """What is fitted."""
 
     levels: tuple[int, ...]
@@ -24,7 +24,7 @@ class LedgerSettings:
     """Examples measured at a time."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         levels = self.levels
         if len(levels) < 2 or list(levels) != sorted(set(levels)):
             raise RecipeError(f"ledger.levels must rise, and be two at least, got {list(levels)}")

@@ -28,7 +28,7 @@ def train_ledger(
         listener: Told how it goes.
 
     Returns:
-        The new checkpoint's folder: the old one, and the ledger.
+        The new checkpoint's folder: the model that was named, and the ledger.
 
     Raises:
         RecipeError: A setting does not fit the model.

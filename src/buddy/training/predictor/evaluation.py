@@ -17,7 +17,7 @@ _FEW_ROWS: Final = 8
 
 
 class SourceChoices(TypedDict):
-    """Of the prompts of one source; plain values, as a training state keeps them."""
+    """Choices for the prompts of one source; plain values, as a training state keeps them."""
 
     rows: int
     """Prompts."""
@@ -31,7 +31,7 @@ class SourceChoices(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PredictorEvaluation:
-    """Of the likeliest budgets.
+    """What the likeliest budgets are worth.
 
     Attributes:
         rows: Prompts.
@@ -112,13 +112,13 @@ def _by_source(
     constant: Float[Tensor, " rows"],
 ) -> dict[str, SourceChoices]:
     sources = [example.source for example in table.examples]
-    found: dict[str, SourceChoices] = {}
+    by_source: dict[str, SourceChoices] = {}
     for source in sorted(set(sources)):
-        here = torch.tensor([one == source for one in sources])
-        found[source] = SourceChoices(
+        here = torch.tensor([name == source for name in sources])
+        by_source[source] = SourceChoices(
             rows=int(here.sum()),
             blocks=float(chosen[here].double().mean()),
             reward=float(reward[here].mean()),
             constant_reward=float(constant[here].mean()),
         )
-    return found
+    return by_source

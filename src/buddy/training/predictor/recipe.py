@@ -23,18 +23,18 @@ class PredictorOptimSettings(RecipeTable):
     """AdamW, at a constant learning rate."""
 
     learning_rate: Annotated[float, LEARNING_RATE] = 1e-5
-    """Of the predictor."""
+    """Learning rate of the predictor."""
     steps: Annotated[int, STEPS] = 10_000
     """Steps of the run."""
     batch_size: Annotated[int, BATCH_SIZE] = 2
     """Prompts a step."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     standardise: bool = True
     """Learn from summaries less their mean over training prompts, over their deviation; both are
     folded into the predictor afterwards. If false, it learns from them as they are."""
     seed: Annotated[int, RUN_SEED] = 0
-    """Of the order, the drawn budgets and the predictor's start."""
+    """Seed of the order, the drawn budgets and the predictor's start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from buddy.training.packing import PackedRun
 from buddy.training.router.straight_through import begin_pass
 
 _TOKENS_AT_ONCE: Final = 16_384
-"""Of one call of a block: its MLP's activations are several times as wide as the residual."""
+"""Tokens of one call of a block, whose MLP is several times as wide as the residual."""
 
 
 @dataclass(frozen=True, slots=True)

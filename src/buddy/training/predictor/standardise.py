@@ -94,5 +94,5 @@ class StandardisedPrompts:
     def losses(
         self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
     ) -> Float[Tensor, "batch depths"]:
-        """As they are."""
+        """Losses of the prompts beneath; they are not standardised."""
         return self.prompts.losses(examples, blocks)

@@ -104,7 +104,7 @@ class PredictorTrainer:
 
     def _check(self, step: int, loss: float) -> None:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if math.isfinite(loss) and all(bool(one.isfinite().all()) for one in gradients):
+        if math.isfinite(loss) and all(bool(gradient.isfinite().all()) for gradient in gradients):
             return
         self.optimizer.zero_grad(set_to_none=True)
         raise TrainingError(

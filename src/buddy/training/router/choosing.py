@@ -14,7 +14,7 @@ from buddy.training.router.straight_through import Choice, Choose
 
 
 def plain_choice(policy: DepthPolicy) -> Choose:
-    """As inference chooses: the highest scores, no gates."""
+    """The choice of inference: the highest scores, no gates."""
     return lambda scores, rows, budgets: Choice(
         select_blocks(scores, budgets, pinned=policy.pinned)
     )
@@ -23,7 +23,7 @@ def plain_choice(policy: DepthPolicy) -> Choose:
 def training_choice(
     settings: RouterSettings, policy: DepthPolicy, *, places: Sequence[int], seed: int
 ) -> Choose:
-    """As the recipe says: gates of a relaxation, or sampled plans.
+    """The choice that the recipe names: gates of a relaxation, or sampled plans.
 
     Args:
         settings: Of the router.
@@ -48,11 +48,11 @@ def training_choice(
             noise = gumbel_noise(places, len(free), seed=seed).to(ours.device)
             noisy = ours / settings.temperature + noise[rows]
         plan = select_blocks(_spread(noisy, free, policy.num_blocks), budgets, pinned=policy.pinned)
-        kept = plan.mask[:, free]
+        is_kept = plan.mask[:, free]
         if samples:
-            log_prob = plan_log_prob(ours / settings.temperature, noisy, kept)
+            log_prob = plan_log_prob(ours / settings.temperature, noisy, is_kept)
             return Choice(plan, log_prob=log_prob)
-        return Choice(plan, gates=_spread(gates(noisy, kept), free, policy.num_blocks))
+        return Choice(plan, gates=_spread(gates(noisy, is_kept), free, policy.num_blocks))
 
     return choose
 

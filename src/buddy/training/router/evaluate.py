@@ -21,7 +21,7 @@ _BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """At one budget.
+    """Losses and plans at one budget.
 
     Attributes:
         blocks: The budget.

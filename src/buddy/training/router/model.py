@@ -68,17 +68,19 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
             torch.manual_seed(recipe.optim.seed)
             router = Router(config, None if prior is None else prior.values()).to(base.device)
     context = settings.planner.context_layer
-    kept = context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
-    adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, kept)
+    context_only = (
+        context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
+    )
+    adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, context_only)
     if recipe.lora.start is not None:
         start_adapters(
             adapted, Path(recipe.lora.start), base.backbone, base.origin.fingerprint, recipe.lora
         )
-    made = BuddyForCausalLM(
+    model = BuddyForCausalLM(
         adapted, prior=order, router=router, policy=settings.policy, origin=base.origin
     )
-    made.scoring_policy.check_spendable(budgets)
-    return made.train()
+    model.scoring_policy.check_spendable(budgets)
+    return model.train()
 
 
 def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
@@ -94,8 +96,8 @@ def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
             f"{recipe.lora.rank:,}"
         )
     check_context(recipe.data.max_tokens, base)
-    for one in recipe.router.orders:
-        read_prior(Path(one.record), base.resources, "router.orders")
+    for order in recipe.router.orders:
+        read_prior(Path(order.record), base.resources, "router.orders")
     evaluated = BudgetSettings(choices=recipe.log.evaluate_budgets)
     return {
         *budget_range(recipe.budget, base.num_blocks),

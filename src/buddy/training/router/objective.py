@@ -66,12 +66,12 @@ def find_spots(
     is_answer[batch.rows, batch.columns] = True
     is_token = column < (prompt + answer - 1)[:, None]
     in_answers = by_row / answer.clamp(min=1)
-    in_prompts = prompt_loss / max(1, sum(len(one.prompt) - 1 for one in examples))
+    in_prompts = prompt_loss / max(1, sum(len(example.prompt) - 1 for example in examples))
     data = torch.where(is_answer, in_answers[:, None], in_prompts) * is_token
     taught = torch.zeros_like(data)
     if teacher.name is not None:
         is_all = teacher.tokens == "all"
-        may = sum(one.num_tokens - 1 if is_all else len(one.answer) for one in examples)
+        may = sum(example.num_tokens - 1 if is_all else len(example.answer) for example in examples)
         taught += teacher.weight / (may * teacher.share)
         taught *= is_token if is_all else is_answer
         if teacher.share < 1:
@@ -91,5 +91,5 @@ def find_spots(
 
 def _draws(seed: int, place: int, count: int) -> Float[Tensor, " count"]:
     """Numbers from 0 to 1, the same wherever the row is computed."""
-    made = torch.Generator().manual_seed((seed * 4096 + place) ^ _SALT)
-    return torch.rand(count, generator=made)
+    generator = torch.Generator().manual_seed((seed * 4096 + place) ^ _SALT)
+    return torch.rand(count, generator=generator)

@@ -28,7 +28,7 @@ from buddy.training.router.model import read_prior
 from buddy.training.router.recipe import OrderSettings
 
 _PENALTY: Final = 1e-3
-"""On squared weights of the regression; without it prompts are learned by heart."""
+"""Penalty on squared weights of the regression; without it prompts are learned by heart."""
 _ITERATIONS: Final = 300
 _BAND: Final = 1.0
 """Width, in logits, of the ramp from no to yes."""
@@ -63,7 +63,7 @@ def fit_orders(
     by_source: dict[str, list[Example]] = {}
     for example in examples:
         by_source.setdefault(example.source, []).append(example)
-    missing = sorted({name for one in orders for name in one.sources} - by_source.keys())
+    missing = sorted({name for order in orders for name in order.sources} - by_source.keys())
     if missing:
         raise RecipeError(
             f"router.orders: no training row is of source {missing[0]!r}: expected one of "
@@ -76,16 +76,16 @@ def fit_orders(
     summaries = torch.cat(drawn)
     standard = Standard.of(summaries)
     standardised = standard(summaries)
-    told = torch.ones(len(sources), dtype=torch.bool)
-    for place, one in enumerate(orders):
-        is_kind = torch.tensor([source in one.sources for source in sources])
+    is_told = torch.ones(len(sources), dtype=torch.bool)
+    for place, settings in enumerate(orders):
+        is_kind = torch.tensor([source in settings.sources for source in sources])
         teller = _teller(standardised, is_kind.to(summaries.device))
         standard.fold(teller)
-        order = read_prior(Path(one.record), model.resources, "router.orders")
+        order = read_prior(Path(settings.record), model.resources, "router.orders")
         order = order.to(decision.prior.device)
         _set_ramp(decision, 2 * place, teller, order - decision.prior)
-        told &= (teller(summaries)[:, 0] > 0).cpu() == is_kind
-    return float(told.float().mean())
+        is_told &= (teller(summaries)[:, 0] > 0).cpu() == is_kind
+    return float(is_told.float().mean())
 
 
 def _teller(

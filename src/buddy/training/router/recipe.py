@@ -8,7 +8,7 @@ from buddy.budget.request import read_budget
 from buddy.errors import RecipeError, shown
 from buddy.routing.planner import PlannerConfig
 from buddy.routing.prior import PriorConfig
-from buddy.settings import Range, RecipeTable, check_ranges
+from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -55,7 +55,7 @@ class LoraSettings(RecipeTable):
     alpha: Annotated[float, Range(above=0, high=1e6)] = 16.0
     """Scale: updates are multiplied by alpha / rank."""
     dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """Of the adapters' input."""
+    """Dropout of the adapters' input."""
     start: str | None = None
     """A Buddy checkpoint of the same base model whose adapters are trained on; else new ones."""
     keep_context: bool = False
@@ -67,13 +67,13 @@ class OrderSettings:
     """Inputs of some sources, and the order in which their blocks matter."""
 
     sources: tuple[str, ...]
-    """Of training rows, as their files name them."""
+    """Sources of training rows, as their files name them."""
     record: str
-    """Of `buddy importance` or `benchmarks/source_orders.py`, measured on such inputs."""
+    """File of `buddy importance` or `benchmarks/source_orders.py`, measured on such inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouterSettings:
+class RouterSettings(RecipeTable):
     """Who chooses the blocks while training, and how the choice is learned."""
 
     policy: str = "routed"
@@ -97,7 +97,7 @@ class RouterSettings:
     relaxation: Relaxation = "softmax"
     """Continuous stand-in for the top-k in the backward pass."""
     temperature: Annotated[float, Range(1e-4, 1e4)] = 1.0
-    """Of the sigmoid, of the Gumbel noise's softmax, and of sampled plans."""
+    """Temperature of the sigmoid, of the Gumbel noise's softmax, and of sampled plans."""
     samples: Annotated[int, Range(1, 64)] = 2
     """Plans per example; `policy-gradient` only."""
     dense_share: Annotated[float, SHARE] = 0.0
@@ -108,7 +108,7 @@ class RouterSettings:
     """Weight of the policy gradient beside the cross-entropy."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if self.prior in OWN_PRIORS and self.normalisation != PriorConfig():
             raise RecipeError(
                 f"normalisation is of a record's importance, and prior is {self.prior!r}: name a "
@@ -119,7 +119,7 @@ class RouterSettings:
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
                 "by --set router.orders=[]"
             )
-        named = [source for one in self.orders for source in one.sources]
+        named = [source for order in self.orders for source in order.sources]
         if len(set(named)) < len(named):
             twice = next(source for source in named if named.count(source) > 1)
             raise RecipeError(f"orders: source {twice!r} is named twice: it follows one order")
@@ -141,7 +141,7 @@ class RouterSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetSettings:
+class BudgetSettings(RecipeTable):
     """The budget that each example of each batch draws."""
 
     low: str = "0.5"
@@ -149,9 +149,9 @@ class BudgetSettings:
     high: str = "1.0"
     """Largest; every block count between is equally likely."""
     choices: tuple[str, ...] = ()
-    """In place of the range: these alone, equally likely."""
+    """Budgets in place of the range: these alone, equally likely."""
     curriculum_steps: Annotated[int, Range(0, 10**9)] = 0
-    """In so many steps the smallest budget that is drawn falls from the largest one, in a line."""
+    """Steps in which the smallest budget that is drawn falls from the largest, in a line."""
     full_prompts: Annotated[float, SHARE] = 0.0
     """Share of examples whose prompt runs at full depth, whatever the answer's budget is."""
     mixed_answers: Annotated[float, SHARE] = 0.0
@@ -161,7 +161,7 @@ class BudgetSettings:
     mean, rounded down, so half a token more on average; a draw may repeat the depth."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         _check_budgets("low", (self.low,))
         _check_budgets("high", (self.high,))
         _check_budgets("choices", self.choices)
@@ -172,7 +172,7 @@ class BudgetSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TeacherSettings:
+class TeacherSettings(RecipeTable):
     """A frozen model at full depth, whose distributions are taught beside the data."""
 
     name: str | None = None
@@ -186,19 +186,19 @@ class TeacherSettings:
     """This share of these tokens is drawn anew for each step, and no other is taught in it."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if self.name is None and (self.weight, self.tokens, self.share) != (1.0, "all", 1.0):
             raise RecipeError("teacher has no name: name a model, or leave the table out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimSettings:
+class OptimSettings(RecipeTable):
     """AdamW and its schedule."""
 
     learning_rate: Annotated[float, LEARNING_RATE] = 1e-4
-    """Of the adapters, at its peak."""
+    """Learning rate of the adapters, at its peak."""
     router_learning_rate: Annotated[float, Range(0, 1)] | None = None
-    """Of the router; the adapters' if not set, and 0 leaves the router as it starts."""
+    """Learning rate of the router; the adapters' if not set. 0 leaves the router as it starts."""
     warmup_steps: Annotated[int, Range(0, 10**9)] = 100
     """Steps in which the learning rate rises from zero."""
     schedule: Schedule = "linear"
@@ -213,7 +213,7 @@ class OptimSettings:
     batch_size: Annotated[int, BATCH_SIZE] = 8
     """Examples a step, over all processes."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
     """Gradients are scaled down to this norm, adapters and router each on their own."""
     loss: Weighting = "token"
@@ -224,10 +224,10 @@ class OptimSettings:
     prompt_loss: Annotated[float, Range(0, 1000)] = 0.0
     """The prompts' mean cross-entropy over tokens weighs so much beside the answers' loss."""
     seed: Annotated[int, RUN_SEED] = 0
-    """Of the order, the budgets, the noise and the adapters' start."""
+    """Seed of the order, the budgets, the noise and the adapters' start."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if self.decay_steps > 0 and self.schedule != "constant":
             raise RecipeError(
                 f'decay_steps are of a constant rate, and schedule is "{self.schedule}": leave '
@@ -241,7 +241,7 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogSettings:
+class LogSettings(RecipeTable):
     """What is written while training."""
 
     every: Annotated[int, STEPS] = 10
@@ -258,7 +258,7 @@ class LogSettings:
     """Write TensorBoard events beside the JSON lines."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RecipeError)
+        RecipeTable.__post_init__(self)
         if not self.evaluate_budgets:
             raise RecipeError("evaluate_budgets has no budget: name at least one")
         _check_budgets("evaluate_budgets", self.evaluate_budgets)

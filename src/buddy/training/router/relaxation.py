@@ -55,11 +55,13 @@ class SigmoidGates:
     ) -> Float[Tensor, "batch middle"]:
         """Sigmoid of the distance to the middle between last kept and first dropped score."""
         fixed = scores.detach()
-        kept = fixed.masked_fill(~mask, torch.inf).amin(1)
-        dropped = fixed.masked_fill(mask, -torch.inf).amax(1)
+        last_kept = fixed.masked_fill(~mask, torch.inf).amin(1)
+        first_dropped = fixed.masked_fill(mask, -torch.inf).amax(1)
         # Where all or none runs there is no boundary on one side.
         boundary = torch.where(
-            kept.isinf(), dropped, torch.where(dropped.isinf(), kept, 0.5 * (kept + dropped))
+            last_kept.isinf(),
+            first_dropped,
+            torch.where(first_dropped.isinf(), last_kept, 0.5 * (last_kept + first_dropped)),
         )
         return torch.sigmoid((scores - boundary[:, None]) / self.temperature)
 

@@ -50,11 +50,11 @@ class TrainingMethod:
     """What differs between the methods that train adapters by one loop."""
 
     build: Callable[[Any, Any], BuddyForCausalLM] = build_model
-    """From a recipe and a device to the model that is trained."""
+    """Makes the model that is trained, from a recipe and a device."""
     trainer: type[JointTrainer] = JointTrainer
     """Takes the steps."""
     evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]] = evaluate
-    """From the model, rows and budgets."""
+    """Evaluates, from the model, rows and budgets."""
 
     def train(
         self,

@@ -62,7 +62,7 @@ class Choice:
 Choose = Callable[
     [Float[Tensor, "plans blocks"], Int[Tensor, " plans"], Int[Tensor, " plans"]], Choice
 ]
-"""From scores, the row of the batch of each, and its budget, to a choice."""
+"""A function from scores, the row of the batch of each, and its budget, to a choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
     if name is None:
         return
     outline = BuddyForCausalLM.outline(name)
-    words, wanted = (load_tokenizer(one).get_vocab() for one in (name, own))
+    words, wanted = (load_tokenizer(model).get_vocab() for model in (name, own))
     if words != wanted:
         raise RecipeError(
             f"teacher.name: {name} has another vocabulary ({len(words):,} tokens) than {own} "

@@ -196,7 +196,7 @@ class JointTrainer:
         )
 
     def rate_share(self, step: int, place: int) -> float:
-        """Of the peak learning rate, at a step, of the group at a place: adapters first."""
+        """Share of its peak learning rate that the group at a place has; adapters come first."""
         return learning_rate_share(self.recipe.optim, step, self.steps)
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
