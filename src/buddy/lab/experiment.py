@@ -102,9 +102,9 @@ def take_turns(
     console = Console(stderr=True)
     for number in track(range(rounds + 1), title, console=console, transient=True):
         for case in cases:
-            found = {name: measure(name, case) for name in draw.sample(names, len(names))}
+            results = {name: measure(name, case) for name in draw.sample(names, len(names))}
             if number:
-                seen[case].append(found)
+                seen[case].append(results)
     return seen
 
 
@@ -137,11 +137,11 @@ def by_source(files: Iterable[str | Path], tokenizer: Any, max_tokens: int) -> d
     """Examples of files of instruction rows, by source, in the order of their first ones."""
     from buddy.data.examples import Source, read_examples
 
-    found: dict[str, list[Any]] = {}
+    examples: dict[str, list[Any]] = {}
     for path in files:
         for example in read_examples(Source(path=str(path)), tokenizer, max_tokens=max_tokens):
-            found.setdefault(example.source, []).append(example)
-    return found
+            examples.setdefault(example.source, []).append(example)
+    return examples
 
 
 def generate(model: Any, ids: Any, new_tokens: int, **options: Any) -> Any:

@@ -49,14 +49,14 @@ class Against:
             ResultError: Nothing was.
         """
         wanted, log = _budget(condition.describe()), self._samples
-        found = [earlier for earlier in self.conditions() if earlier.budget == wanted]
-        if not found:
+        earlier_runs = [earlier for earlier in self.conditions() if earlier.budget == wanted]
+        if not earlier_runs:
             has = ", ".join(dict.fromkeys(_said(condition) for condition in log.conditions))
             raise ResultError(
                 f"{log.path} has nothing at {_said(condition.describe())}, but {has}: measure it "
                 "at this budget, or leave --against out"
             )
-        return found
+        return earlier_runs
 
 
 class EarlierCondition:
@@ -88,14 +88,14 @@ class EarlierCondition:
         Raises:
             ResultError: Some were not measured: the two runs are of different rows.
         """
-        found = [self._samples.find(f"{self._key} {mark}", kind) for mark in marks]
-        missing = found.count(None)
+        samples = [self._samples.find(f"{self._key} {mark}", kind) for mark in marks]
+        missing = samples.count(None)
         if missing:
             raise ResultError(
                 f"{self._samples.path} lacks {missing} of the {len(marks)} rows that are measured "
                 "here: differences are taken row by row; measure both on the same rows"
             )
-        return [sample for sample in found if sample is not None]
+        return [sample for sample in samples if sample is not None]
 
 
 def mean_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:

@@ -70,22 +70,22 @@ def read_samples(path: Path) -> Samples:
     identity = first.get("run") if isinstance(first, dict) else None
     if not isinstance(identity, dict):
         raise ResultError(f"{path} is no sample log: its first line does not say of which run")
-    found = Samples(path, identity, sha256=hashlib.sha256(content).hexdigest())
+    samples = Samples(path, identity, sha256=hashlib.sha256(content).hexdigest())
     for number, line in enumerate(lines, start=2):
         entry = parse_json(
             line, f"{path}, line {number} (delete the file to start again),", ResultError
         )
         fields = entry if isinstance(entry, dict) else {}
         if isinstance(fields.get("key"), str):
-            found.entries[fields["key"]] = fields
+            samples.entries[fields["key"]] = fields
         elif isinstance(fields.get("condition"), dict):
-            found.conditions.append(fields["condition"])
+            samples.conditions.append(fields["condition"])
         else:
             raise ResultError(
                 f"{path}, line {number}, is damaged: expected a sample with its key; delete the "
                 "file to start again"
             )
-    return found
+    return samples
 
 
 def _is_whole(line: bytes) -> bool:

@@ -58,13 +58,13 @@ def read_samsum(
     """Dialogues of the validation split, asked as `buddy eval rouge` asks; as `read_alpaca`."""
     from buddy.lab.evaluation.rouge.samsum import prompt_ids, read_dialogues
 
-    found = []
+    examples = []
     for dialogue in read_dialogues(data_dir, limit=rows):
         prompt = prompt_ids(tokenizer, dialogue.text)
         answer = tokenizer(dialogue.summary, add_special_tokens=False, verbose=False)["input_ids"]
         if answer and len(prompt) < longest:
-            found.append(Example(tuple(prompt), tuple(answer[: longest - len(prompt)]), SAMSUM))
-    return found
+            examples.append(Example(tuple(prompt), tuple(answer[: longest - len(prompt)]), SAMSUM))
+    return examples
 
 
 def read_tasks(
@@ -95,12 +95,12 @@ def read_tasks(
     from buddy.lab.evaluation.tasks.loading import load_tasks
 
     loaded = load_tasks(names, data_dir=data_dir, fewshot=0, limit=rows)
-    made: list[Row] = []
+    rows_made: list[Row] = []
     for name, task in loaded["tasks"].items():
         for doc in list(task.eval_docs)[:rows]:
             (prompt, completion), _ = ask_and_answer(task, doc)
             if prompt and completion.strip():
                 source = "mmlu" if name.startswith("mmlu_") else name
-                made.append({"prompt": prompt, "completion": completion, "source": source})
-    write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made))
+                rows_made.append({"prompt": prompt, "completion": completion, "source": source})
+    write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_made))
     return read_examples(Source(path=str(file)), tokenizer, max_tokens=longest)

@@ -57,7 +57,7 @@ def check_labels(methods: Sequence[ComparedMethod]) -> None:
 
 def by_model(methods: Sequence[ComparedMethod], own: str) -> dict[str, list[ComparedMethod]]:
     """Methods by the model that they run on, in the order of their first."""
-    found: dict[str, list[ComparedMethod]] = {}
+    groups: dict[str, list[ComparedMethod]] = {}
     for method in methods:
-        found.setdefault(method.model or own, []).append(method)
-    return found
+        groups.setdefault(method.model or own, []).append(method)
+    return groups

@@ -29,14 +29,14 @@ def line(
         stderr: Of a row; left out where one is not known.
         paper: Whether the paper reports it.
     """
-    made: dict[str, Any] = {
+    drawn: dict[str, Any] = {
         "label": label,
         "x": list(map(x, rows)),
         "y": list(map(y, rows)),
         "paper": paper,
     }
     errors = [None] if stderr is None else list(map(stderr, rows))
-    return made if None in errors else {**made, "stderr": errors}
+    return drawn if None in errors else {**drawn, "stderr": errors}
 
 
 def panel(

@@ -131,13 +131,13 @@ def draw_figures(table: Table, record: Path) -> list[Path]:
     from buddy.records import read_record
 
     read: dict[str, Any] = read_record(record)
-    made = []
+    paths = []
     for figure in table.figures:
         name = record.stem if len(table.figures) == 1 else f"{record.stem}-{figure}"
         path = record.with_name(f"{name}.png")
         save_figure(draw(figure, [read], width=_width(figure, read)), path)
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 def _width(figure: str, record: dict[str, Any]) -> float:

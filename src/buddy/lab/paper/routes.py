@@ -45,15 +45,15 @@ def _from_ids(
 ) -> list[list[Plan]]:
     budgets = torch.tensor(depths, device=device)
     state: Any = None
-    found: list[list[Plan]] = [[] for _ in depths]
+    routes: list[list[Plan]] = [[] for _ in depths]
     for piece in pieces:
         ids = torch.tensor([piece], device=device)
         state = policy.observe(state, Observation(ids, torch.ones_like(ids, dtype=torch.bool)))
         scores = policy.scores(state, budgets[:1]).expand(len(depths), -1)
         plans = select_blocks(scores, budgets, pinned=policy.pinned).executed_sets
-        for own, plan in zip(found, plans, strict=True):
+        for own, plan in zip(routes, plans, strict=True):
             own.append(plan)
-    return found
+    return routes
 
 
 @torch.inference_mode()
@@ -62,7 +62,7 @@ def routes_by_running(
 ) -> list[Plan]:
     """Plans as `routes_of` gives them at one depth, from what really ran."""
     session: Any = None
-    found = []
+    routes = []
     for piece in pieces:
         out: Any = model(
             torch.tensor([piece], device=model.device),
@@ -72,5 +72,5 @@ def routes_by_running(
             logits_to_keep=1,
         )
         session = out.cache
-        found.append(cast(Plan, out.plan.executed_sets[0]))
-    return found
+        routes.append(cast(Plan, out.plan.executed_sets[0]))
+    return routes

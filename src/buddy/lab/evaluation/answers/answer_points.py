@@ -110,10 +110,10 @@ def _by_source(
 ) -> dict[str, list[tuple[Answered, Answered]]]:
     if not pairs:
         return {}
-    found = {ALL: list(pairs)}
+    by_source = {ALL: list(pairs)}
     for pair in pairs:
-        found.setdefault(pair[0].task, []).append(pair)
-    return found
+        by_source.setdefault(pair[0].task, []).append(pair)
+    return by_source
 
 
 def _both(

@@ -120,13 +120,13 @@ def others(sources: Sequence[str], within: str, seed: int) -> dict[int, int]:
     groups: dict[str, list[int]] = {}
     for place, source in enumerate(sources):
         groups.setdefault(ALL if within == "all" else source, []).append(place)
-    found: dict[int, int] = {}
+    others_by_place: dict[int, int] = {}
     for name, members in groups.items():
         random.Random(f"{seed} {name}").shuffle(members)
         if len(members) > 1:
             # Each takes after the next in a random ring: at random, and never itself.
-            found |= dict(zip(members, [*members[1:], members[0]], strict=True))
-    return found
+            others_by_place |= dict(zip(members, [*members[1:], members[0]], strict=True))
+    return others_by_place
 
 
 def run_answers(

@@ -45,8 +45,8 @@ def rouge_scorer() -> Scorer:
     scorer = package.RougeScorer(list(METRICS), use_stemmer=True)
 
     def score(summary: str, answer: str) -> dict[str, float]:
-        found = scorer.score(summary, answer)
-        return {metric: float(found[metric].fmeasure) for metric in METRICS}
+        scores = scorer.score(summary, answer)
+        return {metric: float(scores[metric].fmeasure) for metric in METRICS}
 
     return score
 
@@ -138,9 +138,9 @@ def run_rouge(
         )
         answerer = _Answerer(routed, tokenizer, condition, config, score, log)
         answers: dict[Way | None, list[Answer]] = {way: [] for way in ways_of(condition)}
-        for way, made in answers.items():
+        for way, answers_so_far in answers.items():
             for batch in batches:
-                made += answerer.answer(batch, way)
+                answers_so_far += answerer.answer(batch, way)
                 on_answers(condition, len(batch))
         for part, entries in to_results(condition, answers).items():
             results[part] += entries
@@ -169,11 +169,11 @@ class _Answerer:
         whole = [Answer.from_log(entry) for entry in logged if entry is not None]
         if len(whole) == len(batch):
             return whole
-        made = self._generate(batch, way)
+        generated = self._generate(batch, way)
         if self.log is not None:
-            for key, answer in zip(keys, made, strict=True):
+            for key, answer in zip(keys, generated, strict=True):
                 self.log.add(key, **asdict(answer.to_log()))
-        return made
+        return generated
 
     def _generate(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
         pad = self.tokenizer.pad_token_id or 0

@@ -186,15 +186,15 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Called by lm-eval: the log-likelihood of each text, in windows that are its task's."""
-        found = [0.0] * len(requests)
+        likelihoods = [0.0] * len(requests)
         tasks = [request.task_name or "rolling" for request in requests]
         for task in dict.fromkeys(tasks):
             self._rolling = task
             mine = [place for place, own in enumerate(tasks) if own == task]
             values = cast(Any, super()).loglikelihood_rolling([requests[i] for i in mine], True)
             for place, value in zip(mine, values, strict=True):
-                found[place] = value
-        return found
+                likelihoods[place] = value
+        return likelihoods
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -206,8 +206,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         """
         self._instances = requests
         try:
-            found = cast(Any, super()).loglikelihood(requests, disable_tqdm=True)
-            return cast(list[tuple[float, bool]], found)
+            pairs = cast(Any, super()).loglikelihood(requests, disable_tqdm=True)
+            return cast(list[tuple[float, bool]], pairs)
         finally:
             self._instances = None
 

@@ -158,11 +158,11 @@ def score(
             fed[place] += range(out.lanes.num + first, out.lanes.num + last + 1)
     answers = [answer for question in questions for answer in question.answers]
     scores = iter(_read(model, torch.cat(hidden), fed, answers))
-    made = []
+    scored = []
     for question, plan in zip(questions, plans, strict=True):
         mine = [next(scores) for _ in question.rests]
-        made.append(Scored(tuple(ll for ll, _ in mine), tuple(top for _, top in mine), plan))
-    return made
+        scored.append(Scored(tuple(ll for ll, _ in mine), tuple(top for _, top in mine), plan))
+    return scored
 
 
 def _sources(

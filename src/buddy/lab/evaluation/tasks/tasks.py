@@ -98,7 +98,7 @@ def run_tasks(
 
 def _scores_by_sample(samples: dict[str, list[dict[str, Any]]]) -> dict[str, SampleScores]:
     """Scores of every sample by task and content: its number may be another question's."""
-    found = {}
+    by_mark = {}
     for task, rows in samples.items():
         for row in rows:
             mark = f"{row['doc_id']} {row['filter']} {row['doc_hash']} {row['prompt_hash']}"
@@ -110,8 +110,8 @@ def _scores_by_sample(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Sam
                 for name, value in values.items()
                 if isinstance(value, int | float) and math.isfinite(value)
             }
-            found[f"{task} {mark}"] = SampleScores(task=task, doc_id=row["doc_id"], scores=scores)
-    return found
+            by_mark[f"{task} {mark}"] = SampleScores(task=task, doc_id=row["doc_id"], scores=scores)
+    return by_mark
 
 
 def _log_missing(

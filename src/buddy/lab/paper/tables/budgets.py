@@ -72,13 +72,13 @@ def _choose(run: Run, rows: int | None) -> dict[str, Any]:
     ]
     sources = [example.source for example in examples]
     alpaca = read_alpaca(*common, rows or 1000, longest)
-    found: dict[str, list[int]] = {}
+    blocks_of: dict[str, list[int]] = {}
     sources += ["alpaca"] * len(alpaca)
     for name, example in zip(sources, [*examples, *alpaca], strict=True):
         ids = torch.tensor([example.prompt], device=model.device)
         valid = torch.ones_like(ids, dtype=torch.bool)
-        found.setdefault(name, []).extend(model.choose_budgets(ids, valid, valid))
-    return {"tasks": [{"task": name, "blocks": blocks} for name, blocks in found.items()]}
+        blocks_of.setdefault(name, []).extend(model.choose_budgets(ids, valid, valid))
+    return {"tasks": [{"task": name, "blocks": blocks} for name, blocks in blocks_of.items()]}
 
 
 def _a_subject(rows: int | None) -> int | None:

@@ -95,9 +95,9 @@ def count_paths(
             "blocks": depth,
             "num_blocks": model.num_blocks,
             "inputs": len(examples),
-            "of_prompts": len({found[place][0] for found in routes}),
-            "of_tokens": len({plan for found in routes for plan in found[place]}),
-            "per_answer": statistics.fmean(len(set(found[place])) for found in routes),
+            "of_prompts": len({route[place][0] for route in routes}),
+            "of_tokens": len({plan for route in routes for plan in route[place]}),
+            "per_answer": statistics.fmean(len(set(route[place])) for route in routes),
         }
         for place, depth in enumerate(depths)
     ]

@@ -35,7 +35,7 @@ def collect(run: Run) -> Collected:
 
 
 def _panels(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    made = []
+    panels_made = []
     for metric, name in _METRICS.items():
         lines = []
         for way, label in _WAYS.items():
@@ -43,8 +43,8 @@ def _panels(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             lines.append(
                 panels.line(label, own, panels.removed, panels.percent, stderr=panels.percent_error)
             )
-        made.append(panels.panel(name, panels.REMOVED, f"{name}, F (%)", lines))
-    return made
+        panels_made.append(panels.panel(name, panels.REMOVED, f"{name}, F (%)", lines))
+    return panels_made
 
 
 def _sheet(results: dict[str, Any]) -> Sheet:

@@ -127,17 +127,17 @@ def time_methods(
         conditions = plan_conditions(model, [f"{n}={s}" for n, s in group.items()], budgets)
         for condition in conditions:
             condition.prepare(lambda stage, done, total: None)
-        found = measure_speed(model, conditions, prompts, config)
+        measured = measure_speed(model, conditions, prompts, config)
         labels = {spec: label for label, spec in group.items()}
         is_first = not cells
-        for cell in found["cells"]:
+        for cell in measured["cells"]:
             is_dense = cell["policy"] == "full"
             theirs = cell["label"] == TRANSFORMERS
             if (is_dense or theirs) and not is_first:
                 continue
             label = TRANSFORMERS if theirs else DENSE if is_dense else labels[cell["policy"]]
             cells.append({**cell, "method": label})
-        rounds += found["rounds"]
+        rounds += measured["rounds"]
     return {"cells": cells, "rounds": rounds, "config": asdict(config)}
 
 
@@ -165,21 +165,21 @@ def _sheet(cells: Sequence[dict[str, Any]], theirs: Sequence[Row], prompts: str)
     own = [cell for cell in cells if cell["prompts"] == prompts]
     body = []
     for key in dict.fromkeys(map(_row_of, own)):
-        found = {c["phase"]: c for c in own if _row_of(c) == key}
+        by_phase = {c["phase"]: c for c in own if _row_of(c) == key}
         name, blocks = key
         if blocks is None:  # it keeps no budget: prompts have a mean depth, and new tokens another
             paper: dict[str, str] = {}
             row: list[object] = [
                 name,
-                " / ".join(f"{found[phase]['mean_blocks']:.1f}" for phase in PHASES),
+                " / ".join(f"{by_phase[phase]['mean_blocks']:.1f}" for phase in PHASES),
             ]
         else:
             paper = _reported(theirs, prompts, name, blocks, num_blocks=own[0]["num_blocks"])
             row = [name, blocks]
         for phase in PHASES:
             row += [
-                f"{found[phase]['tokens_per_s']:,.0f}",
-                f"{found[phase]['speedup_own_dense']:.2f}",
+                f"{by_phase[phase]['tokens_per_s']:,.0f}",
+                f"{by_phase[phase]['speedup_own_dense']:.2f}",
                 paper.get(phase, ""),
             ]
         body.append(row)
@@ -208,7 +208,7 @@ def _reported(
 
 
 def _panels(cells: Sequence[dict[str, Any]], theirs: Sequence[Row]) -> list[dict[str, Any]]:
-    made = []
+    panels = []
     for prompts, title in _SETS.items():
         rows = [row for row in theirs if row["prompts"] == prompts]
         dense = next(row for row in rows if row["method"] == DENSE)
@@ -238,5 +238,5 @@ def _panels(cells: Sequence[dict[str, Any]], theirs: Sequence[Row]) -> list[dict
                 )
                 for name in dict.fromkeys(row["method"] for row in rows if row is not dense)
             ]
-            made.append(panel(f"{title}, {phase}", REMOVED, "Speed-up over dense", lines))
-    return made
+            panels.append(panel(f"{title}, {phase}", REMOVED, "Speed-up over dense", lines))
+    return panels

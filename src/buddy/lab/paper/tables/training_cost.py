@@ -31,8 +31,8 @@ def collect(run: Run) -> Collected:
         BudgetRecipe,
         model=checkpoint,
     )
-    found = [read_record(folder / "record.json")["results"] for folder in (first, second)]
-    seconds = [result["seconds"] / result["steps"] for result in found]
+    results = [read_record(folder / "record.json")["results"] for folder in (first, second)]
+    seconds = [result["seconds"] / result["steps"] for result in results]
     all_steps = (EPOCHS * ALPACA_ROWS // BATCH, PREDICTOR_STEPS)
     hours = [each * count / 3600 for each, count in zip(seconds, all_steps, strict=True)]
     theirs = read_paper("training-cost")

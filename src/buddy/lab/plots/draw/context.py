@@ -26,16 +26,16 @@ def draw(records: Records, page: Page) -> Figure:
 
     Records: one of kind `observe-context`.
     """
-    found = read_context_ranks(records)
-    rows = len(found.contexts)
+    ranks_by_context = read_context_ranks(records)
+    rows = len(ranks_by_context.contexts)
     row = max(_ROW_INCHES, _LOWEST_INCHES / (rows - 1))
     figure = page.figure((2 * rows - 1) * row + 1.0)
     upper, lower = stacked_axes(figure, [rows, rows - 1])
-    labels = [str(context) for context in found.contexts]
-    ranks = np.array(found.ranks)  # [contexts, blocks]
+    labels = [str(context) for context in ranks_by_context.contexts]
+    ranks = np.array(ranks_by_context.ranks)  # [contexts, blocks]
     top = ranks.shape[1] - 1
     mesh = draw_cells(upper, ranks, labels, cmap="viridis", vmin=0, vmax=top)
-    upper.set_title(f"Mean removal rank, {indicator_name(found.indicator)}", loc="left")
+    upper.set_title(f"Mean removal rank, {indicator_name(ranks_by_context.indicator)}", loc="left")
     colour_bar(upper, mesh, rows * row)
     change = ranks[1:] - ranks[0]
     far = max(1.0, float(np.abs(change).max()))
@@ -43,7 +43,10 @@ def draw(records: Records, page: Page) -> Figure:
     lower.set_title(f"Change since {labels[0]} tokens", loc="left")
     colour_bar(lower, mesh, (rows - 1) * row)
     legend_below(
-        figure, [_mark(lower, found)], ["changed by more than 2 standard errors"], markerscale=1.5
+        figure,
+        [_mark(lower, ranks_by_context)],
+        ["changed by more than 2 standard errors"],
+        markerscale=1.5,
     )
     side_label(figure, "Context (tokens)")
     return figure

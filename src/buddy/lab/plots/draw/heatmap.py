@@ -89,19 +89,19 @@ def _levelled(entries: Sequence[Execution]) -> list[Execution]:
 
 def _groups(entries: Sequence[Execution]) -> dict[str, Rows]:
     """Rates by group and depth: groups are policies if there are several, else tasks."""
-    found: dict[str, dict[str, Rows]] = {}
+    by_label: dict[str, dict[str, Rows]] = {}
     for entry in entries:
-        rows = found.setdefault(entry.label, {}).setdefault(entry.task, {})
+        rows = by_label.setdefault(entry.label, {}).setdefault(entry.task, {})
         if rows.setdefault(entry.blocks, entry.rates) != entry.rates:
             raise ResultError(
                 f"{entry.label!r} has two sets of rates on {entry.task} at {entry.blocks} blocks: "
                 "leave out one of the records, or make one again under another label"
             )
-    if len(found) > 1:
-        return {label: _mean(tasks) for label, tasks in found.items()}
+    if len(by_label) > 1:
+        return {label: _mean(tasks) for label, tasks in by_label.items()}
     return {
         f"{label}, {text_name(task)}": rows
-        for label, tasks in found.items()
+        for label, tasks in by_label.items()
         for task, rows in tasks.items()
     }
 

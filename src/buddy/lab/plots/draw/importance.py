@@ -27,10 +27,10 @@ def draw(records: Records, page: Page) -> Figure:
 
     Records: what `buddy importance` writes, of one model.
     """
-    found, num_blocks = read_importance(records)
-    scored = {name: own.importance for name, own in found.items() if own.importance}
-    grids = [len(rows) for rows in (scored, found) if rows]
-    lines = [fold(name, _NAME_INCHES, SMALL).count("\n") + 1 for name in found]
+    indicators, num_blocks = read_importance(records)
+    scored = {name: own.importance for name, own in indicators.items() if own.importance}
+    grids = [len(rows) for rows in (scored, indicators) if rows]
+    lines = [fold(name, _NAME_INCHES, SMALL).count("\n") + 1 for name in indicators]
     row = _ROW_INCHES * max(lines)
     height = sum(grids) * row + len(grids) * _GROUP_INCHES + 0.3
     figure = page.figure(height)
@@ -38,9 +38,9 @@ def draw(records: Records, page: Page) -> Figure:
     for axes in above:
         scores = np.array([normalised(own) for own in scored.values()])
         _grid(axes, scores, scored, "Normalised score", 1.0, row)
-    places = np.array([removal_places(own, num_blocks) for own in found.values()])
+    places = np.array([removal_places(own, num_blocks) for own in indicators.values()])
     last = float(num_blocks - 1)
-    _grid(lower, places, found, "Place in the removal order (0 goes first)", last, row)
+    _grid(lower, places, indicators, "Place in the removal order (0 goes first)", last, row)
     if np.isnan(places).any():
         lower.set_facecolor(NEVER)
         legend_below(figure, [Patch(facecolor=NEVER)], ["never removed"], handlelength=1.3)

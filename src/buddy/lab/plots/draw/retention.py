@@ -32,15 +32,15 @@ def draw(records: Records, page: Page, metric: str | None = None) -> Figure:
         ResultError: Records without either of the two, or of more than one model.
     """
     points = read_points(records, "retention")
-    found = _spending(_of_metric(points, metric))
-    tasks = sorted(found, key=lambda task: (task == _AVERAGE, -found[task][1]))
+    spending = _spending(_of_metric(points, metric))
+    tasks = sorted(spending, key=lambda task: (task == _AVERAGE, -spending[task][1]))
     names = [sentence(text_name(task)) for task in tasks]
     figure = page.figure(0.5 + _BAR_INCHES * len(tasks))
     retention, budgets = figure.subplots(1, 2, sharey=True)
-    retention.barh(names, [100 * found[task][0] for task in tasks], height=0.7, color=BLUE)
+    retention.barh(names, [100 * spending[task][0] for task in tasks], height=0.7, color=BLUE)
     retention.axvline(100, color="black", linewidth=0.6)
     retention.set_xlabel("Retention (%)")
-    budgets.barh(names, [found[task][1] for task in tasks], height=0.7, color=ORANGE)
+    budgets.barh(names, [spending[task][1] for task in tasks], height=0.7, color=ORANGE)
     budgets.set_xlabel("Mean budget (blocks)")
     budgets.set_xlim(0, points[0].num_blocks)
     for axes in (retention, budgets):
@@ -61,19 +61,19 @@ def _of_metric(points: Sequence[Point], metric: str | None) -> list[Point]:
 
 def _whole_models(points: Sequence[Point]) -> dict[str, float]:
     """What each task scores with every block."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for point in points:
-        if point.is_whole and found.setdefault(point.task, point.value) != point.value:
+        if point.is_whole and values.setdefault(point.task, point.value) != point.value:
             raise ResultError(
-                f"{point.task} has two values with every block, {found[point.task]:g} and "
+                f"{point.task} has two values with every block, {values[point.task]:g} and "
                 f"{point.value:g}: the retention figure draws one model, so leave out the others"
             )
-    return found
+    return values
 
 
 def _spending(points: Sequence[Point]) -> Spending:
     whole = _whole_models(points)
-    found, labels = {}, set()
+    spending, labels = {}, set()
     for point in points:
         is_subject = point.task.startswith("mmlu_") and "mmlu" in whole  # one of 57, and their mean
         if point.mean_blocks is None or point.task not in whole or is_subject:
@@ -81,8 +81,8 @@ def _spending(points: Sequence[Point]) -> Spending:
         if whole[point.task] <= 0:
             raise ResultError(f"{point.task} scores nothing with every block: nothing can be kept")
         labels.add(point.label)
-        found[point.task] = (point.value / whole[point.task], point.mean_blocks)
-    if not found:
+        spending[point.task] = (point.value / whole[point.task], point.mean_blocks)
+    if not spending:
         raise ResultError(
             "no task was measured both with -b auto and with every block: measure one by buddy "
             "eval tasks -b auto -b 1.0"
@@ -92,4 +92,4 @@ def _spending(points: Sequence[Point]) -> Spending:
             f"the retention figure draws one predictor, got {' and '.join(sorted(labels))}: draw a "
             "figure for each"
         )
-    return found
+    return spending

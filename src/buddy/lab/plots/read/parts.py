@@ -124,10 +124,10 @@ def same_num_blocks(counts: Sequence[int], figure: str) -> int:
     Raises:
         ResultError: They are of models of different depths.
     """
-    found = sorted(set(counts))
-    if len(found) != 1:
+    depths = sorted(set(counts))
+    if len(depths) != 1:
         raise ResultError(
             f"the {figure} figure draws one depth of model, but these records are of models with "
-            f"{' and '.join(map(str, found))} blocks: draw a figure for each"
+            f"{' and '.join(map(str, depths))} blocks: draw a figure for each"
         )
-    return found[0]
+    return depths[0]
