@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from buddy.hub.store import ensure_default
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?P<real><!-- default model -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
+PLACE = re.compile(r"`([\w.-]+(?:/[\w.-]+)+/?)`")
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#)([^)#]+)[^)]*\)")
 
 
@@ -39,6 +41,29 @@ def test_python_blocks_run(page):
 def test_links_lead_somewhere(page):
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    named = [place for place in PLACE.findall(page.read_text()) if is_ours(place)]
+    roots = (ROOT, ROOT / "src" / "buddy", ROOT / "src" / "buddy" / "engine", page.parent)
+    missing = [place for place in named if not any((root / place).exists() for root in roots)]
+    assert missing == []
+
+
+def is_ours(place):
+    """Whether it names a file or folder of this repository, and no model, run or user's file."""
+    first, _, rest = place.partition("/")
+    if first in ("src", "tests", "benchmarks", "recipes", "deploy", "packages", "results", ".ci"):
+        return True
+    return rest.endswith(".py") and (ROOT / "src" / "buddy" / first).exists()
+
+
+def test_the_design_lists_the_floors_that_are_enforced():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contract, *_ = settings["tool"]["importlinter"]["contracts"]
+    floors = [floor.replace("buddy.", "") for floor in contract["layers"]]
+    assert "\n".join(["```", *floors, "```"]) in (ROOT / "docs" / "design.md").read_text()
 
 
 def test_the_tables_of_static_methods_are_those_of_the_records():
