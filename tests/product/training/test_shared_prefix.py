@@ -5,8 +5,10 @@ import torch
 from torch.testing import assert_close
 
 from buddy.data.examples import Example
+from buddy.engine.run import run_once
+from buddy.engine.step import Feed
 from buddy.training.batches import collate
-from buddy.training.predictor.depth_losses import depth_losses, depth_losses_naive
+from buddy.training.predictor.depth_losses import depth_losses
 from buddy.training.predictor.shared_prefix import run_shared
 from tests.tiny import NUM_BLOCKS, every_family, random_ids, tiny_buddy
 
@@ -19,6 +21,22 @@ def examples(lengths=((5, 3), (9, 1), (4, 7))):
         ids = random_ids(1, prompt + answer, seed=seed)[0].tolist()
         made.append(Example(tuple(ids[:prompt]), tuple(ids[prompt:]), "made"))
     return made
+
+
+@torch.no_grad()
+def depth_losses_naive(backbone, policy, batch, blocks):
+    """The executable specification: each depth of each row in a pass of its own."""
+    table = torch.zeros(blocks.shape, device=blocks.device)
+    for row, depths in enumerate(blocks.tolist()):
+        at = batch.rows == row
+        length = int(batch.columns[at].max()) + 1
+        for place, depth in enumerate(depths):
+            token_ids = batch.token_ids[row : row + 1, :length]
+            feed = Feed.of_batch(token_ids, router_sees=batch.is_prompt[row : row + 1, :length])
+            out = run_once(backbone, policy, feed, ((depth,),))
+            logprobs = backbone.logits(out.hidden[batch.columns[at]]).float().log_softmax(1)
+            table[row, place] = -logprobs.gather(1, batch.targets[at][:, None]).mean()
+    return table
 
 
 def every_depth(rows):

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.training.batches import Batch
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.predictor.shared_prefix import SharedPass, run_shared
@@ -37,21 +35,3 @@ def leaf_losses(backbone: Backbone, out: SharedPass, batch: Batch) -> Float[Tens
     hidden = out.hidden[leaf, batch.columns[place]]
     losses = answer_losses(backbone, hidden, batch.targets[place])
     return mean_by_row(losses, leaf, len(out.owner))[out.leaf]
-
-
-@torch.no_grad()
-def depth_losses_naive(
-    backbone: Backbone, policy: DepthPolicy, batch: Batch, blocks: Int[Tensor, "batch depths"]
-) -> Float[Tensor, "batch depths"]:
-    """The executable specification: each depth of each row in a pass of its own."""
-    table = torch.zeros(blocks.shape, device=blocks.device)
-    for row, depths in enumerate(blocks.tolist()):
-        at = batch.rows == row
-        length = int(batch.columns[at].max()) + 1
-        for place, depth in enumerate(depths):
-            token_ids = batch.token_ids[row : row + 1, :length]
-            feed = Feed.of_batch(token_ids, router_sees=batch.is_prompt[row : row + 1, :length])
-            out = run_once(backbone, policy, feed, ((depth,),))
-            logprobs = backbone.logits(out.hidden[batch.columns[at]]).float().log_softmax(1)
-            table[row, place] = -logprobs.gather(1, batch.targets[at][:, None]).mean()
-    return table
