@@ -1,7 +1,7 @@
 """Drafts the model card of a trained checkpoint: what only its maker knows is left to be stated."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from buddy.checkpoint.card import Card
 from buddy.data.examples import Source
@@ -17,13 +17,13 @@ the records that these statements rest on.
 """
 
 
-def stage_1_card(recipe: Recipe, examples: int, found: Sequence[Evaluation]) -> Card:
+def stage_1_card(recipe: Recipe, examples: int, evaluations: Sequence[Evaluation]) -> Card:
     """The card of adapters and router.
 
     Args:
         recipe: That they were trained by.
         examples: Training examples that the data gave.
-        found: The evaluation at the end.
+        evaluations: At the end of the run.
     """
     optim, router = recipe.optim, recipe.router
     steps = optim.steps or round(optim.epochs * examples / optim.batch_size)
@@ -43,10 +43,10 @@ learning rate of {optim.learning_rate:g}. `record.json` beside this folder has e
 
 {list_sources(recipe.data.train)}
 """
-    if found:
+    if evaluations:
         rows = "\n".join(
             f"| {each.blocks} | {each.cross_entropy:.3f} | {each.distinct_plans} |"
-            for each in found
+            for each in evaluations
         )
         text += f"""
 ## Evaluation
@@ -57,8 +57,7 @@ Held-out rows of the recipe, nats a token:
 |---:|---:|---:|
 {rows}
 """
-    facts = {"base_model": recipe.model.name, "library_name": "buddy-llm", "license": "unknown"}
-    return Card(text=f"{text}\n{TO_STATE}", facts=facts)
+    return Card(text=f"{text}\n{TO_STATE}", facts=base_facts(recipe.model.name))
 
 
 def with_stage_2(card: Card | None, recipe: BudgetRecipe) -> Card:
@@ -74,6 +73,11 @@ Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
 {list_sources(recipe.data.train)}
 """
     return Card(text=text, facts=before.facts)
+
+
+def base_facts(base: str) -> dict[str, Any]:
+    """What a card says of a checkpoint for machines; `base` as a recipe names the base model."""
+    return {"base_model": base, "library_name": "buddy-llm", "license": "unknown"}
 
 
 def list_sources(sources: Sequence[Source]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,7 @@ from buddy.methods.adainfer.recipe import AdaInferRecipe
 from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import check_context, collate, draw_rows
+from buddy.training.card import base_facts
 from buddy.training.fast import fast_passes
 from buddy.training.packing import PackedRun
 from buddy.training.router.straight_through import begin_pass
@@ -288,9 +289,4 @@ Logistic classifiers on {tokens:,} answer tokens; a token stops above a probabil
 {threshold:.6f}, which runs {depth:.2f} blocks on average on the recipe's rows. `record.json` beside
 this folder has every setting.
 """
-    facts: dict[str, Any] = {
-        "base_model": recipe.model.name,
-        "library_name": "buddy-llm",
-        "license": "unknown",
-    }
-    return Card(text=text, facts=facts)
+    return Card(text=text, facts=base_facts(recipe.model.name))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from buddy.checkpoint.card import Card
 from buddy.data.examples import Source
-from buddy.training.card import TO_STATE, list_sources
+from buddy.training.card import TO_STATE, base_facts, list_sources
 
 
 def with_pudding(
@@ -23,8 +23,7 @@ def with_pudding(
         sets: Names of the sets.
         depths: Blocks that ran when the classifier's targets were measured.
     """
-    facts = {"base_model": base, "library_name": "buddy-llm", "license": "unknown"}
-    before = card or Card(text="# A Buddy checkpoint\n", facts=facts)
+    before = card or Card(text="# A Buddy checkpoint\n", facts=base_facts(base))
     text = f"""\
 {before.text.rstrip()}
 
