@@ -77,7 +77,7 @@ class DepthPlan:
 
     @cached_property
     def by_block(self) -> tuple[BlockLanes, ...]:
-        """For each block the lanes that run it and the lanes that skip it."""
+        """The lanes that run each block, and those that skip it."""
         return tuple(map(_divide, self.host.T))
 
     def repeat(self, counts: Sequence[int]) -> "DepthPlan":
