@@ -142,7 +142,7 @@ def check_base(folder: Path, expected: Base, backbone: Backbone, fingerprint: st
     """Refuse a base model that the checkpoint was not made for.
 
     Raises:
-        CheckpointError: It is another one, or its weights were rounded to float16.
+        CheckpointError: It is another model, or its weights were rounded to float16.
     """
     for key, value in identity(backbone, fingerprint).items():
         wanted = getattr(expected, key)
