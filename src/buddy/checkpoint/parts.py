@@ -84,8 +84,8 @@ class ModelParts:
     """A Hugging Face causal LM, bare or wrapped by PEFT."""
     routing: RoutingParts
     policy: str | None = None
-    """Text that `set_policy` takes. None for the default of a loaded model, or where the policy of a
-    model to be saved is an object without a name."""
+    """Text that `set_policy` takes. None for the default of a loaded model, or where the policy of
+    a model to be saved is an object without a name."""
     kv_policy: KVPolicy = DEFAULT_KV_POLICY
     origin: Origin = Origin()
     card: Card | None = None
