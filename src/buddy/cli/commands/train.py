@@ -30,7 +30,7 @@ def train(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train LoRA and router, or what else the recipe is of: a stage, a method."""
+    """Train LoRA and router (stage 1), or what the recipe names."""
     with resumable(out):
         run_recipe(recipe, out, changes, resume)
 
