@@ -85,8 +85,8 @@ def _add_watched(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=Response, responses=text, tags=["Operation"])
     async def metrics() -> Response:
         """Counters and gauges, as Prometheus reads them."""
-        made = service.engine.metrics()
-        return Response(made, media_type="text/plain; version=0.0.4; charset=utf-8")
+        text_format = service.engine.metrics()
+        return Response(text_format, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_errors(api: FastAPI) -> None:

@@ -78,8 +78,8 @@ class Batcher:
         session = model.new_session(options.rows, options.slots)
         self._runner = PassRunner(model, session, options.batch_route)
         self._plans_ahead = self._runner.policy.plans_ahead
-        kept = options.kept_prefixes if self._plans_ahead else 0
-        self.pool = Pool(session, kept, options.least_shared)
+        num_kept = options.kept_prefixes if self._plans_ahead else 0
+        self.pool = Pool(session, num_kept, options.least_shared)
         self.waiting: deque[Submitted] = deque()
         self.rows: list[Row] = []
         self.steps = 0

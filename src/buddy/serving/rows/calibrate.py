@@ -332,10 +332,10 @@ def _check(cost: CostModel, bench: Bench, clock: Callable[[], float]) -> None:
         raise ResultError(f"a step takes {now:.2g} times as long now")
 
 
-def _read(kept: Any, identity: dict[str, Any], plain: int) -> CostModel:
-    if not isinstance(kept, dict) or kept.get("identity") != identity:
+def _read(content: Any, identity: dict[str, Any], plain: int) -> CostModel:
+    if not isinstance(content, dict) or content.get("identity") != identity:
         raise ResultError("it is of another model or machine")
-    numbers = kept.get("coefficients")
+    numbers = content.get("coefficients")
     if not isinstance(numbers, list) or not all(type(number) is float for number in numbers):
         raise ResultError("its coefficients are no numbers")
     return CostModel(tuple(numbers), plain)

@@ -97,8 +97,8 @@ class Pool:
         """
         gone = [number]
         if fed is not None and self.most_kept and len(fed.tokens) >= self.least_shared:
-            covers = [n for n, held in self._kept.items() if _begins(fed, held)]
-            if not any(_begins(held, fed) for held in self._kept.values()):
+            covers = [n for n, other in self._kept.items() if _begins(fed, other)]
+            if not any(_begins(other, fed) for other in self._kept.values()):
                 gone = covers
                 self._kept[number] = fed
         for sequence in gone:

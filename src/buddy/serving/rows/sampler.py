@@ -175,11 +175,11 @@ def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> li
         row for row, sampling in enumerate(samplings) if not sampling.top_k and sampling.top_p >= 1
     ]
     narrow = sorted(set(range(len(samplings))) - set(wide))
-    made: dict[int, int] = {}
+    tokens: dict[int, int] = {}
     if wide:
         weights = spread(cooled[wide], [samplings[row] for row in wide])
         places = _draw(weights, [pickers[row] for row in wide])
-        made |= dict(zip(wide, places.tolist(), strict=True))
+        tokens |= dict(zip(wide, places.tolist(), strict=True))
     for width in (_CANDIDATES, logits.shape[1]):
         if not narrow:
             break
@@ -187,10 +187,10 @@ def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> li
         within = [at for at, is_held in enumerate(holds) if is_held]
         if within:
             places = _draw(weights[within], [pickers[narrow[at]] for at in within])
-            found = ids[within].gather(1, places[:, None])[:, 0]
-            made |= dict(zip([narrow[at] for at in within], found.tolist(), strict=True))
+            drawn = ids[within].gather(1, places[:, None])[:, 0]
+            tokens |= dict(zip([narrow[at] for at in within], drawn.tolist(), strict=True))
         narrow = [row for row, is_held in zip(narrow, holds, strict=True) if not is_held]
-    return [made[row] for row in range(len(pickers))]
+    return [tokens[row] for row in range(len(pickers))]
 
 
 def _draw(weights: Float[Tensor, "rows places"], pickers: Sequence[Picker]) -> Int[Tensor, " rows"]:
