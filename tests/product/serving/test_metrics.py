@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from buddy.serving.control.metrics import REJECTIONS, ServingMetrics, Tally
+from buddy.serving.control.metrics import REJECTIONS, SOURCES, ServingMetrics, Tally
 from buddy.serving.control.protocol import Gauges, StepReport
+from buddy.serving.http.budget_rules import BudgetRules
 from buddy.serving.request import Usage
-from buddy.serving.rows.row import _SOURCES
 
 NOW = Gauges(running=3, waiting=2, kept_prefixes=1, kept_tokens=40, cache_bytes=4096, state="ready")
 
@@ -103,10 +103,14 @@ def test_what_was_told_is_what_is_written(metrics):
 
 
 def test_each_way_to_name_a_budget_has_a_depth(metrics):
-    for source in _SOURCES.values():
+    rules = BudgetRules(num_blocks=30, has_predictor=True, means=(15, 30))
+    forms = (None, 0.6, {"mean": 0.7}, "auto", {"ms_per_token": 12})
+    sources = [rules.read(form, None, None).kind for form in forms]
+    assert sorted(sources) == sorted(SOURCES)
+    for source in sources:
         metrics.ended("stop", usage(source), 1.0)
     found = samples(metrics)
-    for source in _SOURCES.values():
+    for source in sources:
         assert found["buddy_blocks_per_token_count", source] == 1
 
 
