@@ -6,7 +6,6 @@ A typo is an error, and so is a number outside the range that its field is annot
 import dataclasses
 import functools
 import math
-import tomllib
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,6 +166,8 @@ def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         RecipeError: The file cannot be read, or a change is none.
     """
+    import tomllib  # only where a recipe is read: help need not wait for it
+
     text = read_text(path, RecipeError, most=_MAX_RECIPE_BYTES)
     try:
         values = tomllib.loads(text)
@@ -182,6 +183,8 @@ def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _change(values: dict[str, Any], change: str) -> None:
+    import tomllib
+
     key, equals, text = change.partition("=")
     *tables, last = (part.strip() for part in key.split("."))
     if not equals or not all((*tables, last)):

@@ -271,7 +271,7 @@ OTHERS = [
 def test_it_is_one_line_and_nothing_is_fetched(monkeypatch, capsys, files, command, flags, says):
     monkeypatch.chdir(files["tmp"])
     typed = [flags] if command in (["info"], GENERATE) and "--" not in flags[2:] else flags.split()
-    arguments = [one.format(**files) for one in [*command, *typed]]
+    arguments = [argument.format(**files) for argument in [*command, *typed]]
     if command[:1] == ["generate"] and command != GENERATE:
         arguments = command
     before = sorted(files["tmp"].iterdir())

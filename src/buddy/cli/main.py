@@ -18,7 +18,7 @@ app = make_app()
 
 
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)
-"""Of click, which typer brings along or depends on, by its version."""
+"""Click's error of a command line; typer brings click along or depends on it, by its version."""
 
 
 class _ToStderr(logging.Handler):
@@ -100,24 +100,24 @@ _NO_MEMORY: Final = (
 
 
 _PARSED: Final = {"int_parsing": "a whole number", "float_parsing": "a number"}
-"""By pydantic's name of an error, what was expected."""
+"""What was expected, by pydantic's name of an error."""
 
 
 def _usage(error: Any) -> str:
     """What click says of a command line, and where help is."""
-    if found := getattr(error.__cause__, "errors", None):  # of pydantic, by which newer typer reads
-        wrong = found()[0]
+    if errors := getattr(error.__cause__, "errors", None):  # pydantic's, by which newer typer reads
+        wrong = errors()[0]
         error.message = wrong["msg"].removeprefix("Value error, ")
         if expected := _PARSED.get(wrong["type"]):
             error.message = f"must be {expected}, got {wrong['input']!r:.80}"
-    said = error.message if hasattr(error, "possibilities") else error.format_message()
-    text = f"{said[:1].lower()}{said[1:]}".rstrip(".")
+    message = error.message if hasattr(error, "possibilities") else error.format_message()
+    text = f"{message[:1].lower()}{message[1:]}".rstrip(".")
     if near := getattr(error, "possibilities", None):
         text += f". Did you mean {' or '.join(sorted(near))}?"
     if error.ctx is None:
         return text
     commands = getattr(error.ctx.command, "commands", {})
-    if said == "Missing command.":
+    if message == "Missing command.":
         text += f": expected one of {', '.join(commands)}"
     return f"{text}; see {error.ctx.command_path} --help"
 

@@ -29,7 +29,7 @@ class _Output(io.FileIO):
     there is nothing to stop for."""
 
     def write(self, data: Any) -> int:
-        """As a file; what follows a failure is dropped."""
+        """Write as a file does; what follows a failure is dropped."""
         if not self.is_lost:
             try:
                 return super().write(data)

@@ -73,7 +73,7 @@ def test_a_record_a_table_and_its_path_on_stdout(folder, tmp_path):
     assert {(p["label"], p["task"]) for p in points} == {
         (label, task) for label in ("full", "random", "static:3,1") for task in ("all", "x", "y")
     }
-    assert {one["within"] for one in record["results"]["exchanged"]} == {"all", "source"}
+    assert {point["within"] for point in record["results"]["exchanged"]} == {"all", "source"}
     shown = next(p for p in points if (p["label"], p["task"]) == ("random", "all"))
     assert f"{shown['value']:.3f}±{shown['stderr']:.3f}" in done.stderr
     for word in ("full", "static:3,1", "same source"):
@@ -90,10 +90,10 @@ def test_other_rows_and_a_shuffle_go_on_from_what_there_is(folder, tmp_path):
     assert "going on from 6 samples" in more.stderr  # 2 rows, 3 conditions
     CliRunner().invoke(app, answers(folder, fresh, *shuffled), catch_exceptions=False)
     for part in ("points", "exchanged"):
-        for one, two in zip(results(out)[part], results(fresh)[part], strict=True):
+        for resumed, two in zip(results(out)[part], results(fresh)[part], strict=True):
             # Other batches: sums in another order.
             near = {name: pytest.approx(two[name], abs=1e-5) for name in ("value", "stderr")}
-            assert one == two | near
+            assert resumed == two | near
     other = CliRunner().invoke(app, answers(folder, out, "--template", "alpaca"))
     assert isinstance(other.exception, ResultError)
 
@@ -197,15 +197,15 @@ def test_training_rows_are_written_whole(folder, tmp_path):
 
 
 def logged(path):
-    """By condition, the answers' losses and tokens by row."""
+    """Losses and tokens of the answers by row, by condition."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    measured = [one["condition"] for one in lines if "condition" in one]
-    keys = {one["label"]: one["key"] for one in measured}
+    measured = [entry["condition"] for entry in lines if "condition" in entry]
+    keys = {entry["label"]: entry["key"] for entry in measured}
     return {
         label: {
-            one["key"].removeprefix(f"{key} "): one
-            for one in lines
-            if one.get("key", "").startswith(f"{key} ")
+            entry["key"].removeprefix(f"{key} "): entry
+            for entry in lines
+            if entry.get("key", "").startswith(f"{key} ")
         }
         for label, key in keys.items()
     }
@@ -217,9 +217,9 @@ def compared(folder, out, *arguments):
 
 
 def test_differences_from_an_earlier_run_are_taken_row_by_row(folder, tmp_path):
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    samples = one.with_suffix(".samples.jsonl")
-    assert compared(folder, one, "--policy", "static:3,1").exit_code == 0
+    first, two = tmp_path / "one.json", tmp_path / "two.json"
+    samples = first.with_suffix(".samples.jsonl")
+    assert compared(folder, first, "--policy", "static:3,1").exit_code == 0
     done = compared(folder, two, "--policy", "random", "--against", str(samples))
     assert done.exit_code == 0, done.exception
     theirs = logged(samples)["static:3,1"]
@@ -242,13 +242,13 @@ def test_differences_from_an_earlier_run_are_taken_row_by_row(folder, tmp_path):
     same = compared(folder, tmp_path / "three.json", "--policy", "static:1,3", "--against", samples)
     assert same.exit_code == 0, same.exception
     again = results(tmp_path / "three.json")["against"]
-    assert {one["value"] for one in again} == {0.0}
+    assert {point["value"] for point in again} == {0.0}
 
 
 def test_differences_from_other_rows_budgets_and_files_are_refused(folder, tmp_path):
-    one = tmp_path / "one.json"
-    samples = str(one.with_suffix(".samples.jsonl"))
-    assert compared(folder, one, "--policy", "random", "--stop", "5").exit_code == 0
+    first = tmp_path / "one.json"
+    samples = str(first.with_suffix(".samples.jsonl"))
+    assert compared(folder, first, "--policy", "random", "--stop", "5").exit_code == 0
     for number, (arguments, says) in enumerate(
         [
             (["--against", samples], "lacks 3 of the 8 rows"),

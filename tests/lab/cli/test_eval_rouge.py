@@ -60,7 +60,7 @@ def test_the_record_has_both_ways_and_stdout_is_its_path(folder, tmp_path):
     execution = read_execution([record], "heatmap")
     assert [entry.label for entry in execution] == ["full", "random, recompute", "random, reuse"]
     assert len(record["results"]["differences"]) == 3
-    assert {one["samples"] for one in record["results"]["points"]} == {5}
+    assert {point["samples"] for point in record["results"]["points"]} == {5}
     for word in ("recompute", "reuse", "difference", "ROUGE-L"):
         assert word in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"rouge.json", "rouge.samples.jsonl"}

@@ -71,13 +71,13 @@ def test_more_rows_go_on_from_those_there_are(folder, tmp_path):
 
 
 def test_differences_from_an_earlier_run_are_taken_row_by_row(folder, tmp_path):
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    samples = str(one.with_suffix(".samples.jsonl"))
+    first, two = tmp_path / "one.json", tmp_path / "two.json"
+    samples = str(first.with_suffix(".samples.jsonl"))
     budget = ["-b", "4 blocks"]
-    CliRunner().invoke(app, tasks(folder, one, *budget), catch_exceptions=False)
+    CliRunner().invoke(app, tasks(folder, first, *budget), catch_exceptions=False)
     other = [*tasks(folder, two, *budget, "--against", samples), "--policy", "static:1,2"]
     done = CliRunner().invoke(app, other, catch_exceptions=False)
-    results = [json.loads(path.read_text())["results"] for path in (one, two)]
+    results = [json.loads(path.read_text())["results"] for path in (first, two)]
     value = {(p["label"], p["metric"]): p["value"] for found in results for p in found["points"]}
     for point in results[1]["against"]:
         assert (point["minus"], point["samples"]) == ("random", 6)
@@ -137,13 +137,13 @@ def test_refused_before_anything_is_measured(folder, tmp_path, arguments, error,
 
 
 def test_the_average_of_tasks_knows_no_error_where_one_row_has_none(folder, tmp_path):
-    out, one, other = tmp_path / "tasks.json", tmp_path / "one", tmp_path / "other"
-    for place, rows in ((one, 1), (other, 4)):
+    out, single, other = tmp_path / "tasks.json", tmp_path / "one", tmp_path / "other"
+    for place, rows in ((single, 1), (other, 4)):
         for task, row in (("piqa", ROWS["piqa"]), ("boolq", ROWS["boolq"])):
             (place / task).mkdir(parents=True)
             text = "\n".join([json.dumps(row)] * (rows if task == "piqa" else 4))
             (place / task / "validation.jsonl").write_text(text)
-    for place, is_known in ((one, False), (other, True)):
+    for place, is_known in ((single, False), (other, True)):
         command = ["eval", "tasks", "-m", str(folder), "--data-dir", str(place), "--out", str(out)]
         done = CliRunner().invoke(app, [*command, "--task", "piqa", "--task", "boolq"])
         assert done.exit_code == 0, done.stderr
@@ -158,7 +158,7 @@ def test_the_blocks_of_prompts_are_filed_under_the_depth_of_prompts(folder, tmp_
     phases = ["-b", "prefill:1.0,decode:4 blocks", "-b", "4 blocks", "--limit", "2"]
     CliRunner().invoke(app, tasks(folder, out, *phases), catch_exceptions=False)
     entries = json.loads(out.read_text())["results"]["execution"]
-    assert {(one["blocks"], round(sum(one["rates"]))) for one in entries} == {(6, 6), (4, 4)}
+    assert {(entry["blocks"], round(sum(entry["rates"]))) for entry in entries} == {(6, 6), (4, 4)}
 
 
 def test_settings_of_another_run_do_not_mix(folder, tmp_path):

@@ -46,14 +46,14 @@ def test_ranks_of_every_indicator_and_text(folder, text, tmp_path):
     assert record["config"]["inputs"] == 5
     assert record["command"].startswith("buddy observe ranks")
     series = record["results"]["series"]
-    assert [(one["indicator"], one["text"]) for one in series] == [
+    assert [(entry["indicator"], entry["text"]) for entry in series] == [
         ("delta-ppl", text),
         ("taylor", text),
     ]
-    for one in series:
-        assert len(one["ranks"]) == 5
-        assert all(sorted(row) == list(range(6)) for row in one["ranks"])
-        assert -1 <= one["agreement"]["spearman_between_inputs"] <= 1
+    for entry in series:
+        assert len(entry["ranks"]) == 5
+        assert all(sorted(row) == list(range(6)) for row in entry["ranks"])
+        assert -1 <= entry["agreement"]["spearman_between_inputs"] <= 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ranks.json", "text.txt"]
 
 

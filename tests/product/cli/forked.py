@@ -61,7 +61,7 @@ def run(
 
 @functools.cache
 def _server(early: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
-    rest = {key: one for key, one in os.environ.items() if not key.startswith(READ_AT_IMPORT)}
+    rest = {key: value for key, value in os.environ.items() if not key.startswith(READ_AT_IMPORT)}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.product.cli.forked"], env={**rest, **dict(early)}, **pipes

@@ -150,7 +150,7 @@ def test_chat_keeps_the_conversation_and_changes_the_budget(folder):
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(folder, arguments, says):
-    """Of a real process; `tests/hostile/test_flags.py` has the table of all."""
+    """A real process; `tests/hostile/test_flags.py` has the table of all."""
     done = generate(folder, *arguments)
     assert done.returncode == 2
     assert says in done.stderr

@@ -75,5 +75,5 @@ def test_another_dtype_is_refused_in_one_line_before_anything_is_loaded(text, tm
     out = str(tmp_path / "x.json")
     done = run("eval", "ppl", "-m", "nowhere", "--text", text, "--dtype", "half", "--out", out)
     assert done.returncode == 2
-    (line,) = [one for one in done.stderr.splitlines() if "dtype" in one]
+    (line,) = [text for text in done.stderr.splitlines() if "dtype" in text]
     assert "must be bfloat16 or float32, got 'half'" in line

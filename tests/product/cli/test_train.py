@@ -60,7 +60,8 @@ def folder(tmp_path_factory):
     tiny_model("llama").save_pretrained(path)
     word_tokenizer().save_pretrained(path)
     rows = [
-        {"instruction": say(*one.prompt), "output": say(*one.answer)} for one in random_examples(48)
+        {"instruction": say(*example.prompt), "output": say(*example.answer)}
+        for example in random_examples(48)
     ]
     (path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (path / "recipe.toml").write_text(RECIPE.format(folder=path))
@@ -112,14 +113,14 @@ def test_a_run_leaves_a_checkpoint_logs_and_a_record(whole):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seen = EventAccumulator(str(out / "tensorboard")).Reload()
-    assert [one.step for one in seen.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
-    found = [one.value for one in seen.Scalars("train/execution/0")]
+    assert [scalar.step for scalar in seen.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
+    found = [scalar.value for scalar in seen.Scalars("train/execution/0")]
     assert found == [1.0] * 6
     record = json.loads((out / "record.json").read_text())
     assert record["kind"] == "training"
     assert record["results"]["steps"] == 12
     assert record["model"] == BuddyForCausalLM.from_pretrained(out / "checkpoint").facts()
-    assert [one["blocks"] for one in record["results"]["evaluation"]] == [6, 4]
+    assert [entry["blocks"] for entry in record["results"]["evaluation"]] == [6, 4]
 
 
 def test_the_card_of_a_run_names_base_data_and_losses(whole):
@@ -128,8 +129,8 @@ def test_the_card_of_a_run_names_base_data_and_losses(whole):
     assert card.facts["base_model"] == record["config"]["model"]["name"]
     assert card.facts["license"] == "unknown"  # who publishes it has to say
     assert record["config"]["data"]["train"][0]["path"] in card.text
-    for one in record["results"]["evaluation"]:
-        assert f"| {one['blocks']} | {one['cross_entropy']:.3f} |" in card.text
+    for entry in record["results"]["evaluation"]:
+        assert f"| {entry['blocks']} | {entry['cross_entropy']:.3f} |" in card.text
 
 
 def test_the_checkpoint_routes_as_the_trained_model_did(folder, whole):
@@ -166,7 +167,10 @@ def test_killed_at_any_moment_and_resumed_it_ends_the_same(folder, whole, tmp_pa
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
     told = [
-        [{name: one for name, one in line.items() if name != "tokens_per_s"} for line in log(out)]
+        [
+            {name: value for name, value in line.items() if name != "tokens_per_s"}
+            for line in log(out)
+        ]
         for out in (tmp_path, whole[0])
     ]
     assert told[0] == told[1]
@@ -188,7 +192,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_evaluation(folder, whole, tmp_
         save_file(trained(out), out / "state.safetensors", {"buddy": json.dumps(about)})
     run(folder, out, resume=True)
     assert evaluation(out) == evaluation(whole[0])
-    cards = [read_card(one / "checkpoint").text for one in (out, whole[0])]
+    cards = [read_card(run / "checkpoint").text for run in (out, whole[0])]
     assert cards[0] == cards[1]
 
 

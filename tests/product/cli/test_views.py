@@ -201,14 +201,25 @@ def test_long_work_without_a_terminal_says_a_line_now_and_then(monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        *([one] for one in ("generate", "chat", "models", "info", "data", "importance", "search")),
         *(
-            [one]
-            for one in ("train", "train-budget", "train-ledger", "observe", "bench", "eval", "plot")
+            [name]
+            for name in ("generate", "chat", "models", "info", "data", "importance", "search")
         ),
-        *([one] for one in ("serve", "load", "reproduce", "export")),
-        *(["eval", one] for one in ("tasks", "ppl", "answers", "gsm8k", "mmlu", "rouge")),
-        *(["observe", one] for one in ("ranks", "context")),
+        *(
+            [name]
+            for name in (
+                "train",
+                "train-budget",
+                "train-ledger",
+                "observe",
+                "bench",
+                "eval",
+                "plot",
+            )
+        ),
+        *([name] for name in ("serve", "load", "reproduce", "export")),
+        *(["eval", name] for name in ("tasks", "ppl", "answers", "gsm8k", "mmlu", "rouge")),
+        *(["observe", name] for name in ("ranks", "context")),
         [],
     ],
 )

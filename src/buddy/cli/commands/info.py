@@ -186,7 +186,7 @@ def _choosers(manifest: "Manifest | None") -> dict[str, Any]:
 
 
 def _beside(facts: dict[str, Any]) -> str:
-    """In words, the budgets that are no plain number of blocks."""
+    """The budgets that are no plain number of blocks, in words."""
     known = ["auto"] if facts["has_predictor"] else []
     if facts["means"] is not None:
         low, high = (share / facts["blocks"] for share in facts["means"])

@@ -166,23 +166,23 @@ def _shown(
 
 
 def _results(order: list[int], sets: "dict[int, SearchedSet]", num_targets: int) -> dict[str, Any]:
-    by_depth = {str(depth): found for depth, found in sets.items()}
+    by_depth = {str(depth): best for depth, best in sets.items()}
     return {
         "removal_order": order,
-        "sets": {depth: list(found.blocks) for depth, found in by_depth.items()},
-        "first_nll": {depth: found.first_loss / num_targets for depth, found in by_depth.items()},
-        "nll": {depth: found.loss / num_targets for depth, found in by_depth.items()},
-        "swaps": {depth: found.swaps for depth, found in by_depth.items()},
-        "tried": {depth: found.tried for depth, found in by_depth.items()},
+        "sets": {depth: list(best.blocks) for depth, best in by_depth.items()},
+        "first_nll": {depth: best.first_loss / num_targets for depth, best in by_depth.items()},
+        "nll": {depth: best.loss / num_targets for depth, best in by_depth.items()},
+        "swaps": {depth: best.swaps for depth, best in by_depth.items()},
+        "tried": {depth: best.tried for depth, best in by_depth.items()},
         "targets": num_targets,
     }
 
 
 def _show(console: "Console", results: dict[str, Any]) -> None:
     """A line for each depth: the loss before and after, and the blocks."""
-    for depth, found in results["sets"].items():
+    for depth, blocks_of_depth in results["sets"].items():
         before, after = results["first_nll"][depth], results["nll"][depth]
-        blocks = " ".join(map(str, found))
+        blocks = " ".join(map(str, blocks_of_depth))
         console.print(f"{depth} blocks: {before:.4f} -> {after:.4f} nats: {blocks}", style="dim")
 
 

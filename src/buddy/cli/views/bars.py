@@ -58,12 +58,12 @@ class Bars(Progress):
         )
         self._counts, self._keep = counts, keep
         self._said: dict[TaskID, tuple[float, float]] = {}
-        """By task, when a line last said something of it, and how much was done then."""
+        """When a line last said something of each task, and how much was done then."""
 
     def add_task(  # type: ignore[override]  # rich names what is left to fields here
         self, description: str, *, news: str = "", **fields: Any
     ) -> TaskID:
-        """As in Progress; `news` is what is shown beside the bar."""
+        """Add a task, as Progress does; `news` is shown beside the bar."""
         task = super().add_task(description, news=news, **fields)
         self._said[task] = (self.get_time(), -1.0)
         return task
@@ -74,17 +74,17 @@ class Bars(Progress):
         return lambda done, total: self.update(task, completed=done, total=total)
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As in Progress."""
+        """Change a task, as Progress does."""
         super().update(task_id, **changes)
         self._tell_if_due(self._tasks[task_id])
 
     def advance(self, task_id: TaskID, advance: int | float = 1) -> None:
-        """As in Progress."""
+        """Move a task on, as Progress does."""
         super().advance(task_id, advance)
         self._tell_if_due(self._tasks[task_id])
 
     def stop(self) -> None:
-        """As in Progress; the last state is said where it would stay on the screen."""
+        """End as Progress does; the last state is said where it would stay on the screen."""
         super().stop()
         for task in self.tasks if self.disable and self._keep else []:
             if task.started and self._said[task.id][1] != task.completed:

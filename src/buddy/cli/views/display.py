@@ -111,7 +111,7 @@ def depth_strip(blocks: tuple[int, ...], num_blocks: int) -> Text:
 
 
 def show_depth(console: Console, tokens: list[str], trace: "DepthTrace") -> None:
-    """For every generated token, which blocks ran to make it."""
+    """Print the blocks that ran for every generated token."""
     for text, step in zip(tokens, trace.steps, strict=False):
         plan = step.plans[0]
         line = depth_strip(plan, trace.num_blocks)

@@ -25,7 +25,7 @@ def show_card(card: Card | None, model: str) -> None:
     from rich.text import Text
 
     def steers_nothing(text: str) -> str:
-        """Without escapes that a terminal would follow: anybody may have written the card."""
+        """Drop escapes that a terminal would follow: anybody may have written the card."""
         return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
     console = Console()

@@ -184,7 +184,7 @@ def _prompts(
 
 
 def _text_prompts(model: str, text: str, workload: WorkloadOptions) -> "Tensor":
-    """As many batches as the text fills, up to one a round."""
+    """Token ids of the batches that the text fills, at most one a round."""
     from buddy.checkpoint.resolve import load_tokenizer
     from buddy.errors import ResultError
     from buddy.importance.calibration import cut_windows
