@@ -1,4 +1,4 @@
-"""The commands say which engine ran, why it is not the fast one, and what was compiled."""
+"""The commands say which engine ran, why the fast engine did not, and what was compiled."""
 
 import json
 import os

@@ -69,7 +69,7 @@ def generate(
 
 
 def _messages(prompt: str, system: str | None, *, raw: bool) -> list[dict[str, str]]:
-    """The conversation that is asked: the system message if there is one, and the prompt.
+    """The conversation that is asked: a system message where there is any, and the prompt.
 
     Raises:
         PromptError: A message is empty or no text, or has no place in a raw prompt.
