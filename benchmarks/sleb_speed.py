@@ -20,11 +20,24 @@ from rich.progress import track
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.hub.presets import DEFAULT_MODEL
 from buddy.importance.calibration import cut_windows, read_text
+from buddy.importance.indicators.skipping import skip_losses
 from buddy.importance.search.bounded import Cheapest, Losses, Pruning
-from buddy.importance.search.sleb_naive import cheapest_whole
 from buddy.lab import experiment
 
 WAYS = ("whole", "shared", "bounded")
+
+
+def cheapest_whole(backbone, batches, order):
+    """A round in which every candidate is run whole: the cheapest, and the loss without it."""
+
+    def loss(*removed):
+        wholes = [skip_losses(backbone, ids, (), removed)[0] for ids in batches]
+        return sum(float(losses.double().sum()) for losses in wholes)
+
+    candidates = [block for block in range(1, backbone.num_blocks - 1) if block not in order]
+    losses = {block: loss(*order, block) for block in candidates}
+    best = min(candidates, key=lambda block: (losses[block], block))
+    return best, losses[best]
 
 
 def timed(run):

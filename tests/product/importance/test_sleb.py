@@ -10,8 +10,8 @@ from buddy.errors import ModelError, PolicyError, ResultError
 from buddy.importance.forward import Windows
 from buddy.importance.search.bounded import MARGIN_NATS, Cheapest, Losses, Pruning, likeliest
 from buddy.importance.search.sleb import sleb_search
-from buddy.importance.search.sleb_naive import sleb_search_whole
 from tests.disks import full_disk
+from tests.product.importance.sleb_naive import sleb_search_whole
 from tests.tiny import (
     NUM_BLOCKS,
     VOCAB,

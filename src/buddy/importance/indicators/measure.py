@@ -1,8 +1,7 @@
 """Measures an indicator over windows, and goes on where an interrupted measurement stopped."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from buddy.errors import ModelError
 from buddy.importance.indicators.indicator import Gatherer, Indicator
-from buddy.resume import ResumeFile, fingerprint
+from buddy.importance.work import BATCH, Work, resume_file
+from buddy.resume import ResumeFile
 
 OnBatch = Callable[[int, int], None]
 """Called as `on_batch(windows done, windows in all)`."""
@@ -20,29 +20,24 @@ def measure(
     indicator: Indicator,
     windows: Int[Tensor, "windows tokens"],
     *,
-    batch: int = 4,
-    resume: Path | None = None,
-    identity: dict[str, Any] | None = None,
     on_batch: OnBatch = lambda done, total: None,
+    **work: Unpack[Work],
 ) -> Float[Tensor, " blocks"]:
     """Feed all windows and return the scores.
 
     Args:
         indicator: Fresh.
         windows: Without pads.
-        batch: Windows at a time.
-        resume: File that keeps what was gathered; the caller deletes it once the scores are kept.
-        identity: What the measurement depends on (model, indicator ...); a file of another one
-            is refused.
         on_batch: Told of progress.
+        **work: See `Work`.
 
     Raises:
         ModelError: A score is NaN or infinite.
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
-    file = ResumeFile(resume, {"batch": batch, **(identity or {}), "text": fingerprint(windows)})
-    gather(indicator, windows, batch=batch, file=file, on_batch=on_batch)
+    file = resume_file(windows, {}, work)
+    gather(indicator, windows, batch=work.get("batch", BATCH), file=file, on_batch=on_batch)
     return finite(indicator.scores())
 
 

@@ -20,6 +20,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError, PolicyError
 from buddy.importance.forward import Windows
 from buddy.importance.indicators.skipping import without_each
+from buddy.importance.work import Work
 from buddy.settings import Range, check_ranges
 
 MARGIN_NATS: Final = 1e-3
@@ -40,6 +41,43 @@ class Pruning:
         check_ranges(self, PolicyError)
 
 
+class SearchWork(Work, total=False):
+    """What every search may be given by name."""
+
+    pruning: Pruning | None
+    """What to spend on not computing losses."""
+
+
+class BoundedLosses:
+    """Losses of a model over text, and bounds below them from the likeliest tokens alone.
+
+    Args:
+        backbone: The model.
+        pruning: What to spend.
+    """
+
+    def __init__(self, backbone: Backbone, pruning: Pruning | None) -> None:
+        self._backbone, self._pruning = backbone, pruning or Pruning()
+        self.exact_losses = 0
+        """Losses of one set of blocks on one batch computed so far."""
+
+    def loss(self, windows: Windows, hidden: Tensor) -> float:
+        """The summed loss, by the residual after the last block."""
+        self.exact_losses += 1
+        return as_number(windows.nll(hidden))
+
+    def bound(self, windows: Windows, hidden: Tensor, vocabulary: Tensor) -> float:
+        """What the loss is at least, by the tokens of a vocabulary."""
+        return as_number(windows.nll(hidden, vocabulary)) - MARGIN_NATS * windows.num_targets
+
+    def vocabulary(self, windows: Windows, hidden: Tensor) -> Tensor | None:
+        """The tokens that bounds sum over; None where a bound would cost half a loss or more."""
+        size = self._pruning.bound_tokens
+        if size is None or 2 * size >= self._backbone.config.vocab_size:
+            return None
+        return likeliest(windows, hidden, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Losses:
     """What is known of a round: every candidate's summed loss on each batch, or a bound below it.
@@ -54,7 +92,7 @@ class Losses:
 
     @classmethod
     def unknown(cls, num_blocks: int, num_batches: int) -> "Losses":
-        """Of a round that has not begun."""
+        """Those of a round that has not begun."""
         return cls(*torch.full((2, num_blocks, num_batches), math.nan, dtype=torch.float64))
 
     def lowest(self, block: int) -> float:
@@ -74,7 +112,7 @@ class Losses:
         return [block for block in candidates if unknown[block]]
 
 
-class Cheapest:
+class Cheapest(BoundedLosses):
     """Finds the cheapest block of round after round over the same text.
 
     Args:
@@ -84,27 +122,26 @@ class Cheapest:
     """
 
     def __init__(
-        self, backbone: Backbone, batches: Sequence[Int[Tensor, "_ tokens"]], pruning: Pruning
+        self,
+        backbone: Backbone,
+        batches: Sequence[Int[Tensor, "_ tokens"]],
+        pruning: Pruning | None = None,
     ) -> None:
-        self._backbone, self._batches, self._pruning = backbone, batches, pruning
+        super().__init__(backbone, pruning)
+        self._batches = batches
         self._vocabularies: list[Tensor | None] = []
         self._kept: dict[tuple[int, int], Tensor] = {}
-        self.exact_losses = 0
-        """Losses of one candidate on one batch computed so far."""
 
     @torch.no_grad()
     def whole_loss(self) -> float:
         """Summed loss with every block; sets up the bounds on the way, so it goes first."""
-        size = self._pruning.bound_tokens
-        if size is not None and 2 * size >= self._backbone.config.vocab_size:
-            size = None  # a bound would cost half a loss or more
         self._vocabularies = []
         losses = []
         for ids in self._batches:
             windows = Windows.of(self._backbone, ids)
             hidden = windows.through(range(self._backbone.num_blocks), windows.embedded)
             losses.append(as_number(windows.nll(hidden)))
-            self._vocabularies.append(None if size is None else likeliest(windows, hidden, size))
+            self._vocabularies.append(self.vocabulary(windows, hidden))
         return sum(losses)
 
     @torch.no_grad()
@@ -132,7 +169,7 @@ class Cheapest:
             inexact = losses.inexact(block)
             if not inexact:
                 return block, losses.lowest(block)
-            losses.exact[block, inexact[0]] = self._loss(block, inexact[0], removed)
+            losses.exact[block, inexact[0]] = self._loss_without(block, inexact[0], removed)
 
     def _visit(
         self,
@@ -150,21 +187,19 @@ class Cheapest:
         for block, hidden in without_each(windows, candidates, removed):
             if block is None:
                 continue
-            nll = as_number(windows.nll(hidden, vocabulary))
             if vocabulary is None:
-                losses.exact[block, batch] = nll
-                self.exact_losses += 1
+                losses.exact[block, batch] = self.loss(windows, hidden)
             else:
-                losses.bound[block, batch] = nll - MARGIN_NATS * windows.num_targets
+                losses.bound[block, batch] = self.bound(windows, hidden, vocabulary)
                 self._keep(block, batch, hidden)
             on_candidate()
 
     def _keep(self, block: int, batch: int, hidden: Tensor) -> None:
-        kept = sum(tensor.nbytes for tensor in self._kept.values())
-        if kept + hidden.nbytes <= self._pruning.keep_bytes:
+        num_bytes = sum(tensor.nbytes for tensor in self._kept.values())
+        if num_bytes + hidden.nbytes <= self._pruning.keep_bytes:
             self._kept[block, batch] = hidden
 
-    def _loss(self, block: int, batch: int, removed: Collection[int]) -> float:
+    def _loss_without(self, block: int, batch: int, removed: Collection[int]) -> float:
         """A candidate's loss on a batch, from its residual if that was kept."""
         windows = Windows.of(self._backbone, self._batches[batch])
         hidden = self._kept.pop((block, batch), None)
@@ -172,8 +207,7 @@ class Cheapest:
             gone = {block, *removed}
             rest = [other for other in range(self._backbone.num_blocks) if other not in gone]
             hidden = windows.through(rest, windows.embedded)
-        self.exact_losses += 1
-        return as_number(windows.nll(hidden))
+        return self.loss(windows, hidden)
 
 
 def as_number(nll: Float[Tensor, ""]) -> float:

@@ -9,10 +9,10 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.importance.calibration import Passages
 from buddy.importance.forward import Windows
-from buddy.importance.search.bounded import MARGIN_NATS, Pruning, as_number, likeliest
+from buddy.importance.search.bounded import BoundedLosses, Pruning
 
 
-class NearbyLosses:
+class NearbyLosses(BoundedLosses):
     """Tells whether a set of blocks is better than a base, and runs no more than that takes.
 
     A pass starts from the base's residual at the first block in which the sets differ. A set whose
@@ -28,14 +28,11 @@ class NearbyLosses:
     def __init__(
         self, backbone: Backbone, batches: Sequence[Passages], pruning: Pruning | None = None
     ) -> None:
-        self._backbone = backbone
-        self._batches = [_Batch(one) for one in batches]
-        self._pruning = pruning or Pruning()
+        super().__init__(backbone, pruning)
+        self._batches = [_Batch(passages) for passages in batches]
         self._base: frozenset[int] = frozenset()
         self.blocks_run = 0
         """Blocks run so far, each over one batch."""
-        self.exact_losses = 0
-        """Losses of one set on one batch computed so far."""
 
     @torch.no_grad()
     def rebase(self, kept: Collection[int]) -> float:
@@ -54,31 +51,30 @@ class NearbyLosses:
                     room -= before.nbytes
                     batch.residuals[block] = before
             if batch.vocabulary is None:
-                batch.vocabulary = self._vocabulary(windows, hidden)
-            losses.append(self._loss(windows, hidden))
+                batch.vocabulary = self.vocabulary(windows, hidden)
+            losses.append(self.loss(windows, hidden))
         return sum(losses)
 
     @torch.no_grad()
     def below(self, kept: Collection[int], limit: float) -> float | None:
         """The summed loss of this set; None if it is not below the limit."""
-        found, residuals = [], []
+        losses, residuals = [], []
         for batch in self._batches:
             windows = self._windows(batch)
             hidden = self._through(batch, windows, kept)
             if batch.vocabulary is None:
-                found.append(self._loss(windows, hidden))
+                losses.append(self.loss(windows, hidden))
             else:
-                bound = as_number(windows.nll(hidden, batch.vocabulary))
-                found.append(bound - MARGIN_NATS * windows.num_targets)
+                losses.append(self.bound(windows, hidden, batch.vocabulary))
             residuals.append(hidden)
-            if sum(found) >= limit:
+            if sum(losses) >= limit:
                 return None
         for place, (batch, hidden) in enumerate(zip(self._batches, residuals, strict=True)):
             if batch.vocabulary is not None:
-                found[place] = self._loss(self._windows(batch), hidden)
-                if sum(found) >= limit:
+                losses[place] = self.loss(self._windows(batch), hidden)
+                if sum(losses) >= limit:
                     return None
-        return sum(found)
+        return sum(losses)
 
     def _windows(self, batch: "_Batch") -> Windows:
         return Windows.of(self._backbone, batch.text.ids, batch.text.counted)
@@ -93,16 +89,6 @@ class NearbyLosses:
         rest = [block for block in sorted(kept) if block >= min(start, first)]
         self.blocks_run += len(rest)
         return windows.through(rest, hidden)
-
-    def _loss(self, windows: Windows, hidden: Tensor) -> float:
-        self.exact_losses += 1
-        return as_number(windows.nll(hidden))
-
-    def _vocabulary(self, windows: Windows, hidden: Tensor) -> Tensor | None:
-        size = self._pruning.bound_tokens
-        if size is None or 2 * size >= self._backbone.config.vocab_size:
-            return None  # a bound would cost half a loss or more
-        return likeliest(windows, hidden, size)
 
 
 @dataclass(slots=True)

@@ -4,8 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -14,9 +13,10 @@ from buddy.backbone.backbone import Backbone
 from buddy.budget.blocks import least_blocks
 from buddy.errors import PolicyError
 from buddy.importance.calibration import Passages
-from buddy.importance.search.bounded import Pruning
+from buddy.importance.search.bounded import SearchWork
 from buddy.importance.search.nearby import NearbyLosses
-from buddy.resume import ResumeFile, fingerprint
+from buddy.importance.work import BATCH, resume_file
+from buddy.resume import ResumeFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,8 @@ def swap_search(
     *,
     seed: int = 0,
     max_swaps: int | None = None,
-    batch: int = 4,
-    pruning: Pruning | None = None,
-    resume: Path | None = None,
-    identity: dict[str, Any] | None = None,
-    on_try: OnTry = lambda depth, found: None,
+    on_try: OnTry = lambda depth, best: None,
+    **work: Unpack[SearchWork],
 ) -> dict[int, SearchedSet]:
     """Improve each depth's set by exchanges: one executed block goes, a skipped one comes.
 
@@ -70,11 +67,8 @@ def swap_search(
         depths: Blocks to run, each searched for itself.
         seed: Of the order in which exchanges are tried.
         max_swaps: Exchanges to try at each depth; None = until none helps.
-        batch: Rows of text at a time.
-        pruning: What to spend on not computing losses.
-        resume: File that keeps what was found; the caller deletes it once the result is kept.
-        identity: What the search depends on (model ...); a file of another one is refused.
         on_try: Told of each exchange that was tried, and of each depth's loss before the first.
+        **work: See `SearchWork`.
 
     Raises:
         PolicyError: The order cannot reach a depth, or names no blocks of this model.
@@ -82,22 +76,22 @@ def swap_search(
     """
     check_depths(order, depths, backbone.num_blocks)
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
-    settings = {"order": list(order), "depths": list(depths), "seed": seed, "batch": batch}
-    about = {"search": "sets", **settings, "targets": counted, **(identity or {})}
-    file = ResumeFile(resume, {**about, "text": fingerprint(text.ids)})
-    found = _read(file, depths)
-    losses = NearbyLosses(backbone, text.split(batch), pruning)
+    settings = {"order": list(order), "depths": list(depths), "seed": seed, "targets": counted}
+    file = resume_file(text.ids, {"search": "sets", **settings}, work)
+    sets = _read(file, depths)
+    batches = text.split(work.get("batch", BATCH))
+    losses = NearbyLosses(backbone, batches, work.get("pruning"))
     try:
         for depth in depths:
             search = _Search(losses, order, backbone.num_blocks, depth, seed)
-            for now in search.run(found.get(depth) or search.start(), max_swaps):
-                found[depth] = now
-                on_try(depth, now)
-                file.write_if_due(lambda: _tensors(found, depths, backbone.num_blocks))
+            for best in search.run(sets.get(depth) or search.start(), max_swaps):
+                sets[depth] = best
+                on_try(depth, best)
+                file.write_if_due(lambda: _tensors(sets, depths, backbone.num_blocks))
     finally:
         # Whatever stops the search, Ctrl-C above all: no exchange that was tried is tried again.
-        file.write(_tensors(found, depths, backbone.num_blocks))
-    return found
+        file.write(_tensors(sets, depths, backbone.num_blocks))
+    return sets
 
 
 def check_depths(order: Sequence[int], depths: Sequence[int], num_blocks: int) -> None:
@@ -136,37 +130,37 @@ class _Search:
         blocks = (block for block in range(self.num_blocks) if block not in gone)
         return SearchedSet(tuple(blocks), math.nan, math.nan)
 
-    def run(self, found: SearchedSet, max_swaps: int | None) -> Iterator[SearchedSet]:
-        """Yields what is found after each exchange that is tried; first, the loss to begin with."""
-        swaps = self._swaps(found)
+    def run(self, best: SearchedSet, max_swaps: int | None) -> Iterator[SearchedSet]:
+        """Yields the best set after each exchange that is tried; first, the loss to begin with."""
+        swaps = self._swaps(best)
 
         def is_open() -> bool:
-            return found.place < len(swaps) and (max_swaps is None or found.tried < max_swaps)
+            return best.place < len(swaps) and (max_swaps is None or best.tried < max_swaps)
 
-        if is_open() or math.isnan(found.loss):
-            loss = self.losses.rebase(found.blocks)
-            if math.isnan(found.loss):
-                found = replace(found, first_loss=loss, loss=loss)
-                yield found
+        if is_open() or math.isnan(best.loss):
+            loss = self.losses.rebase(best.blocks)
+            if math.isnan(best.loss):
+                best = replace(best, first_loss=loss, loss=loss)
+                yield best
         while is_open():
-            goes, comes = swaps[found.place]
-            blocks = {*found.blocks, comes} - {goes}
-            lower = self.losses.below(blocks, found.loss)
-            found = replace(found, place=found.place + 1, tried=found.tried + 1)
+            goes, comes = swaps[best.place]
+            blocks = {*best.blocks, comes} - {goes}
+            lower = self.losses.below(blocks, best.loss)
+            best = replace(best, place=best.place + 1, tried=best.tried + 1)
             if lower is not None:
                 kept = tuple(sorted(blocks))
-                found = replace(found, blocks=kept, loss=lower, swaps=found.swaps + 1, place=0)
-                swaps = self._swaps(found)
-            yield found
+                best = replace(best, blocks=kept, loss=lower, swaps=best.swaps + 1, place=0)
+                swaps = self._swaps(best)
+            yield best
             if lower is not None and is_open():
-                self.losses.rebase(found.blocks)
+                self.losses.rebase(best.blocks)
 
-    def _swaps(self, found: SearchedSet) -> list[tuple[int, int]]:
+    def _swaps(self, best: SearchedSet) -> list[tuple[int, int]]:
         """Every exchange, as (goes, comes), in a random order of its own after each one made."""
-        middle = [b for b in found.blocks if b in self.order and 0 < b < self.num_blocks - 1]
-        skipped = [b for b in range(self.num_blocks) if b not in found.blocks]
+        middle = [b for b in best.blocks if b in self.order and 0 < b < self.num_blocks - 1]
+        skipped = [b for b in range(self.num_blocks) if b not in best.blocks]
         swaps = [(goes, comes) for goes in middle for comes in skipped]
-        random.Random(f"{self.seed} {self.depth} {found.swaps}").shuffle(swaps)
+        random.Random(f"{self.seed} {self.depth} {best.swaps}").shuffle(swaps)
         return swaps
 
 
@@ -174,18 +168,18 @@ _BLOCKS, _LOSSES, _COUNTS = "blocks", "losses", "counts"
 
 
 def _tensors(
-    found: Mapping[int, SearchedSet], depths: Sequence[int], num_blocks: int
+    sets: Mapping[int, SearchedSet], depths: Sequence[int], num_blocks: int
 ) -> dict[str, Tensor]:
     """One row a depth; the loss of a depth that has none yet is NaN."""
     blocks = torch.zeros(len(depths), num_blocks, dtype=torch.bool)
     losses = torch.full((len(depths), 2), math.nan, dtype=torch.float64)
     counts = torch.zeros(len(depths), 3, dtype=torch.long)
     for row, depth in enumerate(depths):
-        if depth in found:
-            one = found[depth]
-            blocks[row, list(one.blocks)] = True
-            losses[row] = torch.tensor([one.first_loss, one.loss], dtype=torch.float64)
-            counts[row] = torch.tensor([one.swaps, one.place, one.tried])
+        if depth in sets:
+            best = sets[depth]
+            blocks[row, list(best.blocks)] = True
+            losses[row] = torch.tensor([best.first_loss, best.loss], dtype=torch.float64)
+            counts[row] = torch.tensor([best.swaps, best.place, best.tried])
     return {_BLOCKS: blocks, _LOSSES: losses, _COUNTS: counts}
 
 
@@ -193,10 +187,10 @@ def _read(file: ResumeFile, depths: Sequence[int]) -> dict[int, SearchedSet]:
     tensors = file.read(_BLOCKS, _LOSSES, _COUNTS)
     if tensors is None:
         return {}
-    found = {}
+    sets = {}
     rows = zip(*(tensors[name].tolist() for name in (_BLOCKS, _LOSSES, _COUNTS)), strict=True)
-    for depth, (runs, losses, counts) in zip(depths, rows, strict=True):
+    for depth, (block_mask, losses, counts) in zip(depths, rows, strict=True):
         if not math.isnan(losses[1]):
-            blocks = tuple(block for block, ran in enumerate(runs) if ran)
-            found[depth] = SearchedSet(blocks, *losses, *counts)
-    return found
+            blocks = tuple(block for block, ran in enumerate(block_mask) if ran)
+            sets[depth] = SearchedSet(blocks, *losses, *counts)
+    return sets

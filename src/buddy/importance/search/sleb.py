@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Int
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.errors import PolicyError
-from buddy.importance.search.bounded import Cheapest, Losses, Pruning
-from buddy.resume import ResumeFile, fingerprint
+from buddy.importance.search.bounded import Cheapest, Losses, SearchWork
+from buddy.importance.work import BATCH, resume_file
+from buddy.resume import ResumeFile
 
 OnRound = Callable[[int, int, float], None]
 """Called as `on_round(blocks removed so far, the last of them, mean NLL per token)`."""
@@ -22,7 +22,7 @@ OnCandidate = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SlebSearch:
-    """What the search found.
+    """What a SLEB search found.
 
     Attributes:
         order: Blocks in the order they went.
@@ -51,12 +51,9 @@ def sleb_search(
     windows: Int[Tensor, "windows tokens"],
     rounds: int,
     *,
-    batch: int = 4,
-    pruning: Pruning | None = None,
-    resume: Path | None = None,
-    identity: dict[str, Any] | None = None,
     on_round: OnRound = lambda number, block, nll: None,
     on_candidate: OnCandidate = lambda done, total: None,
+    **work: Unpack[SearchWork],
 ) -> SlebSearch:
     """Remove, round by round, the block whose absence costs least on top of those gone.
 
@@ -68,13 +65,9 @@ def sleb_search(
         backbone: The model.
         windows: Calibration text without pads.
         rounds: Blocks to remove.
-        batch: Windows at a time.
-        pruning: What to spend on not computing losses.
-        resume: File that keeps what was found, however the search stops short; the caller deletes
-            it once the result is kept.
-        identity: What the search depends on (model ...); a file of another one is refused.
         on_round: Told of each block removed, at once of those that the resume file has.
         on_candidate: Told of progress within a round.
+        **work: See `SearchWork`.
 
     Raises:
         PolicyError: More rounds than blocks that may go.
@@ -84,32 +77,31 @@ def sleb_search(
     """
     num_blocks = backbone.num_blocks
     check_rounds(rounds, num_blocks)
-    batches = torch.split(windows, batch)
+    batches = torch.split(windows, work.get("batch", BATCH))
     targets = len(windows) * (windows.shape[1] - 1)
-    about = {"search": "sleb", "batch": batch, **(identity or {})}
-    file = ResumeFile(resume, {**about, "text": fingerprint(windows)})
-    found = _Found.read(file, num_blocks, len(batches))
-    for number, block in enumerate(found.order[:rounds], start=1):
-        on_round(number, block, found.nll[number] / targets)
-    cheapest = Cheapest(backbone, batches, pruning or Pruning())
-    if not found.nll or len(found.order) < rounds:
+    file = resume_file(windows, {"search": "sleb"}, work)
+    progress = _Progress.read(file, num_blocks, len(batches))
+    for number, block in enumerate(progress.order[:rounds], start=1):
+        on_round(number, block, progress.nll[number] / targets)
+    cheapest = Cheapest(backbone, batches, work.get("pruning"))
+    if not progress.nll or len(progress.order) < rounds:
         # Read or not: the pass also sets up the bounds.
-        found = replace(found, nll=(cheapest.whole_loss(), *found.nll[1:]))
+        progress = replace(progress, nll=(cheapest.whole_loss(), *progress.nll[1:]))
     try:
-        while len(found.order) < rounds:
-            found = found.without(*_next_block(cheapest, found, file, on_candidate))
-            file.write(found.tensors())
-            on_round(len(found.order), found.order[-1], found.nll[-1] / targets)
+        while len(progress.order) < rounds:
+            progress = progress.without(*_next_block(cheapest, progress, file, on_candidate))
+            file.write(progress.tensors())
+            on_round(len(progress.order), progress.order[-1], progress.nll[-1] / targets)
     except BaseException:
         # Whatever stops the search, Ctrl-C above all: no candidate that was run is run again.
-        file.write(found.tensors())
+        file.write(progress.tensors())
         raise
-    nll = [loss / targets for loss in found.nll[: rounds + 1]]
-    return SlebSearch(found.order[:rounds], tuple(nll))
+    nll = [loss / targets for loss in progress.nll[: rounds + 1]]
+    return SlebSearch(progress.order[:rounds], tuple(nll))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Progress:
     """What a search has found so far, in the middle of a round too; summed losses.
 
     Never changed but for `losses`, whose numbers come one by one: an interrupt leaves it whole.
@@ -120,12 +112,12 @@ class _Found:
     losses: Losses
 
     @classmethod
-    def read(cls, file: ResumeFile, num_blocks: int, num_batches: int) -> "_Found":
-        found = file.read("order", "nll", "bound", "exact")
-        if found is None:
+    def read(cls, file: ResumeFile, num_blocks: int, num_batches: int) -> "_Progress":
+        saved = file.read("order", "nll", "bound", "exact")
+        if saved is None:
             return cls((), (), Losses.unknown(num_blocks, num_batches))
-        losses = Losses(found["bound"], found["exact"])
-        return cls(tuple(found["order"].tolist()), tuple(found["nll"].tolist()), losses)
+        losses = Losses(saved["bound"], saved["exact"])
+        return cls(tuple(saved["order"].tolist()), tuple(saved["nll"].tolist()), losses)
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -135,20 +127,20 @@ class _Found:
             "exact": self.losses.exact,
         }
 
-    def without(self, block: int, loss: float) -> "_Found":
-        """With one more block gone."""
+    def without(self, block: int, loss: float) -> "_Progress":
+        """The state of the search once one more block is gone."""
         unknown = Losses.unknown(*self.losses.bound.shape)
-        return _Found((*self.order, block), (*self.nll, loss), unknown)
+        return _Progress((*self.order, block), (*self.nll, loss), unknown)
 
 
 def _next_block(
-    cheapest: Cheapest, found: _Found, file: ResumeFile, on_candidate: OnCandidate
+    cheapest: Cheapest, progress: _Progress, file: ResumeFile, on_candidate: OnCandidate
 ) -> tuple[int, float]:
-    num_blocks, num_batches = found.losses.bound.shape
-    candidates = [block for block in range(1, num_blocks - 1) if block not in found.order]
+    num_blocks, num_batches = progress.losses.bound.shape
+    candidates = [block for block in range(1, num_blocks - 1) if block not in progress.order]
     total = len(candidates) * num_batches
     done = total - sum(
-        len(found.losses.unvisited(candidates, batch)) for batch in range(num_batches)
+        len(progress.losses.unvisited(candidates, batch)) for batch in range(num_batches)
     )
     on_candidate(done, total)
 
@@ -156,6 +148,6 @@ def _next_block(
         nonlocal done
         done += 1
         on_candidate(done, total)
-        file.write_if_due(found.tensors)
+        file.write_if_due(progress.tensors)
 
-    return cheapest.find(candidates, found.order, found.losses, on_candidate=ran)
+    return cheapest.find(candidates, progress.order, progress.losses, on_candidate=ran)
