@@ -91,9 +91,9 @@ class DepthPlan:
         return DepthPlan.of_lanes(self.host[lanes], self.device)
 
 
-def _divide(runs: NDArray[np.bool_]) -> BlockLanes:
-    if runs.all():
+def _divide(block_mask: NDArray[np.bool_]) -> BlockLanes:
+    if block_mask.all():
         return BlockLanes(None, NO_LANES)
-    if not runs.any():
+    if not block_mask.any():
         return BlockLanes(NO_LANES, None)
-    return BlockLanes(np.flatnonzero(runs), np.flatnonzero(~runs))
+    return BlockLanes(np.flatnonzero(block_mask), np.flatnonzero(~block_mask))

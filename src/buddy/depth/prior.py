@@ -38,7 +38,7 @@ class Prior:
         return self._values
 
     def describe(self) -> str:
-        """A few words for a summary line."""
+        """Where it comes from, for a summary line."""
         return self._source
 
     @property
@@ -47,13 +47,10 @@ class Prior:
         return None if self._values is None else _hashed(self._values)
 
     def facts(self) -> dict[str, Any] | None:
-        """Where it comes from, and a hash of it, for records; None while it is not known."""
+        """Its source and a hash of it, for records; None while it is not known."""
         if self._values is None:
             return None
-        return {
-            "source": self._source,
-            "sha256": _hashed(self._values),
-        }
+        return {"source": self._source, "sha256": _hashed(self._values)}
 
 
 def _hashed(values: Tensor) -> str:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.engine.executors.blocks import BlockRun
-from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.passing import PassingKV
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from buddy.depth.policy import OnlinePolicy, Policy
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run
 from buddy.engine.planned_prompt import PlannedPrompt
-from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
-from buddy.engine.state.sequence import Reroute, SequenceState
+from buddy.engine.state.passing import PassingKV
+from buddy.engine.state.sequence import Reroute, RouteRow, SequenceState
 from buddy.engine.state.session import Session, SessionState
 from buddy.engine.steer import (
     BatchRoute,
@@ -195,9 +195,9 @@ def _after(
     """What the sequences carry on from a pass."""
     lanes, executed = out.lanes, out.executed.numpy()
     spent = executed if lanes.is_one_each else np.add.reduceat(executed, lanes.first)
-    routes = [sequence.route for sequence in sequences]
-    if isinstance(steering, BudgetedSteering | PlannedPromptSteering):
-        routes = [*steering.routes]
+    routes: Sequence[RouteRow | None] = steering.routes or [
+        sequence.route for sequence in sequences
+    ]
     return [
         SequenceState(  # written out: `replace` takes ten times as long
             row=before.row,

@@ -5,10 +5,11 @@ are asked before each block that they govern (`OnlineSteering`), plans that are 
 (`FixedPlanSteering`), and prompts that were planned whole (`PlannedPromptSteering`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -44,21 +45,26 @@ def check_batch_route(batch_route: str) -> BatchRoute:
     return cast(BatchRoute, batch_route)
 
 
-@runtime_checkable
-class Steering(Protocol):
-    """Says who runs each block; asked between the segments of a pass."""
+class Steering(ABC):
+    """Says who runs each block; asked between the segments of a pass.
+
+    Attributes:
+        routes: After the plan, what the policy remembers of each sequence; nothing where the plan
+            was not made by its scores.
+    """
+
+    routes: Sequence[RouteRow] = ()
 
     def segments(self, num_blocks: int) -> Sequence[range]:
-        """Stretches of blocks that are run without asking; they follow one another."""
-        ...
+        """Stretches of blocks that are run without asking, in their order: at first, all blocks."""
+        return (range(num_blocks),)
 
+    @abstractmethod
     def plan(self, blocks: range, run: Run) -> DepthPlan | None:
         """Who runs the blocks of a segment; None = every lane. Other blocks do not matter."""
-        ...
 
-    def ran(self, blocks: range, run: Run) -> None:
+    def ran(self, blocks: range, run: Run) -> None:  # noqa: B027  # most have nothing left to do
         """Told that a segment has run."""
-        ...
 
 
 def steer(
@@ -94,36 +100,29 @@ def _ran(
 ) -> DepthPlan:
     if len(parts) == 1 and parts[0] is not None:
         return parts[0]
-    made = np.ones((lanes.num, num_blocks), np.bool_)
+    host = np.ones((lanes.num, num_blocks), np.bool_)
     for blocks, part in zip(segments, parts, strict=True):
         if part is not None:
-            made[:, blocks.start : blocks.stop] = part.host[:, blocks.start : blocks.stop]
-    return DepthPlan.of_lanes(made, lanes.device)
+            host[:, blocks.start : blocks.stop] = part.host[:, blocks.start : blocks.stop]
+    return DepthPlan.of_lanes(host, lanes.device)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedPlanSteering:
+@dataclass(frozen=True)
+class FixedPlanSteering(Steering):
     """A plan that is known beforehand.
 
     Attributes:
-        given: Of the lanes of the pass.
+        known: Of the lanes of the pass.
     """
 
-    given: DepthPlan
-
-    def segments(self, num_blocks: int) -> Sequence[range]:
-        """All blocks."""
-        return (range(num_blocks),)
+    known: DepthPlan
 
     def plan(self, blocks: range, run: Run) -> DepthPlan:
-        """As it was given."""
-        return self.given
-
-    def ran(self, blocks: range, run: Run) -> None:
-        """Nothing is left to do."""
+        """The plan that is known."""
+        return self.known
 
 
-class OnlineSteering:
+class OnlineSteering(Steering):
     """Asks an online policy before each block that it governs.
 
     Args:
@@ -186,12 +185,12 @@ class OnlineSteering:
             position=torch.from_numpy(lanes.slot.astype(np.int64)).to(lanes.device),
             router_sees=sees,
             last_runs=[
-                None if one is None or not one.steps else one.block_mask for one in self._sequences
+                known.block_mask if known and known.steps else None for known in self._sequences
             ],
         )
 
 
-class BudgetedSteering:
+class BudgetedSteering(Steering):
     """Plans once: the context layer runs, the policy observes, and budgets are spent.
 
     Args:
@@ -202,9 +201,6 @@ class BudgetedSteering:
         batch_route: Whose scores rank the blocks.
         routed_alone: Places of sequences that rank by their own scores even so, and have no say in
             the ranking of the others.
-
-    Attributes:
-        routes: After the plan, what the policy remembers of each sequence.
     """
 
     def __init__(
@@ -216,7 +212,6 @@ class BudgetedSteering:
         routed_alone: Collection[int] = (),
     ) -> None:
         self._policy, self._sequences, self._budgets = policy, sequences, budgets
-        self.routes: list[RouteRow] = []
         is_shared = batch_route == "shared"
         together = (
             [at for at in range(len(sequences)) if at not in routed_alone] if is_shared else []
@@ -237,43 +232,42 @@ class BudgetedSteering:
         """The plan of lanes of which the policy may see this much."""
         self.routes = self._observe(seen)
         old = [self._old_plan(place) for place in range(len(self._sequences))]
-        kept = [runs for runs in old if runs is not None]
-        if len(kept) == len(old):
-            return DepthPlan.of_lanes(np.stack(kept), lanes.device).repeat(lanes.counts)
+        going_on = [block_mask for block_mask in old if block_mask is not None]
+        if len(going_on) == len(old):
+            return DepthPlan.of_lanes(np.stack(going_on), lanes.device).repeat(lanes.counts)
         new = self._make(lanes, seen)
-        if not kept:
+        if not going_on:
             return new
         host = new.host.copy()
-        for place, runs in enumerate(old):
-            if runs is not None:
-                host[lanes.first[place] : lanes.last[place] + 1] = runs
+        for place, block_mask in enumerate(old):
+            if block_mask is not None:
+                host[lanes.first[place] : lanes.last[place] + 1] = block_mask
         return DepthPlan.of_lanes(host, lanes.device)
-
-    def ran(self, blocks: range, run: Run) -> None:
-        """Nothing is left to do."""
 
     def _observe(self, seen: Observation) -> list[RouteRow]:
         """Show the policy what is new; new sequences begin a state, others go on with theirs."""
-        routes = [None if one is None else one.route for one in self._sequences]
-        made: list[RouteRow | None] = [None] * len(routes)
+        routes = [None if known is None else known.route for known in self._sequences]
+        after: list[RouteRow | None] = [None] * len(routes)
         for is_new in (True, False):
             places = [place for place, route in enumerate(routes) if (route is None) == is_new]
             if not places:
                 continue
-            known = [route for place in places if (route := routes[place]) is not None]
+            old = [route for place in places if (route := routes[place]) is not None]
             part = seen if len(places) == len(routes) else seen.select_rows(places)
-            state = self._policy.observe(gather_routes(known) if known else None, part)
+            state = self._policy.observe(gather_routes(old) if old else None, part)
             for row, place in enumerate(places):
-                made[place] = RouteRow(state, row, len(places))
-        return cast(list[RouteRow], made)
+                after[place] = RouteRow(state, row, len(places))
+        return cast(list[RouteRow], after)
 
     def _old_plan(self, place: int) -> NDArray[np.bool_] | None:
         """The plan that a sequence goes on with; None where it is to have a new one."""
-        one = self._sequences[place]
-        if one is None or one.reroute == "step":
+        known = self._sequences[place]
+        if known is None or known.reroute == "step":
             return None
-        is_due = one.reroute != "prefill" and one.steps % one.reroute == 0
-        return one.block_mask if not is_due and set(self._budgets[place]) == {one.blocks} else None
+        is_due = known.reroute != "prefill" and known.steps % known.reroute == 0
+        if is_due or set(self._budgets[place]) != {known.blocks}:
+            return None
+        return known.block_mask
 
     def _make(self, lanes: Lanes, seen: Observation) -> DepthPlan:
         """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
@@ -309,30 +303,22 @@ class BudgetedSteering:
         return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
 
 
-class PlannedPromptSteering:
+class PlannedPromptSteering(Steering):
     """Prompts whose plan is known go by it; the policy is asked for the other sequences alone.
 
     Args:
         others: Steers the sequences without such a plan, in their order; its policy is asked before
             the first block.
         prompts: Of each sequence of the pass, in the order of its lanes; None = it has no plan.
-
-    Attributes:
-        routes: After the plan, what the policy remembers of each sequence.
     """
 
     def __init__(self, others: BudgetedSteering, prompts: Sequence[PlannedPrompt | None]) -> None:
         self._others, self._prompts = others, prompts
-        self.routes: list[RouteRow] = []
-
-    def segments(self, num_blocks: int) -> Sequence[range]:
-        """All blocks."""
-        return (range(num_blocks),)
 
     def plan(self, blocks: range, run: Run) -> DepthPlan:
         """The known plans, and beside them what the policy says of the others."""
         lanes = run.lanes
-        places = [place for place, one in enumerate(self._prompts) if one is None]
+        places = [place for place, prompt in enumerate(self._prompts) if prompt is None]
         host = np.empty((lanes.num, blocks.stop), np.bool_)
         if places:
             counts = [lanes.counts[place] for place in places]
@@ -343,14 +329,10 @@ class PlannedPromptSteering:
                 lanes.device,
             )
             seen = run.observe(0).select_rows(places).first(max(counts))
-            made = self._others.choose(part, seen)
-            host[np.isin(lanes.sequence, places)] = made.host
+            host[np.isin(lanes.sequence, places)] = self._others.choose(part, seen).host
         routed = iter(self._others.routes)
-        self.routes = [next(routed) if one is None else one.route for one in self._prompts]
-        for place, one in enumerate(self._prompts):
-            if one is not None:
-                host[lanes.first[place] : lanes.last[place] + 1] = one.block_mask
+        self.routes = [prompt.route if prompt else next(routed) for prompt in self._prompts]
+        for place, prompt in enumerate(self._prompts):
+            if prompt is not None:
+                host[lanes.first[place] : lanes.last[place] + 1] = prompt.block_mask
         return DepthPlan.of_lanes(host, lanes.device)
-
-    def ran(self, blocks: range, run: Run) -> None:
-        """Nothing is left to do."""

@@ -146,21 +146,23 @@ def logits_of(
             return out.logits[..., :num_logits]
         hidden = out.hidden
     with piece(HEAD):
-        made = None
+        logits = None
         if executor is not None and out.engine == executor.name:
-            made = executor.logits(hidden)
-        return (backbone.logits(hidden) if made is None else made)[..., :num_logits]
+            logits = executor.logits(hidden)
+        return (backbone.logits(hidden) if logits is None else logits)[..., :num_logits]
 
 
-def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:
+def check_context(sequences: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:
     """Refuse new tokens that the model's context does not hold.
 
     Raises:
         PromptError: A sequence would be longer than the context, or the feed is of others.
     """
-    if len(held) != len(feed.counts):
-        raise PromptError(f"{len(feed.counts)} sequences are fed, and {len(held)} are named")
-    longest = max(one.length + count for one, count in zip(held, feed.counts, strict=True))
+    if len(sequences) != len(feed.counts):
+        raise PromptError(f"{len(feed.counts)} sequences are fed, and {len(sequences)} are named")
+    longest = max(
+        sequence.length + count for sequence, count in zip(sequences, feed.counts, strict=True)
+    )
     context = backbone.context
     if longest > context:
         raise PromptError(
@@ -169,35 +171,38 @@ def check_context(held: Sequence[SequenceState], feed: Feed, backbone: Backbone)
 
 
 def ask_budgets(
-    held: Sequence[SequenceState], feed: Feed, num_blocks: int
+    sequences: Sequence[SequenceState], feed: Feed, num_blocks: int
 ) -> list[tuple[int, ...]]:
     """What each sequence's source allows its new tokens: one budget for all, or one for each.
 
     Raises:
         BudgetError: A source names no budget that the model can spend.
     """
-    if all(type(one.source) is ConstantBudget for one in held):
-        return [(cast(ConstantBudget, one.source).each,) for one in held]
-    fed: list[int] = []
-    if any(reads_tokens(one.source) for one in held):
-        fed = feed.token_ids.tolist()
-    asked, first = [], 0
-    for one, count, is_prompt in zip(held, feed.counts, are_prompts(held, feed), strict=True):
+    if all(type(sequence.source) is ConstantBudget for sequence in sequences):
+        return [(cast(ConstantBudget, sequence.source).each,) for sequence in sequences]
+    token_ids: list[int] = []
+    if any(reads_tokens(sequence.source) for sequence in sequences):
+        token_ids = feed.token_ids.tolist()
+    budgets, first = [], 0
+    for sequence, count, is_prompt in zip(
+        sequences, feed.counts, are_prompts(sequences, feed), strict=True
+    ):
+        reads = reads_tokens(sequence.source)
         progress = Progress(
             is_prompt=is_prompt,
             new_tokens=count,
-            tokens=one.length,
-            executed=one.executed,
+            tokens=sequence.length,
+            executed=sequence.executed,
             num_blocks=num_blocks,
-            answer_tokens=one.length - one.prompt_length,
-            answer_executed=one.executed - one.prompt_executed,
-            token_ids=tuple(fed[first : first + count]) if reads_tokens(one.source) else (),
+            answer_tokens=sequence.length - sequence.prompt_length,
+            answer_executed=sequence.executed - sequence.prompt_executed,
+            token_ids=tuple(token_ids[first : first + count]) if reads else (),
         )
-        asked.append(blocks_of_lanes(one.source, progress))
+        budgets.append(blocks_of_lanes(sequence.source, progress))
         first += count
-    return asked
+    return budgets
 
 
-def are_prompts(held: Sequence[SequenceState], feed: Feed) -> tuple[bool, ...]:
-    """Of each sequence, whether its new tokens are of its prompt."""
-    return feed.prompts or tuple(one.steps == 0 for one in held)
+def are_prompts(sequences: Sequence[SequenceState], feed: Feed) -> tuple[bool, ...]:
+    """Whether the new tokens of each sequence are of its prompt."""
+    return feed.prompts or tuple(sequence.steps == 0 for sequence in sequences)

@@ -43,11 +43,11 @@ class Tabulator:
         router = (*policy.router.parameters(), *policy.router.buffers())
         weights = (*self._backbone.first_values_depend_on(), *router)
         made_of = (policy, *mark_of(weights))
-        made = self._made  # one value: another thread may run under another policy
-        if made is None or made[0] != made_of:
+        latest = self._made  # one value: another thread may run under another policy
+        if latest is None or latest[0] != made_of:
             table = TokenTable(policy.router, first_values(self._backbone))
-            made = self._made = made_of, TabledPolicy(policy, table)
-        return made[1]
+            latest = self._made = made_of, TabledPolicy(policy, table)
+        return latest[1]
 
 
 @torch.no_grad()

@@ -125,11 +125,11 @@ def check_columns(session: Session | None, mask: Tensor | None, columns: int) ->
     if session is None or not seen or mask is None or mask.shape[-1] != columns:
         return
     real = mask[:, :seen].bool().sum(1).tolist()
-    for row, (count, one) in enumerate(zip(real, session.sequences.values(), strict=False)):
-        if count != one.length:
+    for row, (count, fed) in enumerate(zip(real, session.sequences.values(), strict=False)):
+        if count != fed.length:
             raise PromptError(
                 f"attention_mask says that row {row} has {count} tokens in the {seen} columns "
-                f"that were fed, and its session holds {one.length}: expected 1 for them, and 0 "
+                f"that were fed, and its session holds {fed.length}: expected 1 for them, and 0 "
                 "for pads, those after the row's end too"
             )
 
@@ -153,7 +153,7 @@ def check_new_tokens(session: Session | None, mask: Tensor) -> int:
     return seen
 
 
-def _the_one(inputs: Any, options: dict[str, Any]) -> Any:
+def _prompt_of(inputs: Any, options: dict[str, Any]) -> Any:
     """The prompt, which may be passed as either.
 
     Raises:
@@ -219,7 +219,6 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
         trace: DepthTrace | None = None,
-        draft_budget: str | int | float | None = None,
         **options: Any,
     ) -> Any:
         """Transformers' `generate`, under a budget per row.
@@ -241,29 +240,24 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
             trace: Collects plans and times.
-            draft_budget: Draft tokens at this budget and verify them at full depth: the output is
-                that of full depth. One sequence at a time.
-            **options: As in transformers: sampling, streamer, stopping criteria ...
+            **options: As in transformers: sampling, streamer, stopping criteria ... And
+                `draft_budget`: draft tokens at this budget and verify them at full depth; the
+                output is that of full depth. One sequence at a time.
 
         Raises:
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
         """
-        prompt = _the_one(inputs, options)
+        prompt, draft_budget = _prompt_of(inputs, options), options.pop("draft_budget", None)
         prepared, options = Prepared.read(self, options)
         mask = options.pop("attention_mask", None)
         mask = prepared.mask_from_pads(prompt) if mask is None else mask
-        check_shapes(
-            prompt,
-            valid=mask,
-            prompt_mask=None,
-            session=options.get("cache"),
-            backbone=self.backbone,
-        )
+        session = options.get("cache")
+        check_shapes(prompt, valid=mask, prompt_mask=None, session=session, backbone=self.backbone)
         wanted = self.read_sources(budget, prefill_budget, len(prompt))
         check_prompts(prompt, mask.bool(), self.backbone)
-        check_columns(options.get("cache"), mask, prompt.shape[1])
-        seen = check_new_tokens(options.get("cache"), mask)
+        check_columns(session, mask, prompt.shape[1])
+        seen = check_new_tokens(session, mask)
         if prepared.is_guided and not (budget is None and prefill_budget is None):
             raise PolicyError(
                 "guidance_scale runs another prompt too, which a budget does not reach: leave the "
@@ -293,20 +287,26 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             **options,
         )
         sequences = out if isinstance(out, Tensor) else getattr(out, "sequences", None)
-        if sequences is None:  # a custom_generate returns what it likes
-            return out
-        copies = len(sequences) // len(prompt)
-        sequences[:, :columns] = prompt.repeat_interleave(copies, dim=0)
-        reasons = finish_reasons(sequences, prepared.config, is_cut=is_cut)
+        if sequences is not None:  # a custom_generate returns what it likes
+            copies = len(sequences) // len(prompt)
+            sequences[:, :columns] = prompt.repeat_interleave(copies, dim=0)
+            reasons = finish_reasons(sequences, prepared.config, is_cut=is_cut)
+            self._report(reasons, sequences.shape[1] - columns, trace)
+        return out
+
+    def _report(
+        self, reasons: tuple[FinishReason, ...], new_tokens: int, trace: DepthTrace | None
+    ) -> None:
+        """Tell the trace why sequences ended, and the log where a full context ended one."""
+        context = self.backbone.context
         if trace is not None:
-            trace.finish(reasons, self.backbone.context)
+            trace.finish(reasons, context)
         if "context" in reasons:
             _LOG.warning(
                 "generation stopped after %d new tokens: the context of %d tokens is full",
-                sequences.shape[1] - columns,
-                self.backbone.context,
+                new_tokens,
+                context,
             )
-        return out
 
     def _draft_blocks(
         self,

@@ -5,6 +5,7 @@ step is a forward pass, a token and little else. Other modes (beams, assistants,
 go through transformers' own loop, which is the reference.
 """
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -30,19 +31,20 @@ class Stop:
 
     def __init__(self, criteria: list[StoppingCriteria]) -> None:
         self.columns = min(
-            [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)], default=0
+            [rule.max_length for rule in criteria if isinstance(rule, MaxLengthCriteria)],
+            default=0,
         )
         self._ends = {
             token
-            for one in criteria
-            if isinstance(one, EosTokenCriteria)
-            for token in one.eos_token_id.tolist()
+            for rule in criteria
+            if isinstance(rule, EosTokenCriteria)
+            for token in rule.eos_token_id.tolist()
         }
-        self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)
         """Whether rows that have ended are filled up with pads, and fed no more; else, as in
         transformers, all rows are written to the end of the last."""
         self._others = [
-            one for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)
+            rule for rule in criteria if not isinstance(rule, MaxLengthCriteria | EosTokenCriteria)
         ]
 
     def __call__(
@@ -60,6 +62,52 @@ class Stop:
         return done if bool(done.any()) else None
 
 
+class Text:
+    """The columns of a batch so far, which are streamed as they come and know where they end.
+
+    Args:
+        ids: The prompts.
+        criteria: Where it ends.
+        streamer: Told of each column; None = nobody.
+    """
+
+    def __init__(self, ids: Int[Tensor, "batch columns"], criteria: Any, streamer: Any) -> None:
+        self.stop, self._streamer = Stop(criteria), streamer
+        batch, self._columns = ids.shape
+        most, least = self.stop.columns, self._columns + 1
+        self._buffer = ids.new_empty(batch, max(most, least) if most else least + 255)
+        self._buffer[:, : self._columns] = ids
+
+    @property
+    def ids(self) -> Int[Tensor, "batch columns"]:
+        """All columns."""
+        return self._buffer[:, : self._columns]
+
+    @property
+    def room(self) -> int:
+        """Most columns that may still be written."""
+        end = self.stop.columns
+        return end - self._columns if end else sys.maxsize
+
+    def add(
+        self, token: Int[Tensor, " batch"], scores: Float[Tensor, "batch vocab"]
+    ) -> Bool[Tensor, " batch"] | None:
+        """Append a column; the rows that end with it, None where none does."""
+        if self._columns == self._buffer.shape[1]:
+            self._buffer = torch.nn.functional.pad(self._buffer, (0, self._columns))
+        self._buffer[:, self._columns] = token
+        self._columns += 1
+        if self._streamer is not None:
+            self._streamer.put(token.cpu())
+        return self.stop(self.ids, scores)
+
+    def end(self) -> Int[Tensor, "batch columns"]:
+        """All columns, now that there are no more to come."""
+        if self._streamer is not None:
+            self._streamer.end()
+        return self.ids
+
+
 @torch.no_grad()
 def decode_loop(
     model: Any,
@@ -72,61 +120,48 @@ def decode_loop(
 ) -> Int[Tensor, "batch columns"]:
     """Prefill, then a token at a time."""
     session, trace = inputs["cache"], inputs["trace"]
-    stop = Stop(stopping_criteria)
-    batch, columns = input_ids.shape
-    room = max(stop.columns, columns + 1) if stop.columns else columns + 256
-    ids = input_ids.new_empty(batch, room)
-    ids[:, :columns] = input_ids
-    pad = generation_config._pad_token_tensor
+    text = Text(input_ids, stopping_criteria, streamer)
+    batch, pads = len(input_ids), text.stop.pads
     open_rows, ended_rows = list(range(batch)), set[int]()
     logits = prefill_step(model, input_ids, inputs)
     ids_of_rows = list(session.sequences)
     executor, policy = model.executor.fast_path(), model.inference_policy()
     while True:
-        scores = process(logits_processor, ids[:, :columns], logits)
+        scores = process(logits_processor, text.ids, logits)
         token = next_token(scores, generation_config.do_sample)
-        if stop.pads and ended_rows:
-            token[list(ended_rows)] = pad.to(token.device)
-        if columns == ids.shape[1]:
-            ids = torch.nn.functional.pad(ids, (0, columns))
-        ids[:, columns] = token
-        columns += 1
-        if streamer is not None:
-            streamer.put(token.cpu())
-        ended = stop(ids[:, :columns], scores)
+        if pads and ended_rows:
+            token[list(ended_rows)] = generation_config._pad_token_tensor.to(token.device)
+        ended = text.add(token, scores)
         if ended is not None:
             ended_rows |= set(ended.nonzero()[:, 0].tolist())
             if len(ended_rows) == batch:
-                break
+                return text.end()
         fed_rows = open_rows
-        if ended is not None and stop.pads:
+        if ended is not None and pads:
             open_rows = [row for row in open_rows if row not in ended_rows]
             # A caller who goes on from the session takes a row's last token for fed.
             fed_rows = fed_rows if session._is_user_defined else open_rows
         started_s = 0.0 if trace is None else trace.clock()
         is_whole = len(fed_rows) == batch
+        alone = [ids_of_rows[row] for row in fed_rows if row in ended_rows] if pads else ()
         step = Step(
             sequence_ids=ids_of_rows if is_whole else [ids_of_rows[row] for row in fed_rows],
             feed=Feed(
                 token_ids=token if is_whole else token[fed_rows], counts=(1,) * len(fed_rows)
             ),
             batch_route=inputs["batch_route"],
+            routed_alone=alone,
             columns=1,
-            routed_alone=[ids_of_rows[row] for row in fed_rows if row in ended_rows]
-            if stop.pads
-            else (),
         )
         out = run_step(model.backbone, policy, session, step, executor=executor)
         last = logits_of(model.backbone, out, executor)
         if is_whole:
             logits = last.float()
         else:  # a row that has ended is fed no more, and keeps its last logits
-            logits = logits.index_copy(0, torch.tensor(fed_rows, device=ids.device), last.float())
+            at = torch.tensor(fed_rows, device=logits.device)
+            logits = logits.index_copy(0, at, last.float())
         if trace is not None:
             trace.record(out, started_s, tokens=1, rows=fed_rows, batch=batch)
-    if streamer is not None:
-        streamer.end()
-    return ids[:, :columns]
 
 
 class EndedRows(StoppingCriteriaList):
@@ -156,9 +191,9 @@ class EndedRows(StoppingCriteriaList):
         if not self._before_pads:
             return
         state = self._session.state
-        held = enumerate(state.sequences.items())
-        kept = {number: self._before_pads.get(row, one) for row, (number, one) in held}
-        self._session.rewind(replace(state, sequences=kept))
+        rows = enumerate(state.sequences.items())
+        written = {at: self._before_pads.get(row, sequence) for row, (at, sequence) in rows}
+        self._session.rewind(replace(state, sequences=written))
 
 
 def prefill_step(

@@ -48,8 +48,8 @@ def process(
     logits: Float[Tensor, "rows vocab"],
 ) -> Float[Tensor, "rows vocab"]:
     """What transformers' list of processors makes of logits, without its look at each signature."""
-    for one in processors:
-        logits = one(ids, logits)
+    for processor in processors:
+        logits = processor(ids, logits)
     return logits
 
 
@@ -68,7 +68,7 @@ def best_token(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
 
 
 def best_and_chance(
-    logits: Float[Tensor, "one words"],
+    logits: Float[Tensor, "one vocab"],
 ) -> tuple[Int[Tensor, " one"], float]:
     """The first of the best, and its probability."""
     best = best_token(logits)

@@ -172,8 +172,8 @@ class Prepared:
 
         def named(name: str) -> int | None:
             configs = (given, model.generation_config)
-            said = (options.get(name), *(getattr(one, name, None) for one in configs))
-            return next((value for value in said if value is not None), None)
+            values = (options.get(name), *(getattr(config, name, None) for config in configs))
+            return next((value for value in values if value is not None), None)
 
         return cls(config, named("max_length"), named("min_length")), rest
 
@@ -203,7 +203,7 @@ class Prepared:
         return replace(self, max_length=None), True
 
     def mask_from_pads(self, prompt: Tensor) -> Tensor:
-        """As transformers infers it: pad ids are pads, unless they also end sequences."""
+        """The mask that transformers infers: pad ids are pads, unless they also end sequences."""
         pads = token_numbers(self.config.pad_token_id)
         if not pads or set(pads) & set(token_numbers(self.config.eos_token_id)):
             return torch.ones_like(prompt, dtype=torch.bool)

@@ -11,7 +11,6 @@ the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 
 import copy
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -31,7 +30,7 @@ from buddy.engine.steer import FixedPlanSteering
 from buddy.engine.step import Feed, Step, StepOutput, logits_of
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
-from buddy.generation.loop import Stop, prefill_step
+from buddy.generation.loop import Text, prefill_step
 from buddy.generation.next_token import (
     FiniteLogits,
     best_and_chance,
@@ -42,7 +41,7 @@ from buddy.generation.next_token import (
 
 _LONGEST_DRAFT: Final = 8
 _DRAFTED_WORDS: Final = 0.25
-"""Of the token ids, the share that drafts are made of, where an executor saves by it. Byte-pair
+"""The share of the token ids that drafts are made of, where an executor saves by it. Byte-pair
 encodings number frequent tokens first (SmolLM2's first quarter has 90 % of the tokens of Alpaca's
 answers), and the output projection is a third of a draft's work in a small model."""
 _UNLIKELY: Final = -1e30
@@ -89,7 +88,7 @@ def speculative_loop(
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications."""
-    text = _Text(input_ids, stopping_criteria, streamer)
+    text = _DraftedText(input_ids, stopping_criteria, streamer)
     logits = prefill_step(model, input_ids, inputs)
     kind = _ExitWriter if model.policy.exits else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
@@ -98,9 +97,7 @@ def speculative_loop(
     while not text.is_ended:
         drafted, proposed = writer.draft(text.ids, min(_LONGEST_DRAFT, text.room - 1))
         writer.verify(text, drafted, proposed)
-    if streamer is not None:
-        streamer.end()
-    return text.ids
+    return text.end()
 
 
 def _copied(processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
@@ -112,35 +109,24 @@ def _copied(processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
     try:
         return copy.deepcopy(processors)
     except Exception as error:
-        names = ", ".join(type(one).__name__ for one in processors)
+        names = ", ".join(type(processor).__name__ for processor in processors)
         raise PolicyError(
             f"draft_budget drafts with copies of the logits processors ({names}), and one cannot "
             f"be copied ({error}): leave draft_budget out"
         ) from error
 
 
-class _Text:
-    """The text so far, which is streamed as it grows and knows where it ends."""
+class _DraftedText(Text):
+    """Text of one sequence, which is written several tokens at a time."""
 
-    def __init__(self, ids: Int[Tensor, "one columns"], criteria: Any, streamer: Any) -> None:
-        self.ids, self.is_ended = ids, False
-        self._stop, self._streamer = Stop(criteria), streamer
-
-    @property
-    def room(self) -> int:
-        """Most tokens that may still be written."""
-        end = self._stop.columns
-        return end - self.ids.shape[1] if end else sys.maxsize
+    is_ended = False
 
     def write(self, chosen: Iterable[Chosen]) -> int:
         """Append tokens up to one that ends the text; returns how many they were."""
         count = 0
         for token, scores in chosen:
-            self.ids = torch.cat([self.ids, token[None]], 1)
             count += 1
-            if self._streamer is not None:
-                self._streamer.put(token.cpu())
-            if self._stop(self.ids, scores) is not None:
+            if self.add(token, scores) is not None:
                 self.is_ended = True
                 break
         return count
@@ -154,7 +140,7 @@ class _Writer:
     ) -> None:
         self._model, self._processor, self._sample = model, processor, do_sample
         self._session: Session = inputs["cache"]
-        (self._number,) = self._session.sequences
+        (self._sequence_id,) = self._session.sequences
         self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
         self._full_budget = ConstantBudget(model.num_blocks)
         self._trace = inputs["trace"]
@@ -162,7 +148,7 @@ class _Writer:
         vocab = model.backbone.vocab
         saves = self._executor is not None and self._executor.makes_some_logits
         self._num_logits = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
-        self._is_plain = not do_sample and all(isinstance(one, FiniteLogits) for one in processor)
+        self._is_plain = not do_sample and all(isinstance(rule, FiniteLogits) for rule in processor)
 
     def draft(
         self, ids: Int[Tensor, "one columns"], most: int
@@ -193,7 +179,9 @@ class _Writer:
             self._session.rewind(before)
         return here[0, columns:], proposed
 
-    def verify(self, text: _Text, drafted: Int[Tensor, " drafted"], proposed: list[Tensor]) -> None:
+    def verify(
+        self, text: _DraftedText, drafted: Int[Tensor, " drafted"], proposed: list[Tensor]
+    ) -> None:
         """Write the drafted tokens that full depth accepts, and one of its own."""
         before = self._session.state
         started_s = 0.0 if self._trace is None else self._trace.clock()
@@ -213,17 +201,20 @@ class _Writer:
             self._trace.record(out, started_s, tokens=written, rows=(0,), batch=1, of_lanes=written)
 
     def _agreed(
-        self, text: _Text, drafted: Int[Tensor, " drafted"], logits: Float[Tensor, "tokens vocab"]
+        self,
+        text: _DraftedText,
+        drafted: Int[Tensor, " drafted"],
+        logits: Float[Tensor, "tokens vocab"],
     ) -> Iterator[Chosen]:
         """Plain greedy decoding: up to the first place at which full depth's best is another."""
         best = best_token(process(self._processor, text.ids, logits))
-        kept = int((best[:-1] == drafted).cumprod(0).sum())
-        for place in range(kept + 1):
+        num_agreed = int((best[:-1] == drafted).cumprod(0).sum())
+        for place in range(num_agreed + 1):
             yield best[place, None], logits[place, None]
 
     def _judged(
         self,
-        text: _Text,
+        text: _DraftedText,
         drafted: Int[Tensor, " drafted"],
         proposed: list[Tensor],
         logits: Float[Tensor, "tokens vocab"],
@@ -253,11 +244,11 @@ class _Writer:
         self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
     ) -> None:
         """Go on from what was written: the policy is shown just that."""
-        session, policy, number = self._session, self._policy, self._number
-        old = before.sequences[number]
+        session, policy, sequence_id = self._session, self._policy, self._sequence_id
+        old = before.sequences[sequence_id]
         seen = observation(out.lanes, fed[0], None, session.kv, policy.context_layer).first(tokens)
         route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
-        kept = replace(
+        after = replace(
             old,
             length=old.length + tokens,
             steps=old.steps + 1,
@@ -266,7 +257,7 @@ class _Writer:
             executed=old.executed + int(out.executed[:tokens].sum()),
             route=RouteRow(route, 0, 1),
         )
-        session.rewind(SessionState({number: kept}, before.columns + tokens))
+        session.rewind(SessionState({sequence_id: after}, before.columns + tokens))
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         """The draft's logits after the text so far, of which some tokens are drafted."""
@@ -289,9 +280,9 @@ class _Writer:
         num_logits: int | None = None,
         steering: FixedPlanSteering | None = None,
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        (sequence,) = self._session.find([self._number])
+        (sequence,) = self._session.find([self._sequence_id])
         step = Step(
-            sequence_ids=[self._number],
+            sequence_ids=[self._sequence_id],
             feed=Feed(token_ids=token_ids[0], counts=(token_ids.shape[1],)),
             sequences=[replace(sequence, source=budget)],
             steering=steering,
@@ -356,7 +347,7 @@ class _ExitWriter(_Writer):
         hidden: Float[Tensor, "tokens hidden"] | None = None,
     ) -> StepOutput:
         """A stretch of blocks for tokens that stand `place` slots after what is committed."""
-        (sequence,) = self._session.find([self._number])
+        (sequence,) = self._session.find([self._sequence_id])
         stretch = Stretch(
             sequence=replace(sequence, length=sequence.length + place),
             token_ids=token_ids,

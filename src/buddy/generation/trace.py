@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from statistics import mode
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,67 +18,55 @@ from buddy.depth.plan import DepthPlan
 from buddy.engine.step import StepOutput
 from buddy.errors import PolicyError
 
+T = TypeVar("T")
+
 FinishReason = Literal["stop", "length", "context"]
 """Why a sequence ended: an end of text or a criterion of the caller's, as many tokens as were asked
 for, or a full context."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """One forward pass.
+    """One forward pass, as it was noted; what is read off it waits until somebody asks.
 
     Attributes:
         tokens: New columns fed, 1 in decode; with drafts, those that a verification kept.
-        plans: The blocks that each row's last new token ran; none for a row that has ended.
-        executed: How many they were, counted where they ran.
-        spent: Blocks that all new tokens ran.
         fed: New tokens of all rows, pads left out.
+        rows: Of the batch, those that took part, in the order of the lanes.
+        batch: Rows in all.
         started_s, ended_s: On the trace's clock.
         engine: Who ran it.
     """
 
     tokens: int
-    plans: tuple[tuple[int, ...], ...]
-    executed: tuple[int, ...]
-    spent: int
     fed: int
-    started_s: Any
-    ended_s: Any
-    engine: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Recorded:
-    """A pass as it was noted; what is read off it waits until somebody asks."""
-
-    tokens: int
-    plan: DepthPlan
-    executed: Int[Tensor, " lanes"]
-    last: NDArray[np.int64]
-    lanes: int
     rows: tuple[int, ...]
     batch: int
     started_s: Any
     ended_s: Any
     engine: str
+    _plan: DepthPlan
+    _executed: Int[Tensor, " lanes"]
+    _last: NDArray[np.int64]
 
-    def traced(self) -> TracedStep:
-        plans: list[tuple[int, ...]] = [()] * self.batch
-        executed = [0] * self.batch
-        counts = self.executed[torch.from_numpy(self.last)].tolist()
-        sets = self.plan.select(self.last).executed_sets
-        for row, plan, count in zip(self.rows, sets, counts, strict=True):
-            plans[row], executed[row] = plan, count
-        return TracedStep(
-            tokens=self.tokens,
-            plans=tuple(plans),
-            executed=tuple(executed),
-            spent=int(self.executed[: self.lanes].sum()),
-            fed=self.lanes,
-            started_s=self.started_s,
-            ended_s=self.ended_s,
-            engine=self.engine,
-        )
+    @cached_property
+    def plans(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks that each row's last new token ran; none for a row that has ended."""
+        return self._by_row(self._plan.select(self._last).executed_sets, ())
+
+    @cached_property
+    def executed(self) -> tuple[int, ...]:
+        """How many they were, counted where they ran."""
+        return self._by_row(self._executed[torch.from_numpy(self._last)].tolist(), 0)
+
+    @cached_property
+    def spent(self) -> int:
+        """Blocks that all new tokens ran."""
+        return int(self._executed[: self.fed].sum())
+
+    def _by_row(self, values: Sequence[T], of_others: T) -> tuple[T, ...]:
+        known = dict(zip(self.rows, values, strict=True))
+        return tuple(known.get(row, of_others) for row in range(self.batch))
 
 
 @dataclass(slots=True)
@@ -91,20 +80,14 @@ class DepthTrace:
         clock: Tells when a step begins and ends.
         finish_reasons: Of each sequence, once `generate` is through.
         context: Tokens that a sequence may have; 0 until then.
+        steps: All of them, in the order of time.
     """
 
     num_blocks: int = 0
     clock: Callable[[], Any] = time.perf_counter
     finish_reasons: tuple[FinishReason, ...] = ()
     context: int = 0
-    _recorded: list[_Recorded] = field(default_factory=list)
-    _steps: list[TracedStep] = field(default_factory=list)
-
-    @property
-    def steps(self) -> list[TracedStep]:
-        """All of them, in the order of time."""
-        self._steps += [one.traced() for one in self._recorded[len(self._steps) :]]
-        return self._steps
+    steps: list[TracedStep] = field(default_factory=list)
 
     def record(
         self,
@@ -128,21 +111,19 @@ class DepthTrace:
         """
         ended_s = self.clock()
         self.num_blocks = out.plan.host.shape[1]
-        lanes = out.lanes.num if of_lanes is None else of_lanes
-        self._recorded.append(
-            _Recorded(
-                tokens=tokens,
-                plan=out.plan,
-                executed=out.executed,
-                last=out.lanes.last,
-                lanes=lanes,
-                rows=tuple(rows),
-                batch=batch,
-                started_s=started_s,
-                ended_s=ended_s,
-                engine=out.engine,
-            )
+        step = TracedStep(
+            tokens=tokens,
+            fed=out.lanes.num if of_lanes is None else of_lanes,
+            rows=tuple(rows),
+            batch=batch,
+            started_s=started_s,
+            ended_s=ended_s,
+            engine=out.engine,
+            _plan=out.plan,
+            _executed=out.executed,
+            _last=out.lanes.last,
         )
+        self.steps.append(step)
 
     def finish(self, reasons: tuple[FinishReason, ...], context: int) -> None:
         """Note why each sequence ended, and how many tokens one may have."""

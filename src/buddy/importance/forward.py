@@ -125,7 +125,7 @@ class Windows:
         return torch.cat(losses)
 
     def _chosen(self, of_tokens: Tensor) -> Tensor:
-        """Of what there is for each token but the first (or the last), that of the targets."""
+        """What is of the targets, of values of every token but the first (or the last)."""
         return of_tokens.flatten(0, 1) if self.counted is None else of_tokens[self.counted]
 
     @property

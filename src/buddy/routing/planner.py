@@ -107,9 +107,9 @@ class ContextState(TensorState):
     ) -> "ContextState":
         """The state after `tokens`; those not `router_sees` leave no trace."""
         tokens = tokens.double()
-        share, kept = token_weights(router_sees, decay)
-        total = self.total * kept[:, None] + (tokens * share[..., None]).sum(1)
-        weight = self.weight * kept + share.sum(1)
+        share, remains = token_weights(router_sees, decay)
+        total = self.total * remains[:, None] + (tokens * share[..., None]).sum(1)
+        weight = self.weight * remains + share.sum(1)
         place = torch.arange(1, router_sees.shape[1] + 1, device=router_sees.device)
         newest = (router_sees * place).argmax(1)  # [B], 0 where none is counted
         last = tokens[torch.arange(len(tokens), device=tokens.device), newest]

@@ -75,10 +75,10 @@ class TokenTable:
         is_even = token_ids.shape[1] == 1 or self.router.config.planner.decay == 1.0
         if is_even and self._on_host is not None:
             return self._observe_on_host(self._on_host[0], state, token_ids, router_sees)
-        share, kept = token_weights(router_sees, self.router.config.planner.decay)
+        share, remains = token_weights(router_sees, self.router.config.planner.decay)
         rows = self.rows[token_ids].double()  # [B, T, r]
-        total = state.total * kept[:, None] + (rows * share[..., None]).sum(1)
-        return TableState(total, state.weight * kept + share.sum(1))
+        total = state.total * remains[:, None] + (rows * share[..., None]).sum(1)
+        return TableState(total, state.weight * remains + share.sum(1))
 
     def _observe_on_host(
         self,
@@ -97,8 +97,8 @@ class TokenTable:
         rows = table[token_ids.numpy()] * seen[..., None]
         decay = self.router.config.planner.decay
         if decay != 1.0:
-            kept = np.where(seen[:, 0], decay, 1.0)
-            total, weight = total * kept[:, None], weight * kept
+            remains = np.where(seen[:, 0], decay, 1.0)
+            total, weight = total * remains[:, None], weight * remains
         total = total + rows.sum(1, dtype=np.float64)
         return TableState(torch.from_numpy(total), torch.from_numpy(weight + seen.sum(1)))
 

@@ -79,9 +79,9 @@ class PackedRun(BlockRun):
         with piece(GATHER_SCATTER):
             return packing.spread(out[0])
 
-    def _rectangle(self, frame: Frame, made: Tensor) -> Tensor:
+    def _rectangle(self, frame: Frame, values: Tensor) -> Tensor:
         packed_frame = self._packing(frame)
-        return made if packed_frame is None else packed_frame[0].spread(made[0])
+        return values if packed_frame is None else packed_frame[0].spread(values[0])
 
     def _packing(self, frame: Frame) -> tuple[Packing, Rotary] | None:
         """Tokens of a frame, and their angles; None where the rectangle is as good."""

@@ -18,8 +18,9 @@ from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
 from buddy.depth.policy import Observation
 from buddy.engine.fork_guard import check_threads
 from buddy.engine.probe import BLOCKS, GATHER_SCATTER, KV_FILL, piece
-from buddy.engine.state.cache import BlockKVCache, PassingKV
+from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Frame, Lanes
+from buddy.engine.state.passing import PassingKV
 from buddy.engine.state.skipped import NOBODY
 
 
@@ -201,9 +202,9 @@ class BlockRun(LaneRun):
             yield
         self.mlp = frame.merge(torch.zeros_like(self.hidden), self._rectangle(frame, seen[0]))
 
-    def _rectangle(self, frame: Frame, made: Tensor) -> Tensor:
+    def _rectangle(self, frame: Frame, values: Tensor) -> Tensor:
         """Values that a block made within `run_frame`, by place of the frame."""
-        return made
+        return values
 
     def _mask(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
         window = self._backbone.windows[block]

@@ -22,7 +22,7 @@ _warned_of: Final[set[str]] = set()
 
 
 def describe_engine(engine: str, more: str | None) -> str:
-    """In a few words for a person.
+    """The engine in a few words for a person.
 
     Args:
         engine: As records call it.
@@ -45,12 +45,12 @@ def check_engine(engine: str) -> EngineName:
 
 def _state_of(parts: Iterable[nn.Module], modules: Iterable[nn.Module]) -> tuple[Any, ...]:
     """What changes when a weight moves or changes, or a module is another one."""
-    made = [id(part) for part in parts]
+    marks = [id(part) for part in parts]
     for module in modules:
-        made += map(id, module._modules.values())
-        for held in (module._parameters, module._buffers):
-            made += mark_of(tensor for tensor in held.values() if tensor is not None)
-    return tuple(made)
+        marks += map(id, module._modules.values())
+        for tensors in (module._parameters, module._buffers):
+            marks += mark_of(tensor for tensor in tensors.values() if tensor is not None)
+    return tuple(marks)
 
 
 class ExecutorChoice:
@@ -83,18 +83,18 @@ class ExecutorChoice:
         Raises:
             ModelError: "native" was asked for and cannot be had.
         """
-        made = self._look()
-        return None if isinstance(made, str) else made
+        fast = self._look()
+        return None if isinstance(fast, str) else fast
 
     @property
     def why_general(self) -> str | None:
         """Why the general path runs every pass; None where it does not."""
-        made = self._look()
-        return made if isinstance(made, str) else None
+        fast = self._look()
+        return fast if isinstance(fast, str) else None
 
     @property
     def name(self) -> str:
-        """As records call it: native, graphs or general."""
+        """What records call it: native, graphs or general."""
         fast = self.fast_path()
         return GENERAL if fast is None else fast.name
 
@@ -109,7 +109,7 @@ class ExecutorChoice:
         return None if self.library is None else self.library.instructions
 
     def describe(self) -> str:
-        """In a few words for a person: what it runs on, or why it is the general engine."""
+        """What it runs on in a few words, or why it is the general engine."""
         return describe_engine(self.name, self.why_general or self.instructions)
 
     def refresh(self) -> None:

@@ -9,8 +9,9 @@ What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as 
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from buddy.engine.probe import BLOCKS, HEAD, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.state.skipped import NOBODY
+from buddy.engine.state.view import BlockView
 from buddy.errors import ModelError
 
 Replay = Callable[[], None]
@@ -138,7 +140,7 @@ class Arena:
         self.keys, self.values = empty(), empty()
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.slot = torch.zeros_like(self.tokens)
-        self.runs = torch.ones(rows, backbone.num_blocks, dtype=torch.bool, device=device)
+        self.block_mask = torch.ones(rows, backbone.num_blocks, dtype=torch.bool, device=device)
         hides = session.kv.kv_policy == "mask"
         nothing = torch.zeros(rows, slots, dtype=torch.bool, device=device)
         self.hidden_slots = [nothing.clone() if hides else None for _ in self.keys]
@@ -187,9 +189,9 @@ class Arena:
     def _begin(self) -> None:
         """Embedding, rotary and masks."""
         self.hidden.copy_(self._backbone.embed(self.tokens))
-        made = self._backbone.rotary(self.hidden, self.slot)
-        for kept, new in zip(self._rotary, made, strict=True):
-            kept.copy_(new)
+        angles = self._backbone.rotary(self.hidden, self.slot)
+        for buffer, new in zip(self._rotary, angles, strict=True):
+            buffer.copy_(new)
         for window, mask in self._masks.items():
             distance = self.slot - self._every_slot
             seen = distance >= 0
@@ -207,9 +209,9 @@ class Arena:
                 mask = mask & ~hides[:, None, None]
                 # A row that skips sees nothing else, perhaps: its own slot keeps the sum finite.
                 mask = mask | (self._every_slot == self.slot)[:, None, None]
-            kv = _ArenaView(self, block)
+            kv = BlockView(partial(self.write, block))
             out = self._backbone.run_block(block, self.hidden, mask, self.slot, self._rotary, kv)
-            self.hidden.copy_(torch.where(self.runs[:, block, None, None], out, self.hidden))
+            self.hidden.copy_(torch.where(self.block_mask[:, block, None, None], out, self.hidden))
 
         return run
 
@@ -218,7 +220,7 @@ class Arena:
 
     def write(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """This step's keys and values into the slot of the rows that run; all slots back."""
-        runs = self.runs[:, block, None, None, None]
+        runs = self.block_mask[:, block, None, None, None]
         slot = self.slot[:, None, :, None].expand_as(keys)
         for buffer, new in ((self.keys[block], keys), (self.values[block], values)):
             buffer.scatter_(2, slot, torch.where(runs, new, buffer.gather(2, slot)))
@@ -227,19 +229,6 @@ class Arena:
 
 def _key(session: Session) -> tuple[int, int, bool]:
     return session.kv.rows, session.kv.capacity, session.kv.kv_policy == "mask"
-
-
-class _ArenaView:
-    """A block's cache, under the name by which attention modules call it."""
-
-    def __init__(self, arena: Arena, block: int) -> None:
-        self._arena, self._block = arena, block
-
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [batch, heads, 1, head]; return all to attend to."""
-        return self._arena.write(self._block, keys, values)
 
 
 class GraphRun(LaneRun):
@@ -267,11 +256,10 @@ class GraphRun(LaneRun):
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
-        runs = self._arena.runs
-        runs.zero_()
-        runs.index_copy_(
-            0, self._rows, torch.ones_like(runs[: self.lanes.num]) if plan is None else plan.mask
-        )
+        mask = self._arena.block_mask
+        mask.zero_()
+        lanes = torch.ones_like(mask[: self.lanes.num]) if plan is None else plan.mask
+        mask.index_copy_(0, self._rows, lanes)
         super().blocks(blocks, plan)
 
     def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:

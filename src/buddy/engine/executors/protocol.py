@@ -54,7 +54,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """As traces and records call it."""
+        """What traces and records call it."""
 
     @property
     def makes_some_logits(self) -> bool:

@@ -10,8 +10,8 @@ Slots from a sequence's length on are scratch: a pass that fails leaves nothing 
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -25,14 +25,12 @@ from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.skipped import NOBODY, SkippedResiduals
+from buddy.engine.state.view import BlockView, Projector, lane_index
 from buddy.errors import ModelError, PolicyError
 
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
-
-Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(block, residuals [N, D], positions [N]) -> keys and values [N, heads, head]."""
 
 
 def check_kv_policy(kv_policy: str) -> KVPolicy:
@@ -84,10 +82,10 @@ class BlockKVCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BlockKVCache":
         """Buffers of its own; the model that projects is the same one."""
-        memo[id(self)] = made = copy.copy(self)
+        memo[id(self)] = twin = copy.copy(self)
         for name, value in vars(self).items():
-            setattr(made, name, value if name == "_project" else copy.deepcopy(value, memo))
-        return made
+            setattr(twin, name, value if name == "_project" else copy.deepcopy(value, memo))
+        return twin
 
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for as many rows and slots; buffers follow when they are next used."""
@@ -96,14 +94,12 @@ class BlockKVCache:
             rows = max(rows, self.rows)
             if self.skipped is not None:
                 self.skipped.fit(rows, capacity)
-            self.capacity, self.rows = (
-                capacity,
-                rows,
-            )  # last: a call that is cut short is made again
+            # Last: a call that is cut short is made again.
+            self.capacity, self.rows = capacity, rows
 
-    def view(self, block: int, frame: Frame) -> "BlockView":
+    def view(self, block: int, frame: Frame) -> BlockView:
         """What attention writes to and reads from, when the lanes of a frame run `block`."""
-        return BlockView(self, block, frame)
+        return BlockView(partial(self.write, block, frame))
 
     def visible(self, block: int, frame: Frame) -> Bool[Tensor, "sequences 1 tokens slots"] | None:
         """Slots that are no hole, under `mask`, or the query's own; None where there is no hole."""
@@ -117,15 +113,17 @@ class BlockKVCache:
         self, block: int, lanes: Lanes
     ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
         """Keys and values that this pass put into a block that every lane ran, by sequence."""
-        frame, (keys, values) = lanes.whole, self._held(block)
-        if frame.is_run:
-            start, stop = int(frame.slots[0, 0]), frame.stop
-            parts = (held[frame.rows, :, start:stop].transpose(1, 2) for held in (keys, values))
-        else:
-            rows = torch.tensor(lanes.rows, device=self.device)[:, None]
-            parts = (held[rows, :, frame.positions] for held in (keys, values))
-        made = [part.flatten(2) for part in parts]
-        return made[0], made[1]
+        frame = lanes.whole
+
+        def of_pass(buffer: Tensor | None) -> Tensor:
+            assert buffer is not None
+            if not frame.is_run:
+                rows = torch.tensor(lanes.rows, device=self.device)[:, None]
+                return buffer[rows, :, frame.positions].flatten(2)
+            first = int(frame.slots[0, 0])
+            return buffer[frame.rows, :, first : frame.stop].transpose(1, 2).flatten(2)
+
+        return of_pass(self._keys[block]), of_pass(self._values[block])
 
     def skip(
         self,
@@ -160,12 +158,14 @@ class BlockKVCache:
 
     def _leave(self, block: int, rows: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
         if self.kv_policy == "mask":
-            self._hidden(block)[_index(rows, self.device), _index(slots, self.device)] = True
+            index = lane_index(rows, self.device), lane_index(slots, self.device)
+            self._hidden(block)[index] = True
             return
-        for held in (self._keys[block], self._values[block]):
-            if held is not None:  # what is made or grown later is made of zeros
-                inside = (rows < held.shape[0]) & (slots < held.shape[2])
-                held[_index(rows[inside], self.device), :, _index(slots[inside], self.device)] = 0
+        for buffer in (self._keys[block], self._values[block]):
+            if buffer is not None:  # what is made or grown later is made of zeros
+                inside = (rows < buffer.shape[0]) & (slots < buffer.shape[2])
+                at = lane_index(rows[inside], self.device)
+                buffer[at, :, lane_index(slots[inside], self.device)] = 0
 
     def fill(self, block: int, frame: Frame) -> None:
         """Close the holes that the sequences of a frame, which now run `block`, have in it."""
@@ -178,7 +178,7 @@ class BlockKVCache:
         assert self.skipped is not None
         holes = self.skipped.holes(block, rows, stops)
         if holes is not None:
-            at, slots = _index(holes.rows, self.device), _index(holes.slots, self.device)
+            at, slots = lane_index(holes.rows, self.device), lane_index(holes.slots, self.device)
             keys, values = self._project(block, holes.hidden, slots)
             key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
             key_buffer[at, :, slots] = keys.to(self.dtype)  # another one under autocast
@@ -195,12 +195,6 @@ class BlockKVCache:
             self._hidden_slots[block] = holes = grown
         return holes
 
-    def _held(self, block: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._keys[block], self._values[block]
-        assert keys is not None
-        assert values is not None
-        return keys, values
-
     def _buffers(
         self, block: int, heads: int, head_dim: int, like: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -215,9 +209,9 @@ class BlockKVCache:
         if keys is not None and values is not None and keys.shape == values.shape == shape:
             return keys, values
         grown = (like.new_zeros(shape, dtype=self.dtype), like.new_zeros(shape, dtype=self.dtype))
-        for held, larger in zip((keys, values), grown, strict=True):
-            if held is not None:
-                larger[: held.shape[0], :, : held.shape[2]] = held
+        for old, larger in zip((keys, values), grown, strict=True):
+            if old is not None:
+                larger[: old.shape[0], :, : old.shape[2]] = old
         self._keys[block], self._values[block] = grown
         self.revision += 1
         return grown
@@ -225,7 +219,7 @@ class BlockKVCache:
     def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """All blocks' buffers, as large as the cache: for who writes them by address."""
         like = torch.empty(0, dtype=dtype, device=self.device)
-        if self.device.type == "cpu" and all(held is None for held in self._keys):
+        if self.device.type == "cpu" and all(buffer is None for buffer in self._keys):
             shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
             whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             for block, (keys, values) in enumerate(whole):
@@ -241,20 +235,17 @@ class BlockKVCache:
         self, keys: list[Tensor], values: list[Tensor], hidden_slots: list[Tensor | None]
     ) -> int:
         """Continue in these buffers, as large as the cache; returns the new revision."""
-        for own, others in (
-            (self._keys, keys),
-            (self._values, values),
-            (self._hidden_slots, hidden_slots),
-        ):
+        new: tuple[Sequence[Tensor | None], ...] = (keys, values, hidden_slots)
+        for own, others in zip(self.buffers(), new, strict=True):
             for block, other in enumerate(others):
-                held = own[block]
-                if other is None or held is other:
+                buffer = own[block]
+                if other is None or buffer is other:
                     continue
                 other.zero_()
-                if held is not None:
+                if buffer is not None:
                     slots = -2 if other.ndim == 4 else -1
-                    part = other[: held.shape[0]].narrow(slots, 0, held.shape[slots])
-                    part.copy_(held)
+                    part = other[: buffer.shape[0]].narrow(slots, 0, buffer.shape[slots])
+                    part.copy_(buffer)
                 own[block] = other
         self.revision += 1
         return self.revision
@@ -285,21 +276,21 @@ class BlockKVCache:
     def select_rows(self, rows: NDArray[np.int64]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""
         index = torch.from_numpy(rows).to(self.device)
-        made = [
-            [None if held is None else held[index] for held in buffers]
-            for buffers in (self._keys, self._values, self._hidden_slots)
+        chosen = [
+            [None if buffer is None else buffer[index] for buffer in buffers]
+            for buffers in self.buffers()
         ]
         skipped = None if self.skipped is None else self.skipped.select_rows(rows)
-        self._keys, self._values, self._hidden_slots = made
+        self._keys, self._values, self._hidden_slots = chosen
         self.skipped, self.rows = skipped, len(rows)
         self.revision += 1
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Give a row what another one has before slot `length`; what follows is scratch."""
-        for block, held in enumerate(self._keys):
-            if held is None:
+        for block, keys in enumerate(self._keys):
+            if keys is None:
                 continue  # what is made later is made of zeros
-            for buffer in self._buffers(block, held.shape[1], held.shape[3], held):
+            for buffer in self._buffers(block, keys.shape[1], keys.shape[3], keys):
                 buffer[row, :, :length] = buffer[source, :, :length]
         for block, known in enumerate(self._hidden_slots):
             if known is not None:
@@ -318,12 +309,8 @@ class BlockKVCache:
 
     def num_bytes(self) -> int:
         """Bytes of the buffers, and of the residuals of skipped tokens."""
-        kept = 0 if self.skipped is None else self.skipped.num_bytes()
-        return kept + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
-
-
-def _index(values: NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)
+        residuals = 0 if self.skipped is None else self.skipped.num_bytes()
+        return residuals + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
 
 
 def _stops(
@@ -332,113 +319,3 @@ def _stops(
     """Each row once, and the slot after its last one; rows come in stretches."""
     last = np.flatnonzero(np.append(rows[1:] != rows[:-1], True))
     return rows[last].astype(np.int64), slots[last].astype(np.int64) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """One block's cache for a frame, under the name by which attention modules call it."""
-
-    cache: BlockKVCache
-    block: int
-    frame: Frame
-
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [sequences, heads, tokens, head]; return all to attend to."""
-        return self.cache.write(self.block, self.frame, keys, values)
-
-
-class PassingKV:
-    """Keeps nothing beyond the pass, so that gradients flow; the rule is that of `project`.
-
-    A token that skips a block has its keys and values projected from the residual that passed by,
-    where a token of its sequence runs that block; a sequence that skips it whole costs nothing.
-
-    Args:
-        project: Makes keys and values from residuals.
-        lanes: Of the pass: whole sequences.
-        hides: The rule is that of `mask` instead.
-    """
-
-    def __init__(self, project: Projector, lanes: Lanes, *, hides: bool = False) -> None:
-        self._project, self._lanes, self._hides = project, lanes, hides
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
-        self._passing: tuple[NDArray[np.int64], Tensor] | None = None
-
-    def view(self, block: int, frame: Frame) -> "PassingView":
-        """What attention reads from, when the lanes of a frame run `block`."""
-        return PassingView(self, block, frame)
-
-    def visible(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
-        """Slots of tokens that run the block, under `mask`; None where there are no others."""
-        if not self._hides or frame.is_all:
-            return None
-        row, column = frame.real
-        seen = torch.zeros(frame.num_rows, frame.stop, dtype=torch.bool, device=frame.device)
-        seen[row, frame.positions[row, column]] = True
-        own = frame.positions[..., None] == torch.arange(frame.stop, device=frame.device)
-        return (seen[:, None] | own)[:, None]
-
-    def context(
-        self, block: int, lanes: Lanes
-    ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
-        """Keys and values of a block that every lane ran, by sequence."""
-        keys, values = self._seen[block]
-        return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
-
-    def skip(
-        self,
-        block: int,
-        lanes: Lanes,
-        chosen: LaneSet,
-        hidden: Float[Tensor, "lanes hidden"],
-        places: NDArray[np.int32],
-    ) -> None:
-        """Note what the lanes that run the block may have to see."""
-        self._passing = None if chosen is None else (chosen, hidden)
-
-    def fill(self, block: int, frame: Frame) -> None:
-        """Nothing is left over from earlier passes."""
-
-    def merge(
-        self, block: int, frame: Frame, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The frame's keys and values, and those of its sequences' lanes that skip the block."""
-        self._seen[block] = (keys, values)
-        passing, self._passing = self._passing, None
-        if passing is None:
-            return keys, values
-        lanes, (chosen, hidden) = self._lanes, passing
-        place = {row: at for at, row in enumerate(frame.row_numbers)}
-        beside = chosen[np.isin(lanes.row[chosen], frame.row_numbers)]
-        beside = beside[lanes.slot[beside] < frame.stop]
-        if len(beside) == 0:
-            return keys, values
-        device = keys.device
-        slots = _index(lanes.slot[beside], device)
-        at = torch.tensor([place[row] for row in lanes.row[beside].tolist()], device=device)
-        row, column = frame.real
-        own = (row, frame.positions[row, column])
-        made = self._project(block, hidden[_index(beside, device)], slots)
-        out = []
-        for new, projected in zip((keys, values), made, strict=True):
-            held = new.new_zeros(frame.num_rows, frame.stop, *new.shape[1::2])  # [n, S, H, d]
-            held = held.index_put(own, new[row, :, column])
-            out.append(held.index_put((at, slots), projected.to(new.dtype)).transpose(1, 2))
-        return out[0], out[1]
-
-
-@dataclass(frozen=True, slots=True)
-class PassingView:
-    """One block's keys and values in a pass that keeps none."""
-
-    kv: PassingKV
-    block: int
-    frame: Frame
-
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """All keys and values that the frame's sequences may attend to."""
-        return self.kv.merge(self.block, self.frame, keys, values)

@@ -1,7 +1,7 @@
 """Lanes: the new tokens of one pass, and some of them as a rectangle that blocks can take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -25,12 +25,16 @@ class Lanes:
         starts: Slot of each sequence's first new token.
         counts: New tokens of each sequence, at least one.
         device: Where the tokens are.
+        num: New tokens of all sequences.
+        is_one_each: Whether every sequence has one new token: a decode step.
     """
 
     rows: tuple[int, ...]
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     device: torch.device
+    num: int = field(init=False)
+    is_one_each: bool = field(init=False)
 
     @classmethod
     def prompts(cls, counts: Sequence[int], device: torch.device) -> "Lanes":
@@ -38,19 +42,13 @@ class Lanes:
         return cls(tuple(range(len(counts))), (0,) * len(counts), tuple(counts), device)
 
     def __post_init__(self) -> None:
-        # At every decode step: what is asked of one is made at once, as `cached_property` locks.
-        num = sum(self.counts)
-        made = self.__dict__
-        made["num"], made["is_one_each"] = num, num == len(self.rows)
+        # What a decode step asks for is made at once, as `cached_property` locks.
+        num, known = sum(self.counts), self.__dict__
+        known["num"], known["is_one_each"] = num, num == len(self.rows)
         if num == len(self.rows):
-            made["row"] = np.array(self.rows, np.int32)
-            made["slot"] = np.array(self.starts, np.int32)
-            made["last"] = np.arange(num)
-
-    @cached_property
-    def num(self) -> int:
-        """New tokens of all sequences."""
-        return sum(self.counts)
+            known["row"] = np.array(self.rows, np.int32)
+            known["slot"] = np.array(self.starts, np.int32)
+            known["last"] = np.arange(num)
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -58,34 +56,29 @@ class Lanes:
         return tuple(s + c for s, c in zip(self.starts, self.counts, strict=True))
 
     @cached_property
-    def is_one_each(self) -> bool:
-        """Whether every sequence has one new token: a decode step."""
-        return self.num == len(self.rows)
-
-    @cached_property
     def sequence(self) -> NDArray[np.int64]:
-        """By lane, its sequence's place in `rows`."""
+        """The place in `rows` of each lane's sequence."""
         return np.repeat(np.arange(len(self.rows)), self.counts)
 
     @cached_property
     def row(self) -> NDArray[np.int32]:
-        """By lane, its row of the cache."""
+        """The row of the cache of each lane."""
         return np.repeat(np.array(self.rows, np.int32), self.counts)
 
     @cached_property
     def slot(self) -> NDArray[np.int32]:
-        """By lane, its slot, which is its position."""
+        """The slot of each lane, which is its position."""
         first = np.repeat(np.array(self.starts), self.counts)
         return (first + np.arange(self.num) - self.first[self.sequence]).astype(np.int32)
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
-        """By sequence, its first lane."""
+        """The first lane of each sequence."""
         return np.cumsum((0, *self.counts[:-1]))
 
     @cached_property
     def last(self) -> NDArray[np.int64]:
-        """By sequence, its last lane."""
+        """The last lane of each sequence."""
         return np.cumsum(self.counts) - 1
 
     @cached_property
@@ -150,12 +143,12 @@ class Frame:
 
     @cached_property
     def index(self) -> Int[Tensor, " places"]:
-        """By place, its lane."""
+        """The lane of each place."""
         return torch.from_numpy(self._place.ravel()).to(self.device)
 
     @cached_property
     def positions(self) -> Int[Tensor, "sequences tokens"]:
-        """Of each place."""
+        """The position of each place."""
         return torch.from_numpy(self.slots.astype(np.int64)).to(self.device)
 
     @cached_property

@@ -22,7 +22,7 @@ class RouteRow:
     state: RouteState
     row: int
     rows: int
-    """Of the state, all together."""
+    """Rows of the state, all together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class SequenceState:
     """What one sequence carries from step to step."""
 
     row: int
-    """Of the cache."""
+    """Its row of the cache."""
     source: BudgetSource
     """Says how many blocks its tokens may run."""
     reroute: Reroute = "step"
@@ -42,7 +42,7 @@ class SequenceState:
     executed: int = 0
     """Blocks that its tokens ran, all together."""
     prompt_length: int = 0
-    """Of the tokens that were fed, those of its prompt."""
+    """Tokens of its prompt that were fed."""
     prompt_executed: int = 0
     """Blocks that these ran, all together."""
     route: RouteRow | None = None
@@ -68,9 +68,11 @@ def gather_routes(routes: Sequence[RouteRow]) -> RouteState:
     order = [(id(route.state), route.row) for route in routes]
     if len(states) == 1:
         return first_state.select_rows(torch.tensor(rows[id(first_state)]))
-    parts = [one.select_rows(torch.tensor(rows[key])) for key, one in states.items()]
+    parts = [state.select_rows(torch.tensor(rows[key])) for key, state in states.items()]
     place = {
         (key, row): at
         for at, (key, row) in enumerate((key, row) for key in states for row in rows[key])
     }
-    return join_states(parts).select_rows(torch.tensor([place[one] for one in order]))
+    return join_states(parts).select_rows(
+        torch.tensor([place[key_and_row] for key_and_row in order])
+    )

@@ -86,7 +86,7 @@ class Session:
     @property
     def steps(self) -> int:
         """Steps of the sequence that has taken part in most."""
-        return max((one.steps for one in self.sequences.values()), default=0)
+        return max((sequence.steps for sequence in self.sequences.values()), default=0)
 
     def join(self, source: BudgetSource | None = None, *, reroute: Reroute = "step") -> int:
         """Take in a sequence; its first step feeds its prompt.
@@ -99,13 +99,13 @@ class Session:
             Its id, never given twice.
         """
         self.discard_uncommitted()
-        taken = {one.row for one in self.sequences.values()}
+        taken = {sequence.row for sequence in self.sequences.values()}
         row = next(at for at in range(len(taken) + 1) if at not in taken)
         self.kv.reserve(row + 1, 0)
         self.kv.cut(row, 0)
         sequence_id, self._next = self._next, self._next + 1
-        made = SequenceState(row=row, source=source or self._full, reroute=reroute)
-        self._state = replace(self._state, sequences={**self.sequences, sequence_id: made})
+        new = SequenceState(row=row, source=source or self._full, reroute=reroute)
+        self._state = replace(self._state, sequences={**self.sequences, sequence_id: new})
         return sequence_id
 
     def branch(
@@ -134,20 +134,12 @@ class Session:
                 f"a sequence of {other.length} tokens cannot give its first {length}: expected 0 "
                 f"to {other.length}"
             )
-        made = self.join(source, reroute=reroute)
-        new = self.sequences[made]
+        new_id = self.join(source, reroute=reroute)
+        new = replace(self.sequences[new_id], length=length, prompt_length=length)
         self._uncommitted = (new.row,)
         self.kv.copy(other.row, new.row, length)
-        self.commit(
-            replace(
-                self._state,
-                sequences={
-                    **self.sequences,
-                    made: replace(new, length=length, prompt_length=length),
-                },
-            )
-        )
-        return made
+        self.commit(replace(self._state, sequences={**self.sequences, new_id: new}))
+        return new_id
 
     def leave(self, *sequence_ids: int) -> None:
         """Let sequences go; their rows are free at once.
@@ -156,10 +148,10 @@ class Session:
             PromptError: There is no such sequence.
         """
         self.find(sequence_ids)
-        kept = {n: one for n, one in self.sequences.items() if n not in sequence_ids}
-        self._state = replace(self._state, sequences=kept)
+        rest = {at: self.sequences[at] for at in self.sequences if at not in sequence_ids}
+        self._state = replace(self._state, sequences=rest)
         if self.kv.skipped is not None:
-            taken = {one.row for one in kept.values()}
+            taken = {sequence.row for sequence in rest.values()}
             for row in set(range(self.kv.rows)) - taken:
                 self.kv.cut(row, 0)
             self.kv.skipped.trim()
@@ -170,18 +162,19 @@ class Session:
         Raises:
             PromptError: There is no such sequence, or one is named twice.
         """
-        missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in self.sequences]
-        if missing or len(set(sequence_ids)) < len(sequence_ids):
+        known = set(sequence_ids) & self.sequences.keys()
+        if len(known) < len(sequence_ids):
             raise PromptError(
                 f"the session holds the sequences {sorted(self.sequences)}, each of which may be "
                 f"fed once a step, got {list(sequence_ids)}"
             )
         return [self.sequences[sequence_id] for sequence_id in sequence_ids]
 
-    def begin(self, found: Sequence[SequenceState], counts: Sequence[int]) -> Lanes:
+    def begin(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> Lanes:
         """Lanes for a pass over new tokens of these sequences, with room for them in the cache."""
         self.discard_uncommitted()
-        rows, starts = tuple(one.row for one in found), tuple(one.length for one in found)
+        rows = tuple(sequence.row for sequence in sequences)
+        starts = tuple(sequence.length for sequence in sequences)
         lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
         self._uncommitted = rows
         self.kv.reserve(0, max(lanes.stops))
@@ -194,7 +187,7 @@ class Session:
 
     def rewind(self, state: SessionState) -> None:
         """Go back to what was committed earlier, in this session."""
-        self._uncommitted = tuple(one.row for one in state.sequences.values())
+        self._uncommitted = tuple(sequence.row for sequence in state.sequences.values())
         self._state = state
         self.discard_uncommitted()
 
@@ -202,7 +195,7 @@ class Session:
         """Clear what a pass that was cut short has left behind; it may be cut short itself."""
         if not self._uncommitted:
             return
-        length = {one.row: one.length for one in self.sequences.values()}
+        length = {sequence.row: sequence.length for sequence in self.sequences.values()}
         for row in self._uncommitted:
             self.kv.cut(row, length.get(row, 0))
         self._uncommitted = ()
@@ -215,9 +208,9 @@ class Session:
         """Keep the sequences at these places of the batch, in that order (beam search)."""
         self.discard_uncommitted()
         chosen = rows.tolist()
-        held = list(self.sequences.values())
-        self.kv.select_rows(np.array([held[at].row for at in chosen], np.int64))
+        old = list(self.sequences.values())
+        self.kv.select_rows(np.array([old[at].row for at in chosen], np.int64))
         self.batch = len(chosen)
-        made = {self._next + at: replace(held[old], row=at) for at, old in enumerate(chosen)}
+        new = {self._next + row: replace(old[at], row=row) for row, at in enumerate(chosen)}
         self._next += len(chosen)
-        self._state = replace(self._state, sequences=made)
+        self._state = replace(self._state, sequences=new)

@@ -126,18 +126,18 @@ class SkippedResiduals:
         arena = self._arena
         assert arena.stored is not None
         waits = arena.waiting >= 0
-        kept, renamed = np.unique(arena.waiting[waits], return_inverse=True)
+        wanted, renamed = np.unique(arena.waiting[waits], return_inverse=True)
         waiting = arena.waiting.copy()
         waiting[waits] = renamed
-        needed = len(kept) + places
+        needed = len(wanted) + places
         size = len(arena.stored)
         if needed > size // 2:
             size = 2 * needed
         elif 4 * needed < size > _FIRST_PLACES:  # a long prompt has gone: give its room back
             size = max(_FIRST_PLACES, 2 * needed)
         stored = arena.stored.new_empty(size, arena.stored.shape[1])
-        stored[: len(kept)] = arena.stored[torch.from_numpy(kept).to(stored.device)]
-        self._arena = _Arena(stored, waiting, arena.filled, len(kept))
+        stored[: len(wanted)] = arena.stored[torch.from_numpy(wanted).to(stored.device)]
+        self._arena = _Arena(stored, waiting, arena.filled, len(wanted))
 
     def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
         """Keep residuals for which `room` was made; their places."""
@@ -185,12 +185,12 @@ class SkippedResiduals:
 
     def select_rows(self, rows: NDArray[np.int64]) -> "SkippedResiduals":
         """Those of the rows named, in that order; the residuals are shared."""
-        made = SkippedResiduals(len(self.filled), 0, 0)
+        twin = SkippedResiduals(len(self.filled), 0, 0)
         arena = self._arena
         waiting = np.ascontiguousarray(arena.waiting[:, rows])
         filled = np.ascontiguousarray(arena.filled[:, rows])
-        made._arena = _Arena(arena.stored, waiting, filled, arena.count)
-        return made
+        twin._arena = _Arena(arena.stored, waiting, filled, arena.count)
+        return twin
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Let a row wait for what another one waits for, before a slot; residuals are shared."""
@@ -203,7 +203,7 @@ class SkippedResiduals:
         np.minimum(self.filled[:, row], length, out=self.filled[:, row])
 
     def num_bytes(self) -> int:
-        """Of the residuals in use, and of the notes."""
+        """Bytes of the residuals in use, and of the notes."""
         stored = self._arena.stored
         width = 0 if stored is None else stored.shape[1] * stored.itemsize
         return self.count * width + self.waiting.nbytes

@@ -25,7 +25,7 @@ class _MeanOverTokens:
         self._total, self._weight = state["total"], state["weight"]
 
     def scores(self) -> Float[Tensor, " blocks"]:
-        """From 0 (does nothing) to 2."""
+        """The mean, from 0 (the block does nothing) to 2."""
         return self._total / self._weight
 
 

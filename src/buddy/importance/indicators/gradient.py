@@ -58,7 +58,7 @@ class _BlockGradients(ABC):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from an earlier `state`."""
         # A resume file gives them on the CPU.
-        self._sums = {name: one.to(self._backbone.device) for name, one in state.items()}
+        self._sums = {name: part.to(self._backbone.device) for name, part in state.items()}
 
     def scores(self) -> Float[Tensor, " blocks"]:
         """Summed over a block's matrices and norms."""

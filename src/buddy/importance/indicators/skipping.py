@@ -26,12 +26,12 @@ def without_each(
     Yields:
         (candidate, residual), the shallowest first; None comes last.
     """
-    kept = [block for block in range(windows.backbone.num_blocks) if block not in set(removed)]
+    rest = [block for block in range(windows.backbone.num_blocks) if block not in set(removed)]
     hidden = windows.embedded
-    for block, before, after in windows.run(kept, windows.embedded):
+    for block, before, after in windows.run(rest, windows.embedded):
         hidden = after
         if block in candidates:
-            yield block, windows.through([later for later in kept if later > block], before)
+            yield block, windows.through([later for later in rest if later > block], before)
     yield None, hidden
 
 
@@ -92,7 +92,7 @@ class DeltaPerplexity:
         self._nll, self._targets = state["nll"], state["targets"]
 
     def perplexity(self) -> Float[Tensor, " blocks_and_whole"]:
-        """Without each block in turn, and, last, of the whole model."""
+        """The perplexity without each block in turn, and, last, that of the whole model."""
         return (self._nll / self._targets).exp()
 
     def scores(self) -> Float[Tensor, " blocks"]:

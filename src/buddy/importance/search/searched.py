@@ -148,8 +148,9 @@ class _Search:
             lower = self.losses.below(blocks, best.loss)
             best = replace(best, place=best.place + 1, tried=best.tried + 1)
             if lower is not None:
-                kept = tuple(sorted(blocks))
-                best = replace(best, blocks=kept, loss=lower, swaps=best.swaps + 1, place=0)
+                best = replace(
+                    best, blocks=tuple(sorted(blocks)), loss=lower, swaps=best.swaps + 1, place=0
+                )
                 swaps = self._swaps(best)
             yield best
             if lower is not None and is_open():

@@ -21,8 +21,8 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan, LaneSet
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.state.cache import PassingKV
 from buddy.engine.state.lanes import Lanes
+from buddy.engine.state.passing import PassingKV
 from buddy.engine.step import Feed
 from buddy.training.batches import Batch
 from buddy.training.packing import PackedRun

@@ -21,17 +21,10 @@ _SOURCES: Final = (
     *("model.h", "functions.h", "multiply.h", "matrix.h", "tiles.h", "threads.h"),
 )
 FLAGS: Final = (
-    "-O3",
-    "-std=gnu11",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-fassociative-math",
-    "-shared",
-    "-fPIC",
-    "-pthread",
+    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
+    *("-fassociative-math", "-shared", "-fPIC", "-pthread"),
 )
-"""Of every library, before those of its instruction set."""
+"""Flags of every library; those of its instruction set follow."""
 _USUAL: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).buddy_step"
 
@@ -60,7 +53,7 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def identity(compiler: Sequence[str], instructions: InstructionSet) -> str:
-    """Of sources, flags, compiler and processor: a library runs only where it was made for."""
+    """A hash of sources, flags, compiler and processor: a library runs where it was made for."""
     digest = hashlib.sha256()
     folder = files(__package__)
     for name in _SOURCES:
@@ -86,15 +79,15 @@ def compile_kernel(compiler: Sequence[str], instructions: InstructionSet, folder
         ModelError: The compiler fails, or writes nothing.
         OSError: The folder cannot be written.
     """
-    made, name = folder / "made.so", shlex.join(compiler)
+    library, name = folder / "made.so", shlex.join(compiler)
     source = str(files(__package__) / _SOURCES[0])
     flags = [*FLAGS, *instructions.flags]
-    status, said = _run([*compiler, *flags, source, "-o", str(made), "-lm"], folder)
+    status, lines = _run([*compiler, *flags, source, "-o", str(library), "-lm"], folder)
     if status != 0:
-        raise ModelError(f"{name} could not compile the kernel: {_cause(said, status)}")
-    if not made.is_file():
+        raise ModelError(f"{name} could not compile the kernel: {_cause(lines, status)}")
+    if not library.is_file():
         raise ModelError(f"{name} reported success and wrote no library")
-    return made
+    return library
 
 
 def check_loads(library: Path, compiler: Sequence[str]) -> None:
@@ -109,22 +102,22 @@ def check_loads(library: Path, compiler: Sequence[str]) -> None:
         ModelError: It cannot be loaded here.
     """
     trial = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library)]
-    status, said = _run(trial, library.parent)
+    status, lines = _run(trial, library.parent)
     if status != 0:
         raise ModelError(
             f"{shlex.join(compiler)} made a library that this machine cannot load: "
-            f"{_cause(said, status)}"
+            f"{_cause(lines, status)}"
         )
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, list[str]]:
     """Run a command to its end; its exit status and the lines that it wrote."""
     # Into a file: what a compiler that is killed has started could hold a pipe open for ever.
-    with (folder / "said").open("w+b") as said:
+    with (folder / "said").open("w+b") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -138,13 +131,13 @@ def _run(command: list[str], folder: Path) -> tuple[int, list[str]]:
                     f"{shlex.join(command[:1])} did not end in {COMPILE_LIMIT_S} s"
                 ) from error
             raise
-        said.seek(0)
-        return status, said.read().decode(errors="replace").splitlines()
+        output.seek(0)
+        return status, output.read().decode(errors="replace").splitlines()
 
 
-def _cause(said: list[str], status: int) -> str:
+def _cause(lines: list[str], status: int) -> str:
     """Why a command failed, in one line: its first error, else the last that it said."""
-    written = [line.strip() for line in said if line.strip()]
+    written = [line.strip() for line in lines if line.strip()]
     errors = [line for line in written if "error" in line.lower()]
     if errors or written:
         return (errors or written[-1:])[0]

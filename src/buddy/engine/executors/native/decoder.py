@@ -125,17 +125,17 @@ class NativeDecoder:
         if hidden.numel() > MOST_LANES * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
-        made = _float32(len(residual), self._backbone.vocab)
+        logits = _float32(len(residual), self._backbone.vocab)
         step = layout.Step(
             residual=residual.data_ptr(),
-            logits=made.data_ptr(),
+            logits=logits.data_ptr(),
             lanes=len(residual),
             first=self._backbone.num_blocks,
             stop=self._backbone.num_blocks,
-            words=made.shape[1],
+            words=logits.shape[1],
         )
         self._call(layout.Cache(), step)
-        return made.view(*hidden.shape[:-1], -1)
+        return logits.view(*hidden.shape[:-1], -1)
 
     def run(self, bound: "_BoundCache", step: layout.Step) -> None:
         """Run what the step names."""
@@ -194,7 +194,7 @@ class _BoundCache:
         heads = self.backbone.kv_width // self.backbone.head_dim
         kv.allocate(heads, self.backbone.head_dim, self.backbone.dtype)
         # Held here, so that what the kernel is told of stays good.
-        self._arrays = tuple(layout.pointers(held) for held in kv.buffers()), kv.buffers()
+        self._arrays = tuple(map(layout.pointers, kv.buffers())), kv.buffers()
         keys, values, hidden_slots = map(ctypes.addressof, self._arrays[0])
         cache.keys, cache.values = keys, values
         cache.hidden_slots = hidden_slots if kv.kv_policy == "mask" else None
@@ -270,9 +270,8 @@ class NativeRun:
             self._run(blocks, self._host(plan), None)
             self.hidden = self.hidden.to(self._backbone.dtype)
             return None
-        logits = _float32(
-            self.lanes.num, self._backbone.vocab if num_logits is None else num_logits
-        )
+        width = self._backbone.vocab if num_logits is None else num_logits
+        logits = _float32(self.lanes.num, width)
         self._run(blocks, self._host(plan), logits)
         return logits
 

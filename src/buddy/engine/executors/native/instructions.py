@@ -51,12 +51,12 @@ SETS: Final = (
     _x86("avx2", _X86_V3, "-march=x86-64-v3"),
     InstructionSet("neon", "aarch64", ("-march=armv8-a",), frozenset({"asimd"})),
 )
-"""Of each machine, the best first."""
+"""All sets; those of one machine stand together, the best first."""
 
 
 def sets_of(machine: str) -> tuple[InstructionSet, ...]:
     """The sets of a machine, the best first; none of one that no library is built for."""
-    return tuple(one for one in SETS if one.machine == machine)
+    return tuple(known for known in SETS if known.machine == machine)
 
 
 def best_set() -> InstructionSet:
@@ -66,17 +66,17 @@ def best_set() -> InstructionSet:
         ModelError: `BUDDY_NATIVE` forbids the kernel, or names a set that this processor lacks.
     """
     machine, features = platform.machine(), cpu_features()
-    had = [one for one in sets_of(machine) if one.needs <= features]
+    available = [known for known in sets_of(machine) if known.needs <= features]
     allowed = os.environ.get(VARIABLE, "")
     if allowed == "0":
         raise ModelError(f"{VARIABLE}=0 is set")
     if not allowed:
         native = InstructionSet("native", machine, ("-march=native",), features)
-        return had[0] if had else native
-    for one in had:
-        if one.name == allowed:
-            return one
-    names = ", ".join(one.name for one in had) or "none that has a name"
+        return available[0] if available else native
+    for known in available:
+        if known.name == allowed:
+            return known
+    names = ", ".join(known.name for known in available) or "none that has a name"
     raise ModelError(
         f"{VARIABLE}={allowed} names no instruction set of this processor; it has: {names}"
     )

@@ -16,12 +16,16 @@ _POINTER: Final = ctypes.c_void_p
 _INT: Final = ctypes.c_int32
 
 
+def _fields(kind: Any, names: str) -> _Fields:
+    return [(name, kind) for name in names.split()]
+
+
 class Matrix(ctypes.Structure):
     """Weights [rows, columns] in one of the four formats."""
 
     _fields_: ClassVar[_Fields] = [
-        *((name, _POINTER) for name in ("weights", "scales", "bias")),
-        *((name, _INT) for name in ("rows", "columns", "format", "by_dots")),
+        *_fields(_POINTER, "weights scales bias"),
+        *_fields(_INT, "rows columns format by_dots"),
     ]
 
 
@@ -29,8 +33,8 @@ class Block(ctypes.Structure):
     """Weights of one block."""
 
     _fields_: ClassVar[_Fields] = [
-        *((n, Matrix) for n in ("query", "key", "value", "output", "gate", "up", "down")),
-        *((n, _POINTER) for n in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *_fields(Matrix, "query key value output gate up down"),
+        *_fields(_POINTER, "attention_norm mlp_norm query_norm key_norm"),
         ("window", _INT),
     ]
 
@@ -40,26 +44,11 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar[_Fields] = [
         ("blocks", ctypes.POINTER(Block)),
-        ("embedding", _POINTER),
-        ("final_norm", _POINTER),
+        *_fields(_POINTER, "embedding final_norm"),
         ("vocabulary", Matrix),
-        ("cosines", _POINTER),
-        ("sines", _POINTER),
-        ("epsilon", ctypes.c_float),
-        ("scaling", ctypes.c_float),
-        *(
-            (name, _INT)
-            for name in (
-                "num_blocks",
-                "hidden",
-                "heads",
-                "kv_heads",
-                "head_size",
-                "inner",
-                "by_tiles",
-                "is_bf16",
-            )
-        ),
+        *_fields(_POINTER, "cosines sines"),
+        *_fields(ctypes.c_float, "epsilon scaling"),
+        *_fields(_INT, "num_blocks hidden heads kv_heads head_size inner by_tiles is_bf16"),
     ]
 
 
@@ -67,18 +56,8 @@ class Cache(ctypes.Structure):
     """A session's buffers."""
 
     _fields_: ClassVar[_Fields] = [
-        *(
-            (name, _POINTER)
-            for name in (
-                "keys",
-                "values",
-                "hidden_slots",
-                "waiting",
-                "filled",
-                "skipped",
-            )
-        ),
-        *((name, _INT) for name in ("num_skipped", "capacity", "rows")),
+        *_fields(_POINTER, "keys values hidden_slots waiting filled skipped"),
+        *_fields(_INT, "num_skipped capacity rows"),
     ]
 
 
@@ -86,27 +65,15 @@ class Step(ctypes.Structure):
     """Lanes of one step."""
 
     _fields_: ClassVar[_Fields] = [
-        *(
-            (name, _POINTER)
-            for name in (
-                "tokens",
-                "row",
-                "slot",
-                "runs",
-                "residual",
-                "logits",
-                "executed",
-                "seconds",
-            )
-        ),
-        *((name, _INT) for name in ("lanes", "first", "stop", "leaves", "shares_rows", "words")),
+        *_fields(_POINTER, "tokens row slot runs residual logits executed seconds"),
+        *_fields(_INT, "lanes first stop leaves shares_rows words"),
     ]
 
 
 class OpenMP(ctypes.Structure):
     """What the kernel calls of the OpenMP that torch runs on."""
 
-    _fields_: ClassVar[_Fields] = [(name, _POINTER) for name in ("parallel", "thread", "threads")]
+    _fields_: ClassVar[_Fields] = _fields(_POINTER, "parallel thread threads")
 
 
 def pointers(tensors: list[Tensor | None]) -> Any:

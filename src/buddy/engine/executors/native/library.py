@@ -30,7 +30,7 @@ from buddy.engine.executors.native.compiler import (
     identity,
 )
 from buddy.engine.executors.native.instructions import InstructionSet, best_set
-from buddy.engine.executors.native.kernel_cache import SHIPPED, keep, kept, whole
+from buddy.engine.executors.native.kernel_cache import SHIPPED, keep, libraries, whole
 from buddy.errors import ModelError
 from buddy.hub.folder import cache_home, folder_of_one_try
 
@@ -72,10 +72,10 @@ def native_library() -> NativeLibrary:
                 f"the package's own kernel cannot be loaded here, and {error}"
             ) from error
         raise
-    had = _had(compiler, instructions, cache_home() / "native")
-    if isinstance(had, str):
-        raise ModelError(had)
-    return had
+    library = _kept_or_compiled(compiler, instructions, cache_home() / "native")
+    if isinstance(library, str):
+        raise ModelError(library)
+    return library
 
 
 @cache
@@ -86,7 +86,7 @@ def _shipped(folder: Path, instructions: InstructionSet) -> NativeLibrary | None
 
 
 @cache
-def _had(
+def _kept_or_compiled(
     compiler: tuple[str, ...], instructions: InstructionSet, folder: Path
 ) -> NativeLibrary | str:
     """The library, or why it cannot be had: a compiler that fails is not run for every model."""
@@ -99,8 +99,8 @@ def _had(
         why_not_kept = str(error)
     try:
         with tempfile.TemporaryDirectory(prefix="buddy-") as place:  # what is open may be deleted
-            made = _kept_in(Path(place), compiler, instructions)
-            return replace(made, why_not_kept=why_not_kept)
+            library = _kept_in(Path(place), compiler, instructions)
+            return replace(library, why_not_kept=why_not_kept)
     except (ModelError, OSError) as error:
         again = str(error)
         return again if again == why_not_kept else f"{why_not_kept}; in a temporary folder: {again}"
@@ -120,12 +120,12 @@ def _kept_in(folder: Path, compiler: Sequence[str], instructions: InstructionSet
             return NativeLibrary(calls, name, None)
         started_s = time.perf_counter()
         # In place of those that cannot be used, by one renaming.
-        for broken in kept(folder, key):
+        for broken in libraries(folder, key):
             broken.unlink()
         with folder_of_one_try(folder / f"{key}.staging") as staging:
-            made = compile_kernel(compiler, instructions, staging)
-            check_loads(made, compiler)
-            path = keep(made, folder, key)
+            compiled = compile_kernel(compiler, instructions, staging)
+            check_loads(compiled, compiler)
+            path = keep(compiled, folder, key)
         return NativeLibrary(_opened(path), name, time.perf_counter() - started_s)
 
 
@@ -140,12 +140,12 @@ def _find(folder: Path, key: str) -> ctypes.CDLL | None:
 def _opened(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
-    library.buddy_engine_new.argtypes = [pointer]
-    library.buddy_engine_new.restype = pointer
-    library.buddy_engine_free.argtypes = [pointer]
-    library.buddy_engine_free.restype = None
-    library.buddy_has_tiles.argtypes = [pointer]
-    library.buddy_has_tiles.restype = ctypes.c_int
-    library.buddy_step.argtypes = [pointer, ctypes.c_int, pointer, pointer, pointer]
-    library.buddy_step.restype = ctypes.c_int
+    for name, takes, gives in (
+        ("buddy_engine_new", [pointer], pointer),
+        ("buddy_engine_free", [pointer], None),
+        ("buddy_has_tiles", [pointer], ctypes.c_int),
+        ("buddy_step", [pointer, ctypes.c_int, pointer, pointer, pointer], ctypes.c_int),
+    ):
+        function = getattr(library, name)
+        function.argtypes, function.restype = takes, gives
     return library

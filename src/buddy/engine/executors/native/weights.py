@@ -119,12 +119,12 @@ class BoundWeights:
 
     def _hold(self, tensor: Tensor) -> Tensor:
         """The memory that a weight is in now, for as long as the kernel may read it."""
-        held = tensor.detach()
-        self._held.append(held)
-        return held
+        memory = tensor.detach()
+        self._held.append(memory)
+        return memory
 
     def _widen(self, tensor: Tensor) -> Tensor:
-        """In float32, for as long as the kernel may read it."""
+        """A copy in float32, for as long as the kernel may read it."""
         wide = self._hold(tensor).float().contiguous()
         self._held.append(wide)
         return wide
