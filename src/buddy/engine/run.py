@@ -12,6 +12,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.depth.policy import OnlinePolicy, Policy
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import GENERAL, Executor, Run
+from buddy.engine.feed import Feed
 from buddy.engine.planned_prompt import PlannedPrompt
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.passing import PassingKV
@@ -25,7 +26,7 @@ from buddy.engine.steer import (
     Steering,
     steer,
 )
-from buddy.engine.step import Feed, Step, StepOutput, are_prompts, ask_budgets, check_context
+from buddy.engine.step import Step, StepOutput, are_prompts, ask_budgets, check_context
 from buddy.errors import PolicyError
 
 
@@ -110,7 +111,7 @@ def begin_run(
 ) -> tuple[Run, str]:
     """A pass on the executor, where it takes it, else on the general path; and who runs it."""
     if executor is not None and not torch.is_grad_enabled() and executor.takes(lanes):
-        return executor.begin(session, lanes, feed.token_ids, feed.router_sees), executor.name
+        return executor.begin(session, lanes, feed), executor.name
     return BlockRun(backbone, lanes, session.kv, feed.token_ids, feed.router_sees), GENERAL
 
 

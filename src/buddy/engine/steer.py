@@ -144,7 +144,7 @@ class OnlineSteering(Steering):
         self._before: Tensor | None = None
 
     def segments(self, num_blocks: int) -> Sequence[range]:
-        """Each governed block is one; the others between them are one, too."""
+        """Each governed block by itself, and each stretch of the others between them."""
         stretches: list[range] = []
         for is_governed, group in groupby(range(num_blocks), self._governed.__contains__):
             blocks = list(group)

@@ -9,10 +9,11 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.protocol import Executor
+from buddy.engine.feed import Feed
 from buddy.engine.run import begin_run
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
-from buddy.engine.step import Feed, StepOutput
+from buddy.engine.step import StepOutput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from buddy.budget.resolved import Limits
 from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.executors.blocks import BlockRun
+from buddy.engine.feed import Feed
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.passing import PassingKV
-from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.routing.ledger import Ledger

@@ -19,10 +19,11 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
-from buddy.engine.step import Feed, Step, logits_of
+from buddy.engine.step import Step, logits_of
 from buddy.generation.next_token import next_token, process
 
 

@@ -212,7 +212,7 @@ class Prepared:
 
 
 def token_numbers(ids: Any) -> list[int]:
-    """Token ids as transformers gives them: none, one, several, or a tensor."""
+    """Token ids as transformers gives them: none, a single id, several, or a tensor."""
     made: list[int] = [] if ids is None else torch.as_tensor(ids).flatten().tolist()
     return made
 

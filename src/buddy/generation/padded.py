@@ -10,7 +10,8 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
-from buddy.engine.step import Feed, StepOutput
+from buddy.engine.feed import Feed
+from buddy.engine.step import StepOutput
 from buddy.errors import PromptError
 from buddy.generation.generate import check_columns, check_ids, check_prompts, check_shapes
 

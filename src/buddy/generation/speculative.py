@@ -22,12 +22,13 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from buddy.budget.source import BudgetSource, ConstantBudget
 from buddy.depth.plan import DepthPlan
-from buddy.engine.executors.blocks import observation
+from buddy.engine.executors.blocks import PassRun
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import RouteRow, gather_routes
 from buddy.engine.state.session import Session, SessionState
 from buddy.engine.steer import FixedPlanSteering
-from buddy.engine.step import Feed, Step, StepOutput, logits_of
+from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.errors import PolicyError
 from buddy.generation.loop import Text, prefill_step
@@ -246,7 +247,7 @@ class _Writer:
         """Go on from what was written: the policy is shown just that."""
         session, policy, sequence_id = self._session, self._policy, self._sequence_id
         old = before.sequences[sequence_id]
-        seen = observation(out.lanes, fed[0], None, session.kv, policy.context_layer).first(tokens)
+        seen = PassRun(out.lanes, session.kv, fed[0]).observe(policy.context_layer).first(tokens)
         route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
         after = replace(
             old,

@@ -8,8 +8,8 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.depth.policy import Policy
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.errors import PolicyError, TrainingError
 from buddy.model import BuddyForCausalLM
 

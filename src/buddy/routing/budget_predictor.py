@@ -50,7 +50,7 @@ class BudgetPredictor(Float32Module):
         self.config = config or BudgetPredictorConfig()
         self.router_config = router
         self.num_blocks = router.num_blocks
-        # Blocks up to the context layer, and the last one, run whatever is chosen.
+        # Blocks up to the context layer, and the last block, run whatever is chosen.
         self.lowest = max(router.planner.context_layer + 1, NUM_PINNED + 1)
         if self.lowest > self.num_blocks:
             raise PolicyError(

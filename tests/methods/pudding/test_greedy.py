@@ -24,7 +24,7 @@ def test_worked_by_hand():
     # 2 before 3, a tie; then 1 (5) before 4 (7); then 4, with which 1 costs nothing.
     assert found.order == (2, 3, 1, 4)
     assert found.costs == (1.0, 2.0, 5.0, 2.0)
-    assert [one.num_removed for one in told] == [1, 2, 3, 4]
+    assert [order.num_removed for order in told] == [1, 2, 3, 4]
     assert told[0].order == (2, 3, 1, 4)
 
 

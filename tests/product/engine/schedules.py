@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 import torch
 
 from buddy.depth.plan import DepthPlan
+from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_hidden
 from buddy.engine.run import run_step
 from buddy.engine.steer import FixedPlanSteering
-from buddy.engine.step import Feed, Step
+from buddy.engine.step import Step
 from tests.tiny import NUM_BLOCKS, VOCAB
 
 
@@ -90,5 +91,5 @@ class Schedule:
 
 
 def last_of(numbers, counts, out):
-    """By sequence, the residuals of its new tokens."""
+    """The residuals of each sequence's new tokens."""
     return dict(zip(numbers, out.hidden.split(counts), strict=True))

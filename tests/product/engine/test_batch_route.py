@@ -23,10 +23,10 @@ def test_rows_are_nested_and_each_runs_its_budget(rows, data):
 
 
 def test_rows_count_alike_whatever_the_size_of_their_scores():
-    one = torch.tensor([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0]])
+    first = torch.tensor([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0]])
     other = torch.tensor([[9.0, 4.0, 3.0, 1.0, 2.0, 9.0]])
-    both = share_ranking(torch.cat([one, other]), (0, -1), torch.tensor([True, True]))
-    scaled = share_ranking(torch.cat([1000 * one, other]), (0, -1), torch.tensor([True, True]))
+    both = share_ranking(torch.cat([first, other]), (0, -1), torch.tensor([True, True]))
+    scaled = share_ranking(torch.cat([1000 * first, other]), (0, -1), torch.tensor([True, True]))
     torch.testing.assert_close(both, scaled)
 
 
@@ -42,10 +42,10 @@ def test_a_batch_decodes_under_one_ranking():
     assert shared.executed_blocks.tolist() == [3, 4, 5]
     assert apart.plan.executed_sets != shared.plan.executed_sets
     alone = buddy.generate(ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False)
-    one = buddy.generate(
+    in_batch = buddy.generate(
         ids[:1], budget=budgets[0], max_new_tokens=6, do_sample=False, batch_route="shared"
     )
-    assert torch.equal(one, alone)
+    assert torch.equal(in_batch, alone)
 
 
 def test_a_row_that_has_ended_has_no_say():
@@ -76,4 +76,4 @@ def test_what_an_ended_row_is_fed_changes_no_other():
                 **options,
             )
             found.append((text[0].tolist(), [step.plans[0] for step in trace.steps]))
-        assert all(one == found[0] for one in found)
+        assert all(plans == found[0] for plans in found)

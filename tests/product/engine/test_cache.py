@@ -120,7 +120,7 @@ def test_generate_goes_on_from_a_session():
     options = {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
     session = buddy(ids[:, :5], budget="4 blocks").cache
     made = buddy.generate(ids, cache=session, **options)
-    assert [one.length for one in session.sequences.values()] == [12]
+    assert [sequence.length for sequence in session.sequences.values()] == [12]
     again = buddy(ids[:, :5], budget="4 blocks").cache
     expected = buddy.generate(ids, cache=again, return_dict_in_generate=True, **options)
     assert torch.equal(made, expected.sequences)

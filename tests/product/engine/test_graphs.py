@@ -39,7 +39,7 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
-        returns = [one.alias_info for one in operation._schema.returns]
+        returns = [value.alias_info for value in operation._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returns)
         if not is_view:  # what a view shows is written by others
             self.noted.append((operation, args, kwargs or {}, tree_leaves(out)))

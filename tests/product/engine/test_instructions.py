@@ -17,7 +17,7 @@ from tests.product.engine.schedules import Schedule
 from tests.product.engine.test_lanes import follow
 from tests.tiny import every_kv_policy, tiny_model
 
-every_set = pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
+every_set = pytest.mark.parametrize("known_set", SETS, ids=lambda known_set: known_set.name)
 STEPS = Path(__file__).with_name("steps.c")
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
@@ -49,36 +49,38 @@ def plain(tmp_path_factory):
 
 
 @every_set
-def test_steps_are_those_of_plain_c(one, plain, tmp_path):
+def test_steps_are_those_of_plain_c(known_set, plain, tmp_path):
     cc, run = "cc", ()
-    if one.machine == "aarch64" and platform.machine() != "aarch64":
+    if known_set.machine == "aarch64" and platform.machine() != "aarch64":
         cc, run = CROSS, EMULATOR
         if shutil.which(cc) is None or shutil.which(run[0]) is None:
             pytest.skip(f"needs {cc} and {run[0]}")
-    elif one.machine != platform.machine() or not one.needs <= cpu_features():
-        pytest.skip(f"this processor lacks {one.name}")
-    found = printed(tmp_path, cc, [*compiler.FLAGS, *one.flags], run)
+    elif known_set.machine != platform.machine() or not known_set.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {known_set.name}")
+    found = printed(tmp_path, cc, [*compiler.FLAGS, *known_set.flags], run)
     assert list(found) == list(plain)
     assert len(found) == 24
     for case, expected in plain.items():
         # In bfloat16 a last bit may fall the other way; dot products of it also round one side.
-        exact = 1e-5 if "bf16 0" in case else 4e-2 if {"avx512_bf16"} & one.needs else 5e-3
+        exact = 1e-5 if "bf16 0" in case else 4e-2 if {"avx512_bf16"} & known_set.needs else 5e-3
         for made, right in zip(found[case], expected, strict=True):
             assert made.isfinite().all()
             assert (made - right).abs().max() <= exact * right.abs().max()
 
 
 @needs_cc
-@pytest.mark.parametrize("one", sets_of(platform.machine()), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "known_set", sets_of(platform.machine()), ids=lambda known_set: known_set.name
+)
 @every_kv_policy
 @torch.no_grad()
-def test_lanes_with_plans_of_their_own_equal_the_reference(monkeypatch, one, kv_policy):
-    if not one.needs <= cpu_features():
-        pytest.skip(f"this processor lacks {one.name}")
-    monkeypatch.setenv("BUDDY_NATIVE", one.name)
+def test_lanes_with_plans_of_their_own_equal_the_reference(monkeypatch, known_set, kv_policy):
+    if not known_set.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {known_set.name}")
+    monkeypatch.setenv("BUDDY_NATIVE", known_set.name)
     buddy = BuddyForCausalLM(tiny_model("qwen2"))
     native = NativeDecoder(buddy.backbone)
-    assert native.library.instructions == one.name
+    assert native.library.instructions == known_set.name
     assert len(follow(Schedule(buddy, kv_policy, seed=6, executors=(native,)), 8)) > 8
 
 
@@ -89,17 +91,17 @@ def pretend(monkeypatch, machine, features):
 
 
 @every_set
-def test_the_best_that_a_processor_has_is_taken(monkeypatch, one):
-    pretend(monkeypatch, one.machine, one.needs)
-    assert best_set() == one
-    worse = sets_of(one.machine)[sets_of(one.machine).index(one) :]
+def test_the_best_that_a_processor_has_is_taken(monkeypatch, known_set):
+    pretend(monkeypatch, known_set.machine, known_set.needs)
+    assert best_set() == known_set
+    worse = sets_of(known_set.machine)[sets_of(known_set.machine).index(known_set) :]
     for less in worse:
         monkeypatch.setenv("BUDDY_NATIVE", less.name)
         assert best_set() == less
     monkeypatch.delenv("BUDDY_NATIVE")
-    for feature in one.needs:
-        pretend(monkeypatch, one.machine, one.needs - {feature})
-        assert best_set() != one
+    for feature in known_set.needs:
+        pretend(monkeypatch, known_set.machine, known_set.needs - {feature})
+        assert best_set() != known_set
 
 
 @pytest.mark.parametrize(("machine", "had"), [("x86_64", "avx2"), ("riscv64", "none that has")])

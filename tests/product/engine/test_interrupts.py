@@ -137,7 +137,7 @@ def test_a_join_that_is_cut_short_has_happened_or_has_not():
         now = set(schedule.session.sequences)
         assert before <= now
         assert len(now - before) <= 1
-        rows = [one.row for one in schedule.session.sequences.values()]
+        rows = [sequence.row for sequence in schedule.session.sequences.values()]
         assert len(set(rows)) == len(rows)
     assert set(numbers) <= set(schedule.session.sequences)
 

@@ -104,16 +104,18 @@ SHAPES = [(64, 32), (48, 96), (70, 64), (33, 40), (16, 576), (5, 32)]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 40, 70)
 
 
-@pytest.fixture(scope="module", params=sets_of(platform.machine()), ids=lambda one: one.name)
+@pytest.fixture(
+    scope="module", params=sets_of(platform.machine()), ids=lambda known_set: known_set.name
+)
 def kernel(request, tmp_path_factory):
     """The products, compiled for an instruction set."""
-    one = request.param
-    if not one.needs <= cpu_features():
-        pytest.skip(f"this processor lacks {one.name}")
+    known_set = request.param
+    if not known_set.needs <= cpu_features():
+        pytest.skip(f"this processor lacks {known_set.name}")
     folder = tmp_path_factory.mktemp("kernel")
     (folder / "products.c").write_text(SOURCE)
     sources = Path(compiler.__file__).parent
-    command = [*compiler.find_compiler(), *compiler.FLAGS, *one.flags, f"-I{sources}"]
+    command = [*compiler.find_compiler(), *compiler.FLAGS, *known_set.flags, f"-I{sources}"]
     subprocess.run([*command, folder / "products.c", "-o", folder / "products.so"], check=True)
     return ctypes.CDLL(str(folder / "products.so"))
 
@@ -121,7 +123,7 @@ def kernel(request, tmp_path_factory):
 def vectors_of(x):
     """What holds vectors in both number formats, and their addresses."""
     narrow = x.to(torch.bfloat16)
-    addresses = [[one.data_ptr() for one in form] for form in (x, narrow)]
+    addresses = [[tensor.data_ptr() for tensor in form] for form in (x, narrow)]
     return torch.tensor(addresses).T.contiguous(), narrow
 
 
@@ -269,7 +271,7 @@ def test_inner_values_come_as_the_panels_that_are_multiplied_next(kernel):
         vectors, narrow = vectors_of(x)
         lanes = 1 if count == 1 else 16
         inner = torch.full((-(-count // lanes), 32, lanes, 2), torch.nan).bfloat16()
-        matrices = [ctypes.byref(matrix_of(one)) for one in (gate, up)]
+        matrices = [ctypes.byref(matrix_of(matrix)) for matrix in (gate, up)]
         addresses = (ctypes.c_void_p(vectors.data_ptr()), ctypes.c_void_p(inner.data_ptr()))
         kernel.gated(*matrices, addresses[0], count, addresses[1])
         found = inner.transpose(1, 2).reshape(-1, 64)

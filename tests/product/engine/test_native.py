@@ -15,9 +15,10 @@ from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import quantise_backbone
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
+from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import run_step
-from buddy.engine.step import Feed, Step, logits_of
+from buddy.engine.step import Step, logits_of
 from buddy.errors import ModelError, PromptError
 from tests.product.engine.decoding import decode
 from tests.tiny import (
@@ -147,7 +148,7 @@ def test_prompts_of_any_sizes_equal_the_general_path(monkeypatch, rows):
         BuddyForCausalLM(model, engine=engine, **options) for engine in ("native", "general")
     )
     ids, budget = random_ids(rows, 250), ["4 blocks", "5 blocks", *[1.0] * (rows - 2)]
-    made, expected = (one(ids, budget=budget, use_cache=True) for one in (native, general))
+    made, expected = (buddy(ids, budget=budget, use_cache=True) for buddy in (native, general))
     assert_close(made.logits, expected.logits, **TOLERANCE)
 
 
@@ -214,7 +215,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_general_path_is(family):
 
 
 def wide_twins(dtype, window=None, **options):
-    """As `twins`, with the sizes at which the kernel takes 32 columns and several heads at once."""
+    """Models like `twins`, of sizes where the kernel takes 32 columns and some heads at once."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "sliding_window": window}
     sizes["max_position_embeddings"] = 320
@@ -235,10 +236,10 @@ def test_heads_that_are_attended_at_once_are_as_near_to_float32(rows, kv_policy)
     _, exact = wide_twins(torch.float32, **options)
     ids, continuation = random_ids(rows, 20), random_ids(rows, 8, seed=2)
     results = [
-        decode(one, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
-        for one in (exact, general, native)
+        decode(buddy, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
+        for buddy in (exact, general, native)
     ]
-    rounded, made = ((one - results[0]).abs().max() for one in results[1:])
+    rounded, made = ((logits - results[0]).abs().max() for logits in results[1:])
     assert 0 < made <= 1.5 * rounded
 
 
@@ -247,7 +248,7 @@ def test_heads_that_are_attended_at_once_are_as_near_to_float32(rows, kv_policy)
 @pytest.mark.parametrize("lengths", [(16,), (15, 3), (40, 1, 17), (60, 45)])
 def test_prompts_are_as_near_to_float32(lengths, window, kv_policy):
     options = {"policy": "static:1,3", "kv_policy": kv_policy, "window": window}
-    ids, mask = padded([random_ids(1, one, seed=one)[0] for one in lengths], "left")
+    ids, mask = padded([random_ids(1, length, seed=length)[0] for length in lengths], "left")
     budget = ["4 blocks", 1.0, "5 blocks"][: len(lengths)]
     results = []
     for dtype, place in ((torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 0)):
@@ -258,7 +259,7 @@ def test_prompts_are_as_near_to_float32(lengths, window, kv_policy):
         decoded, _, _ = decode(buddy, ids, mask, continuation, budget=budget)
         kept = torch.cat([prompt[mask.bool()], decoded.flatten(0, 1)])
         results.append(kept.float())
-    rounded, made = ((one - results[0]).abs().max() for one in results[1:])
+    rounded, made = ((logits - results[0]).abs().max() for logits in results[1:])
     assert 0 < made <= 1.5 * rounded
 
 
@@ -303,14 +304,14 @@ def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
 def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens):
     native, general = wide_twins(torch.bfloat16, policy="static:1,3")
     _, exact = wide_twins(torch.float32, policy="static:1,3")
-    for one in (exact, general, native):
-        for weight in one.model.parameters():
+    for buddy in (exact, general, native):
+        for weight in buddy.model.parameters():
             weight.data = weight.bfloat16().to(weight.dtype)
-        quantise_backbone(one.backbone, "int8")
+        quantise_backbone(buddy.backbone, "int8")
     ids, continuation = random_ids(rows, tokens), random_ids(rows, 6, seed=2)
     made, rounded, found = (
-        decode(one, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
-        for one in (exact, general, native)
+        decode(buddy, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
+        for buddy in (exact, general, native)
     )
     assert 0 < (found - made).norm() <= (rounded - made).norm()
 
@@ -549,7 +550,7 @@ def test_a_new_session_sees_weights_as_they_are():
     decode(buddy, ids, mask, continuation)
     state = {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
     model.load_state_dict(state)
-    made, expected = (decode(one, ids, mask, continuation)[0] for one in (buddy, general))
+    made, expected = (decode(twin, ids, mask, continuation)[0] for twin in (buddy, general))
     assert_close(made, expected, **TOLERANCE)
     model.model.layers[2].mlp.up_proj = nn.Sequential(model.model.layers[2].mlp.up_proj)
     buddy = BuddyForCausalLM(model)

@@ -6,10 +6,11 @@ import torch
 from torch.testing import assert_close
 
 from buddy.budget.source import ConstantBudget
+from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_hidden
 from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.run import run_step
-from buddy.engine.step import Feed, Step
+from buddy.engine.step import Step
 from buddy.errors import PolicyError, PromptError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy
 
@@ -72,9 +73,9 @@ class Run:
 def test_a_prompt_in_parts_is_the_prompt_in_one(policy, executor):
     ids, others = random_ids(1, 13)[0], random_ids(3, 13, seed=5)
     whole = Run(policy)
-    one = whole.session.join(budget_of(whole.policy, 4))
-    first = whole.feed({one: ids})
-    after = [whole.feed({one: others[0, at : at + 1]}) for at in range(3)]
+    first_id = whole.session.join(budget_of(whole.policy, 4))
+    first = whole.feed({first_id: ids})
+    after = [whole.feed({first_id: others[0, at : at + 1]}) for at in range(3)]
     for size in (1, 5, 13):
         run = Run(policy, executor=executor)
         beside = run.session.join(budget_of(run.policy, 3))

@@ -97,8 +97,8 @@ def test_an_exit_at_a_block_is_the_model_without_the_blocks_after_it():
     made, expected = buddy(ids), order(ids, budget="4 blocks")
     assert_close(made.logits, expected.logits, **TOLERANCE)
     texts = [
-        one.generate(ids, max_new_tokens=6, do_sample=False, **options)
-        for one, options in ((buddy, {}), (order, {"budget": "4 blocks"}))
+        model.generate(ids, max_new_tokens=6, do_sample=False, **options)
+        for model, options in ((buddy, {}), (order, {"budget": "4 blocks"}))
     ]
     assert torch.equal(*texts)
 

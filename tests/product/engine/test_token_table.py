@@ -14,7 +14,7 @@ from tests.tiny import all_families, padded, random_ids, tiny_buddy
 
 def route_of(session):
     """What the policy remembers of all sequences, side by side."""
-    return gather_routes([one.route for one in session.sequences.values()])
+    return gather_routes([sequence.route for sequence in session.sequences.values()])
 
 
 def routes(buddy, ids, mask, continuation):

@@ -5,8 +5,8 @@ import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.budget.request import read_blocks
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation.budgets import read_summary
 from tests.tiny import (

@@ -91,10 +91,10 @@ def test_the_session_goes_on_as_the_reference_does(kv_policy, engine):
         draft_budget="3 blocks",
         cache=session,
     )
-    (one,) = session.sequences.values()
-    assert one.length == session.get_seq_length() == 18  # all but the last token were fed
-    assert one.executed == 18 * NUM_BLOCKS
-    assert one.block_mask.all()
+    (sequence,) = session.sequences.values()
+    assert sequence.length == session.get_seq_length() == 18  # all but the last token were fed
+    assert sequence.executed == 18 * NUM_BLOCKS
+    assert sequence.block_mask.all()
     logits = buddy(text[:, -1:], cache=session, budget="4 blocks").logits[0, -1]
     runs = torch.ones(19, NUM_BLOCKS, dtype=torch.bool)
     runs[-1, 4:] = False
@@ -129,7 +129,7 @@ def test_a_draft_or_verification_that_fails_leaves_the_session_as_it_was(fails_a
         )
     # Three drafts, the last one's first blocks, the verification: none of them commits anything.
     assert all(state is session.state for state in states)
-    assert [one.length for one in session.sequences.values()] == [7]
+    assert [sequence.length for sequence in session.sequences.values()] == [7]
 
 
 def test_other_policies_verify_by_all_blocks(monkeypatch):

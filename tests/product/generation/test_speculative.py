@@ -196,7 +196,9 @@ def test_a_session_holds_what_was_returned_where_a_draft_goes_past_the_end(
     assert torch.equal(drafted, plain)
     assert sum(step.fed for step in trace.steps) == second.get_seq_length()
     assert second.get_seq_length() == first.get_seq_length() == plain.shape[1] - 1
-    lengths = [[one.length for one in each.sequences.values()] for each in (first, second)]
+    lengths = [
+        [sequence.length for sequence in each.sequences.values()] for each in (first, second)
+    ]
     assert lengths[1] == lengths[0] == [plain.shape[1] - 1]
     more = torch.cat([plain, random_ids(1, 3)], 1)
     fresh = buddy(more).logits[:, -1]

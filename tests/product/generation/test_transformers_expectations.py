@@ -61,7 +61,7 @@ def characters():
 
 
 shared_twins = functools.cache(twins)
-"""For tests that change nothing about them."""
+"""What tests use that change nothing about it."""
 
 
 def seeded(model, ids, options):
@@ -335,9 +335,11 @@ def test_a_batch_whose_rows_end_apart_goes_on_from_its_session(
     new = out[:, BATCH.shape[1] :]
     mask = torch.cat([MASK, (new != 0).long(), torch.ones(len(out), 3, dtype=torch.long)], 1)
     lengths = mask[:, : session.get_seq_length()].sum(1).tolist()
-    assert [one.length for one in session.sequences.values()] == lengths
+    assert [sequence.length for sequence in session.sequences.values()] == lengths
     blocks = 4 if budget == "4 blocks" else buddy.num_blocks
-    assert [one.executed for one in session.sequences.values()] == [n * blocks for n in lengths]
+    assert [sequence.executed for sequence in session.sequences.values()] == [
+        n * blocks for n in lengths
+    ]
     fresh = buddy(ids, mask, budget=budget).logits[:, -1]
     unmasked = torch.ones_like(mask)
     for refused in (unmasked, torch.cat([MASK * 0, mask[:, BATCH.shape[1] :]], 1)):

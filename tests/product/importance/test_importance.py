@@ -169,8 +169,8 @@ def test_sums_of_gradients_go_on_where_the_model_is(name):
     half.update(IDS[:1])
     rest = build_indicator(name, Backbone(tiny_model().to("meta")))
     rest.restore(half.state())
-    assert {one.device.type for one in half.state().values()} == {"cpu"}
-    assert {one.device.type for one in rest.state().values()} == {"meta"}
+    assert {tensor.device.type for tensor in half.state().values()} == {"cpu"}
+    assert {tensor.device.type for tensor in rest.state().values()} == {"meta"}
 
 
 def test_an_unknown_indicator_is_refused():

@@ -34,26 +34,26 @@ def examples():
 
 
 def text_loss(model, kept):
-    """By transformers."""
+    """The loss by transformers."""
     with torch.no_grad():
         logits = delete_blocks(model, set(range(NUM_BLOCKS)) - set(kept))(IDS).logits[:, :-1]
     return -float(logits.log_softmax(-1).gather(2, IDS[:, 1:, None]).double().sum())
 
 
 def answer_loss(model, kept):
-    """By transformers, one answer after another."""
+    """The loss by transformers, answer after answer."""
     model, total = delete_blocks(model, set(range(NUM_BLOCKS)) - set(kept)), 0.0
-    for one in examples():
+    for example in examples():
         with torch.no_grad():
-            logits = model(torch.tensor([[*one.prompt, *one.answer]])).logits[0]
-        at = slice(len(one.prompt) - 1, len(one.prompt) + len(one.answer) - 1)
-        target = torch.tensor(one.answer)
+            logits = model(torch.tensor([[*example.prompt, *example.answer]])).logits[0]
+        at = slice(len(example.prompt) - 1, len(example.prompt) + len(example.answer) - 1)
+        target = torch.tensor(example.answer)
         total += float(torch.nn.functional.cross_entropy(logits[at], target, reduction="sum"))
     return total
 
 
 def slow_search(loss_of, depth, seed=0):
-    """As the search is described, every loss computed by transformers."""
+    """The search as it is described, every loss computed by transformers."""
     kept = sorted(set(range(NUM_BLOCKS)) - set(ORDER[: NUM_BLOCKS - depth]))
     first = best = loss_of(kept)
     made = tried = 0
@@ -85,11 +85,11 @@ def test_the_search_finds_what_a_slow_search_finds(family, kind):
     made = 0
     for depth in DEPTHS:
         blocks, first, best, swaps, tried = slow_search(lambda kept: slow(model, kept), depth)
-        one = found[depth]
-        assert (one.blocks, one.swaps, one.tried) == (blocks, swaps, tried)
-        assert one.first_loss == pytest.approx(first, rel=1e-5)
-        assert one.loss == pytest.approx(best, rel=1e-5)
-        assert len(one.blocks) == depth
+        searched = found[depth]
+        assert (searched.blocks, searched.swaps, searched.tried) == (blocks, swaps, tried)
+        assert searched.first_loss == pytest.approx(first, rel=1e-5)
+        assert searched.loss == pytest.approx(best, rel=1e-5)
+        assert len(searched.blocks) == depth
         made += swaps
     assert made > 0
 
@@ -133,7 +133,7 @@ def test_what_sets_share_is_run_once_and_few_losses_are_computed():
 @torch.no_grad()
 def test_pads_after_an_answer_change_nothing(family):
     backbone, text = Backbone(tiny_model(family)), answers_alone(examples())
-    assert text.num_targets == sum(len(one.answer) for one in examples())
+    assert text.num_targets == sum(len(example.answer) for example in examples())
     widths = [part.ids.shape[1] for part in text.split(2)]
     assert widths == [10, 7, 3]  # as wide as each batch's longest
     windows = Windows.of(backbone, text.ids, text.counted)
@@ -195,7 +195,7 @@ def test_a_number_of_exchanges_is_the_most_that_are_tried_at_each_depth():
         max_swaps=2,
         on_try=lambda depth, one: told.append(depth),
     )
-    assert {depth: one.tried for depth, one in found.items()} == {4: 2, 6: 0, 3: 2}
+    assert {depth: best.tried for depth, best in found.items()} == {4: 2, 6: 0, 3: 2}
     assert told == [4] * 3 + [6] + [3] * 3
     none = swap_search(backbone, Passages(IDS), ORDER, (4,), max_swaps=0)[4]
     assert none.blocks == (0, 2, 4, 5)  # the order's own set
@@ -204,7 +204,7 @@ def test_a_number_of_exchanges_is_the_most_that_are_tried_at_each_depth():
 
 def test_blocks_that_the_order_does_not_name_never_go():
     found = swap_search(Backbone(tiny_model()), Passages(IDS), (3, 1), (5, 4))
-    assert all({0, 2, 4, 5} <= set(one.blocks) for one in found.values())
+    assert all({0, 2, 4, 5} <= set(best.blocks) for best in found.values())
 
 
 @pytest.mark.parametrize(

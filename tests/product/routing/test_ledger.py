@@ -74,7 +74,7 @@ def test_after_every_token_the_answer_has_run_at_most_the_mean_times_its_tokens(
         total += level
         assert level in levels
         assert total <= mean * count
-    # Fed one by one, or in parts, it is the same.
+    # Fed singly, or in parts, it is the same.
     cut = len(ids) // 2
     first = source.levels(ids[:cut])
     rest = source.ask(
@@ -154,4 +154,4 @@ def test_threads_that_ask_at_once_are_told_the_same():
 
         with ThreadPoolExecutor(6) as pool:
             told = [pool.submit(ask) for _ in range(6)]
-        assert {one.result() for one in told} == {1998.0}
+        assert {future.result() for future in told} == {1998.0}

@@ -180,7 +180,7 @@ def test_many_requests_leave_memory_as_it_was():
         kv = bench.batcher.pool.session.kv
         assert len(bench.batcher.pool.session.sequences) <= 2
         assert kv.skipped.count <= 2 * 30 * 6
-        sizes.append((kv.rows, kv.capacity, len(kv.skipped.stored)))
+        sizes.append((kv.rows, kv.capacity, len(kv.skipped.arena.stored)))
     assert sizes[:2] == sizes[2:]
 
 

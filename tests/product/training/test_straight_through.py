@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from buddy.depth.plan import DepthPlan
+from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_hidden
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.training.batches import collate
 from buddy.training.router import straight_through
 from buddy.training.router.choosing import plain_choice, training_choice

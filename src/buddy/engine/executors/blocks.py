@@ -24,40 +24,8 @@ from buddy.engine.state.passing import PassingKV
 from buddy.engine.state.skipped import NOBODY
 
 
-def observation(
-    lanes: Lanes,
-    token_ids: Int[Tensor, " lanes"],
-    router_sees: Bool[Tensor, " lanes"] | None,
-    kv: BlockKVCache | PassingKV,
-    context_layer: int,
-) -> Observation:
-    """What a policy may look at, by sequence.
-
-    Args:
-        lanes: Of the pass.
-        token_ids: New tokens.
-        router_sees: Those that the route may see; None = all.
-        kv: Where the context layer has left its keys and values.
-        context_layer: 1-based; 0 = no layer.
-    """
-    if context_layer == 0 and len(set(lanes.counts)) == 1:  # no more work than need be
-        ids = token_ids.view(len(lanes.rows), -1)
-        sees = torch.ones_like(ids, dtype=torch.bool)
-        return Observation(ids, sees if router_sees is None else router_sees.view(ids.shape))
-    frame = lanes.whole
-    ids = frame.spread(token_ids)
-    seen = torch.ones_like(ids, dtype=torch.bool)
-    if router_sees is not None:
-        seen = frame.spread(router_sees)
-    if frame.pads is not None:
-        seen = seen & ~frame.pads
-    if context_layer == 0:
-        return Observation(ids, seen)
-    return Observation(ids, seen, *kv.context(context_layer - 1, lanes))
-
-
-class LaneRun(ABC):
-    """A pass on its way through the blocks, one at a time; kinds differ in how a block is computed.
+class PassRun:
+    """A pass on its way through the blocks, as policies see it.
 
     Args:
         lanes: Of the pass.
@@ -71,10 +39,39 @@ class LaneRun(ABC):
         lanes: Lanes,
         kv: BlockKVCache | PassingKV,
         token_ids: Int[Tensor, " lanes"],
-        router_sees: Bool[Tensor, " lanes"] | None,
+        router_sees: Bool[Tensor, " lanes"] | None = None,
     ) -> None:
         self.lanes = lanes
         self._kv, self._token_ids, self._router_sees = kv, token_ids, router_sees
+
+    def observe(self, context_layer: int) -> Observation:
+        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
+        lanes, sees = self.lanes, self._router_sees
+        if context_layer == 0 and len(set(lanes.counts)) == 1:  # no more work than need be
+            ids = self._token_ids.view(len(lanes.rows), -1)
+            seen = torch.ones_like(ids, dtype=torch.bool)
+            return Observation(ids, seen if sees is None else sees.view(ids.shape))
+        frame = lanes.whole
+        ids = frame.spread(self._token_ids)
+        seen = torch.ones_like(ids, dtype=torch.bool) if sees is None else frame.spread(sees)
+        if frame.pads is not None:
+            seen = seen & ~frame.pads
+        if context_layer == 0:
+            return Observation(ids, seen)
+        return Observation(ids, seen, *self._kv.context(context_layer - 1, lanes))
+
+
+class LaneRun(PassRun, ABC):
+    """A pass that runs one block at a time; kinds differ in how a block is computed."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        kv: BlockKVCache | PassingKV,
+        token_ids: Int[Tensor, " lanes"],
+        router_sees: Bool[Tensor, " lanes"] | None,
+    ) -> None:
+        super().__init__(lanes, kv, token_ids, router_sees)
         self._places = np.full(lanes.num, NOBODY, np.int32)
         self._frames: dict[bytes, Frame] = {}
         self._executed = np.zeros(lanes.num, np.int64)
@@ -86,10 +83,6 @@ class LaneRun(ABC):
     @abstractmethod
     def compute(self, block: int, frame: Frame) -> None:
         """Run a block for the lanes of a frame; their holes in it are closed."""
-
-    def observe(self, context_layer: int) -> Observation:
-        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
-        return observation(self.lanes, self._token_ids, self._router_sees, self._kv, context_layer)
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""

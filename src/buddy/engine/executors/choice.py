@@ -26,7 +26,7 @@ def describe_engine(engine: str, more: str | None) -> str:
 
     Args:
         engine: As records call it.
-        more: Why it is not the fast one, or the instruction set of the one that is.
+        more: Why the fast path is not taken, or the instruction set of the fast path.
     """
     shown = _SHOWN.get(engine, engine)
     return shown if more is None else f"{shown} ({more})"

@@ -15,13 +15,14 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.blocks import LaneRun
+from buddy.engine.feed import Feed
 from buddy.engine.probe import BLOCKS, HEAD, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
@@ -90,13 +91,7 @@ class GraphDecoder:
         """Whether this pass is a decode step: one new token of each sequence that takes part."""
         return lanes.is_one_each and all(lanes.starts)
 
-    def begin(
-        self,
-        session: Session,
-        lanes: Lanes,
-        token_ids: Int[Tensor, " lanes"],
-        router_sees: Bool[Tensor, " lanes"] | None,
-    ) -> "GraphRun":
+    def begin(self, session: Session, lanes: Lanes, feed: Feed) -> "GraphRun":
         """A pass over a token of each sequence; rows that take no part skip every block."""
         with self._lock:
             arena = next((a for a in self._arenas if a.holds(session)), None)
@@ -104,7 +99,7 @@ class GraphDecoder:
                 free = next((a for a in self._arenas if a.fits(session)), None)
                 arena = free or self._new(session)
                 arena.lend(session)
-        return GraphRun(arena, session, lanes, token_ids, router_sees)
+        return GraphRun(arena, session, lanes, feed)
 
     def _new(self, session: Session) -> "Arena":
         if len(self._arenas) >= _MOST_ARENAS:
@@ -234,22 +229,15 @@ def _key(session: Session) -> tuple[int, int, bool]:
 class GraphRun(LaneRun):
     """One decode step on its way through captured blocks; the counterpart of `BlockRun`."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        session: Session,
-        lanes: Lanes,
-        token_ids: Int[Tensor, " lanes"],
-        router_sees: Bool[Tensor, " lanes"] | None,
-    ) -> None:
-        super().__init__(lanes, session.kv, token_ids, router_sees)
+    def __init__(self, arena: Arena, session: Session, lanes: Lanes, feed: Feed) -> None:
+        super().__init__(lanes, session.kv, feed.token_ids, feed.router_sees)
         self._arena = arena
         self._rows = torch.from_numpy(lanes.row.astype(np.int64)).to(lanes.device)
         is_whole = lanes.rows == tuple(range(len(arena.tokens)))
         if not is_whole:  # a row that takes no part reads and keeps its last slot
             arena.tokens.zero_()
             arena.slot.zero_()
-        arena.tokens.index_copy_(0, self._rows, token_ids[:, None].to(arena.tokens.dtype))
+        arena.tokens.index_copy_(0, self._rows, feed.token_ids[:, None].to(arena.tokens.dtype))
         slot = torch.from_numpy(lanes.slot.astype(np.int64))[:, None].to(lanes.device)
         arena.slot.index_copy_(0, self._rows, slot)
         arena.begin()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import Observation
+from buddy.engine.feed import Feed
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
 
@@ -63,13 +64,7 @@ class Executor(Protocol):
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for it; it has no gradients."""
 
-    def begin(
-        self,
-        session: Session,
-        lanes: Lanes,
-        token_ids: Int[Tensor, " lanes"],
-        router_sees: Tensor | None,
-    ) -> Run:
+    def begin(self, session: Session, lanes: Lanes, feed: Feed) -> Run:
         """A pass over new tokens."""
 
     def logits(

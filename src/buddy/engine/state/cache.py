@@ -152,7 +152,7 @@ class BlockKVCache:
         new = which[places[which] == NOBODY]
         if len(new):
             places[new] = self.skipped.store(hidden if len(new) == lanes.num else hidden[new])
-        self.skipped.waiting[block, rows, slots] = places[which]
+        self.skipped.arena.waiting[block, rows, slots] = places[which]
         if self.kv_policy == "project":
             self._fill(block, *_stops(rows, slots))
 

@@ -117,7 +117,7 @@ class Session:
         its prompt; its blocks, as counted, begin at none.
 
         Args:
-            sequence_id: Of the other one, which goes on as it is.
+            sequence_id: Of the other sequence, which goes on as it is.
             length: Tokens that the two share, at most those that were fed.
             source: Says how many blocks its other tokens may run.
             reroute: When its blocks are chosen again.

@@ -32,8 +32,16 @@ class Holes:
 
 
 @dataclass(slots=True)
-class _Arena:
-    """Residuals and the notes that name their places; replaced together, in one assignment."""
+class Arena:
+    """Residuals and the notes that name their places; replaced together, in one assignment.
+
+    Attributes:
+        stored: [places, hidden], residuals; None before the first.
+        waiting: [blocks, rows, slots], a place, or -1 where nothing is waited for; on the host.
+        filled: [blocks, rows]: no slot before this one waits.
+        count: Places in use, the first of them.
+        addresses: Where `waiting` and `filled` lie, for compiled code.
+    """
 
     stored: Tensor | None
     waiting: NDArray[np.int32]
@@ -46,7 +54,7 @@ class _Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has addresses of its own."""
-        return _Arena, (self.stored, self.waiting, self.filled, self.count)
+        return Arena, (self.stored, self.waiting, self.filled, self.count)
 
 
 class SkippedResiduals:
@@ -60,45 +68,16 @@ class SkippedResiduals:
 
     def __init__(self, num_blocks: int, rows: int, capacity: int) -> None:
         waiting = np.full((num_blocks, rows, capacity), NOBODY, np.int32)
-        self._arena = _Arena(None, waiting, np.zeros((num_blocks, rows), np.int32), 0)
-
-    @property
-    def stored(self) -> Float[Tensor, "places hidden"] | None:
-        """Residuals; None before the first. The first `count` are in use."""
-        return self._arena.stored
-
-    @property
-    def waiting(self) -> NDArray[np.int32]:
-        """[blocks, rows, slots], a place, or -1 where nothing is waited for; on the host."""
-        return self._arena.waiting
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Where `waiting` and `filled` lie, for compiled code."""
-        return self._arena.addresses
-
-    @property
-    def filled(self) -> NDArray[np.int32]:
-        """[blocks, rows]: no slot before this one waits."""
-        return self._arena.filled
-
-    @property
-    def count(self) -> int:
-        """Places in use."""
-        return self._arena.count
-
-    @count.setter
-    def count(self, count: int) -> None:
-        self._arena.count = count
+        self.arena = Arena(None, waiting, np.zeros((num_blocks, rows), np.int32), 0)
 
     def fit(self, rows: int, capacity: int) -> None:
         """Grow with the cache."""
-        arena, (_, had_rows, had_slots) = self._arena, self.waiting.shape
+        arena, (_, had_rows, had_slots) = self.arena, self.arena.waiting.shape
         if had_rows >= rows and had_slots >= capacity:
             return
         more = ((0, 0), (0, max(0, rows - had_rows)), (0, max(0, capacity - had_slots)))
         waiting = np.pad(arena.waiting, more, constant_values=NOBODY)
-        self._arena = _Arena(arena.stored, waiting, np.pad(arena.filled, more[:2]), arena.count)
+        self.arena = Arena(arena.stored, waiting, np.pad(arena.filled, more[:2]), arena.count)
 
     def room(self, places: int, like: Float[Tensor, "*lanes hidden"]) -> bool:
         """Make room for more residuals: drop those that nobody waits for, or else grow.
@@ -106,11 +85,11 @@ class SkippedResiduals:
         Returns:
             Whether places were renamed.
         """
-        arena = self._arena
+        arena = self.arena
         if arena.stored is None:
             size = max(_FIRST_PLACES, places)
             stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
-            self._arena = _Arena(stored, arena.waiting, arena.filled, 0)
+            self.arena = Arena(stored, arena.waiting, arena.filled, 0)
             return False
         if arena.count + places <= len(arena.stored):
             return False
@@ -119,11 +98,11 @@ class SkippedResiduals:
 
     def trim(self) -> None:
         """Give room back that sequences have left behind."""
-        if self._arena.stored is not None and len(self._arena.stored) > _FIRST_PLACES:
+        if self.arena.stored is not None and len(self.arena.stored) > _FIRST_PLACES:
             self._compact(0)
 
     def _compact(self, places: int) -> None:
-        arena = self._arena
+        arena = self.arena
         assert arena.stored is not None
         waits = arena.waiting >= 0
         wanted, renamed = np.unique(arena.waiting[waits], return_inverse=True)
@@ -137,11 +116,11 @@ class SkippedResiduals:
             size = max(_FIRST_PLACES, 2 * needed)
         stored = arena.stored.new_empty(size, arena.stored.shape[1])
         stored[: len(wanted)] = arena.stored[torch.from_numpy(wanted).to(stored.device)]
-        self._arena = _Arena(stored, waiting, arena.filled, len(wanted))
+        self.arena = Arena(stored, waiting, arena.filled, len(wanted))
 
     def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
         """Keep residuals for which `room` was made; their places."""
-        arena = self._arena
+        arena = self.arena
         assert arena.stored is not None
         start, stop = arena.count, arena.count + len(hidden)
         arena.stored[start:stop] = hidden.detach()
@@ -156,20 +135,20 @@ class SkippedResiduals:
             rows: Of the cache.
             stops: Of each row, the first slot that is not asked for.
         """
-        behind = self.filled[block, rows] < stops
+        arena = self.arena
+        behind = arena.filled[block, rows] < stops
         if not behind.any():
             return None
         rows, stops = rows[behind], stops[behind]
-        low, high = int(self.filled[block, rows].min()), int(stops.max())
-        place = self.waiting[block, rows, low:high]
+        low, high = int(arena.filled[block, rows].min()), int(stops.max())
+        place = arena.waiting[block, rows, low:high]
         asked = (place >= 0) & (np.arange(low, high) < stops[:, None])
         index, slot = asked.nonzero()
         if len(index) == 0:
             return None
-        stored = self._arena.stored
-        assert stored is not None
-        which = torch.from_numpy(place[index, slot].astype(np.int64)).to(stored.device)
-        return Holes(rows[index], slot + low, stored[which])
+        assert arena.stored is not None
+        which = torch.from_numpy(place[index, slot].astype(np.int64)).to(arena.stored.device)
+        return Holes(rows[index], slot + low, arena.stored[which])
 
     def close(
         self,
@@ -180,30 +159,33 @@ class SkippedResiduals:
     ) -> None:
         """Note that nothing waits before these slots any more: their keys and values are made."""
         if holes is not None:
-            self.waiting[block, holes.rows, holes.slots] = NOBODY
-        self.filled[block, rows] = np.maximum(self.filled[block, rows], stops)
+            self.arena.waiting[block, holes.rows, holes.slots] = NOBODY
+        filled = self.arena.filled
+        filled[block, rows] = np.maximum(filled[block, rows], stops)
 
     def select_rows(self, rows: NDArray[np.int64]) -> "SkippedResiduals":
         """Those of the rows named, in that order; the residuals are shared."""
-        twin = SkippedResiduals(len(self.filled), 0, 0)
-        arena = self._arena
+        arena = self.arena
+        twin = SkippedResiduals(len(arena.filled), 0, 0)
         waiting = np.ascontiguousarray(arena.waiting[:, rows])
         filled = np.ascontiguousarray(arena.filled[:, rows])
-        twin._arena = _Arena(arena.stored, waiting, filled, arena.count)
+        twin.arena = Arena(arena.stored, waiting, filled, arena.count)
         return twin
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Let a row wait for what another one waits for, before a slot; residuals are shared."""
-        self.waiting[:, row, :length] = self.waiting[:, source, :length]
-        self.filled[:, row] = np.minimum(self.filled[:, source], length)
+        waiting, filled = self.arena.waiting, self.arena.filled
+        waiting[:, row, :length] = waiting[:, source, :length]
+        filled[:, row] = np.minimum(filled[:, source], length)
 
     def cut(self, row: int, length: int) -> None:
         """Forget a row's slots from `length` on."""
-        self.waiting[:, row, length:] = NOBODY
-        np.minimum(self.filled[:, row], length, out=self.filled[:, row])
+        self.arena.waiting[:, row, length:] = NOBODY
+        filled = self.arena.filled[:, row]
+        np.minimum(filled, length, out=filled)
 
     def num_bytes(self) -> int:
         """Bytes of the residuals in use, and of the notes."""
-        stored = self._arena.stored
+        stored = self.arena.stored
         width = 0 if stored is None else stored.shape[1] * stored.itemsize
-        return self.count * width + self.waiting.nbytes
+        return self.arena.count * width + self.arena.waiting.nbytes

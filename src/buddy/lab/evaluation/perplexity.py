@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.errors import DataError
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates

@@ -21,11 +21,12 @@ from buddy import __version__
 from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
-from buddy.engine.step import Feed, Step
+from buddy.engine.step import Step
 from buddy.errors import BuddyError, ResultError
 from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home

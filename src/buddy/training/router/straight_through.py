@@ -21,9 +21,9 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan, LaneSet
 from buddy.depth.policy import DepthPolicy
+from buddy.engine.feed import Feed
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.passing import PassingKV
-from buddy.engine.step import Feed
 from buddy.training.batches import Batch
 from buddy.training.packing import PackedRun
 

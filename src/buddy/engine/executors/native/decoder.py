@@ -12,18 +12,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
-from buddy.depth.policy import Observation
-from buddy.engine.executors.blocks import observation
+from buddy.engine.executors.blocks import PassRun
 from buddy.engine.executors.native import layout
 from buddy.engine.executors.native.library import native_library
 from buddy.engine.executors.native.openmp import openmp
 from buddy.engine.executors.native.weights import BoundWeights, why_not
+from buddy.engine.feed import Feed
 from buddy.engine.fork_guard import check_threads
 from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
@@ -96,17 +96,11 @@ class NativeDecoder:
         """Whether this pass is for the kernel."""
         return lanes.num <= self.most_lanes
 
-    def begin(
-        self,
-        session: Session,
-        lanes: Lanes,
-        token_ids: Int[Tensor, " lanes"],
-        router_sees: Bool[Tensor, " lanes"] | None,
-    ) -> "NativeRun":
+    def begin(self, session: Session, lanes: Lanes, feed: Feed) -> "NativeRun":
         """A pass over new tokens."""
         check_threads()
         vocab = self._backbone.embedding.num_embeddings
-        wrong = [token for token in token_ids.tolist() if not 0 <= token < vocab]
+        wrong = [token for token in feed.token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
             raise IndexError(f"token id {wrong[0]} is not below the vocabulary's {vocab}")
         with self._lock:
@@ -115,7 +109,7 @@ class NativeDecoder:
         if bound is None:
             bound = self._bound[session] = _BoundCache(self._backbone, session.kv)
         bound.refresh()
-        return NativeRun(self, bound, lanes, token_ids, router_sees)
+        return NativeRun(self, bound, lanes, feed)
 
     def logits(
         self, hidden: Float[Tensor, "*shape hidden"]
@@ -208,37 +202,32 @@ class _BoundCache:
             return
         # Of each lane, no two neighbouring blocks need a place of their own.
         skipped.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
-        assert skipped.stored is not None
-        cache.waiting, cache.filled = skipped.addresses
-        cache.skipped, cache.num_skipped = skipped.stored.data_ptr(), skipped.count
+        arena = skipped.arena
+        assert arena.stored is not None
+        cache.waiting, cache.filled = arena.addresses
+        cache.skipped, cache.num_skipped = arena.stored.data_ptr(), arena.count
 
     def close_skipped(self) -> None:
         """Take over how many residuals were stored."""
         if self.kv.skipped is not None:
-            self.kv.skipped.count = self.cache.num_skipped
+            self.kv.skipped.arena.count = self.cache.num_skipped
 
 
-class NativeRun:
+class NativeRun(PassRun):
     """One pass on its way through the blocks; the counterpart of `BlockRun`."""
 
     def __init__(
-        self,
-        decoder: NativeDecoder,
-        bound: _BoundCache,
-        lanes: Lanes,
-        token_ids: Int[Tensor, " lanes"],
-        router_sees: Bool[Tensor, " lanes"] | None,
+        self, decoder: NativeDecoder, bound: _BoundCache, lanes: Lanes, feed: Feed
     ) -> None:
-        self.lanes = lanes
+        super().__init__(lanes, bound.kv, feed.token_ids.long().contiguous(), feed.router_sees)
         self._decoder, self._bound, self._backbone = decoder, bound, bound.backbone
-        self._tokens, self._router_sees = token_ids.long().contiguous(), router_sees
         self.hidden: Float[Tensor, "lanes hidden"] = _float32(
             lanes.num, self._backbone.config.hidden_size
         )
         self._executed = torch.zeros(lanes.num, dtype=torch.long, device="cpu")
         self._row, self._slot = lanes.row, lanes.slot  # held: the kernel has their addresses
         self._step = layout.Step(
-            tokens=self._tokens.data_ptr(),
+            tokens=self._token_ids.data_ptr(),
             row=self._row.ctypes.data,
             slot=self._slot.ctypes.data,
             residual=self.hidden.data_ptr(),
@@ -246,12 +235,6 @@ class NativeRun:
             lanes=lanes.num,
             leaves=bound.leaves,
             shares_rows=not lanes.is_one_each,
-        )
-
-    def observe(self, context_layer: int) -> Observation:
-        """The new tokens, and what the 1-based context layer cached of them; 0 = no layer."""
-        return observation(
-            self.lanes, self._tokens, self._router_sees, self._bound.kv, context_layer
         )
 
     def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:

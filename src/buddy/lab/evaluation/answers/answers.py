@@ -15,8 +15,8 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.depth.policy import BatchSize, BlockScores, DepthPolicy, Policy, RowBudgets
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.errors import DataError
 from buddy.lab.evaluation.against import Against
 from buddy.lab.evaluation.answers.answer_points import (

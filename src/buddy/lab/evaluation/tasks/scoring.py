@@ -9,10 +9,11 @@ from torch import Tensor
 
 from buddy.budget.source import BudgetSource
 from buddy.depth.policy import Policy
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.session import Session
-from buddy.engine.step import Feed, Step, StepOutput
+from buddy.engine.step import Step, StepOutput
 from buddy.errors import DataError
 from buddy.model import BuddyForCausalLM
 
