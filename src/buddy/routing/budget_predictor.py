@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from buddy.errors import PolicyError
-from buddy.routing.float32 import Float32Module
+from buddy.routing.float32 import LowRank
 from buddy.routing.router import RouterConfig
 from buddy.settings import Range, check_ranges
 
@@ -31,7 +31,7 @@ class BudgetPredictorConfig:
         return asdict(self)
 
 
-class BudgetPredictor(Float32Module):
+class BudgetPredictor(LowRank):
     """Linear, SiLU, Linear: a logit for each number of middle blocks, `k` in 1 ... blocks - 2.
 
     It reads the summary that the router reads, so it is made for one. A `k` that the router's
@@ -46,8 +46,9 @@ class BudgetPredictor(Float32Module):
     """
 
     def __init__(self, router: RouterConfig, config: BudgetPredictorConfig | None = None) -> None:
-        super().__init__()
-        self.config = config or BudgetPredictorConfig()
+        config = config or BudgetPredictorConfig()
+        super().__init__(router.summary_width, config.rank, router.num_blocks - NUM_PINNED)
+        self.config = config
         self.router_config = router
         self.num_blocks = router.num_blocks
         # Blocks up to the context layer, and the last block, run whatever is chosen.
@@ -57,15 +58,10 @@ class BudgetPredictor(Float32Module):
                 f"all {self.num_blocks} blocks are pinned by context_layer "
                 f"{router.planner.context_layer}: there is no budget to predict"
             )
-        self.down = nn.Linear(router.summary_width, self.config.rank, dtype=torch.float32)
-        self.up = nn.Linear(self.config.rank, self.num_blocks - NUM_PINNED, dtype=torch.float32)
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
 
     def forward(self, summary: Float[Tensor, "batch summary"]) -> Float[Tensor, "batch middle"]:
         """Logits over `k`, the first for k = 1."""
-        with torch.autocast(summary.device.type, enabled=False):
-            logits: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
+        logits = super().forward(summary)
         impossible = self.lowest - NUM_PINNED - 1
         return torch.cat(
             [torch.full_like(logits[:, :impossible], -torch.inf), logits[:, impossible:]], 1

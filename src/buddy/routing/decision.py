@@ -5,10 +5,10 @@ from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from buddy.errors import PolicyError
-from buddy.routing.float32 import Float32Module
+from buddy.routing.float32 import LowRank
 from buddy.settings import Range, check_ranges
 
 
@@ -25,8 +25,8 @@ class DecisionConfig:
         check_ranges(self, PolicyError)
 
 
-class DecisionModule(Float32Module):
-    """Linear, SiLU, Linear, in float32 whatever the model's dtype, plus `omega` times the prior.
+class DecisionModule(LowRank):
+    """Scores each middle block by two linear layers; `omega` times the prior comes on top.
 
     The last layer starts at zero, so an untrained module ranks by its prior alone.
 
@@ -42,12 +42,8 @@ class DecisionModule(Float32Module):
         config: DecisionConfig,
         prior: Float[Tensor, " middle"] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(width, config.rank, num_middle)
         self.config = config
-        self.down = nn.Linear(width, config.rank, dtype=torch.float32)
-        self.up = nn.Linear(config.rank, num_middle, dtype=torch.float32)
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
         prior = torch.zeros(num_middle) if prior is None else prior.detach().float().clone()
         if prior.shape != (num_middle,):
             raise PolicyError(
@@ -55,13 +51,6 @@ class DecisionModule(Float32Module):
                 "one for each block but the first and the last"
             )
         self.register_buffer("prior", prior)
-
-    def forward(self, summary: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch middle"]:
-        """Score each middle block without the prior."""
-        # Not under autocast either: one ulp of a score can change a plan.
-        with torch.autocast(summary.device.type, enabled=False):
-            scores: Tensor = self.up(nn.functional.silu(self.down(summary.float())))
-        return scores
 
     def fuse(self, scores: Float[Tensor, "batch middle"]) -> Float[Tensor, "batch middle"]:
         """Add the prior: `s' = s + omega * p`."""
