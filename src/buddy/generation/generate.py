@@ -2,15 +2,14 @@
 
 import logging
 from abc import abstractmethod
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerationMixin
 
-from buddy.backbone.backbone import Backbone
 from buddy.budget.request import BudgetLike, read_blocks
 from buddy.budget.source import BudgetSource
 from buddy.engine.run import check_reroute
@@ -23,134 +22,17 @@ from buddy.generation.budgets import BudgetReader, Budgets
 from buddy.generation.loop import EndedRows, decode_loop
 from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared, takes_old_cache_name
-from buddy.generation.padding import left_padded
+from buddy.generation.padded import (
+    check_columns,
+    check_new_tokens,
+    check_prompts,
+    check_shapes,
+    left_padded,
+)
 from buddy.generation.speculative import check_speculation, speculative_loop
 from buddy.generation.trace import DepthTrace, FinishReason
 
 _LOG = logging.getLogger(__name__)
-_ID_TYPES: Final = (torch.int64, torch.int32)
-
-
-def check_prompts(
-    token_ids: Int[Tensor, "batch tokens"],
-    valid: Bool[Tensor, "batch tokens"],
-    backbone: Backbone,
-) -> None:
-    """Refuse a batch with an empty row, or with one that the model cannot read or hold.
-
-    Raises:
-        PromptError: Such a row.
-    """
-    lengths = valid.sum(1).tolist()
-    if not lengths or min(lengths) == 0:
-        raise PromptError("a prompt has no tokens: expected at least one")
-    if max(lengths) > backbone.context:
-        raise PromptError(
-            f"a prompt has {max(lengths)} tokens, but the model's context holds "
-            f"{backbone.context}: shorten it"
-        )
-    check_ids(token_ids[valid], backbone)
-
-
-def check_ids(token_ids: Int[Tensor, " tokens"], backbone: Backbone) -> None:
-    """Refuse ids that are no tokens of the model.
-
-    Raises:
-        PromptError: There is one.
-    """
-    low, high = torch.stack(token_ids.aminmax()).tolist()
-    vocab = backbone.embedding.num_embeddings
-    if low < 0 or high >= vocab:
-        raise PromptError(
-            f"token id {low if low < 0 else high} is not one of the model's {vocab}: use the "
-            "model's own tokenizer, and an attention_mask that is 0 for pads"
-        )
-
-
-def check_shapes(
-    token_ids: Tensor,
-    *,
-    valid: Tensor,
-    prompt_mask: Tensor | None,
-    session: Any,
-    backbone: Backbone,
-) -> None:
-    """Refuse token ids, masks and sessions that do not fit each other, or the model.
-
-    Raises:
-        PromptError: One does not fit, or there are no tokens.
-    """
-    if token_ids.ndim != 2 or token_ids.numel() == 0 or token_ids.dtype not in _ID_TYPES:
-        raise PromptError(
-            "there are no new tokens: expected whole numbers of shape [batch, tokens], got "
-            f"{str(token_ids.dtype).removeprefix('torch.')} of shape {list(token_ids.shape)}"
-        )
-    for name, mask in (("attention_mask", valid), ("prompt_mask", prompt_mask)):
-        if mask is not None and mask.shape != token_ids.shape:
-            raise PromptError(
-                f"{name} has shape {list(mask.shape)} over the new tokens, "
-                f"expected {list(token_ids.shape)}"
-            )
-    if session is None:
-        return
-    if not isinstance(session, Session):
-        raise PromptError(
-            f"cache is a {type(session).__name__}, and Buddy keeps what skipped blocks "
-            "leave in a session of its own: pass the cache that this model returned"
-        )
-    if not session.is_of(backbone):
-        raise PromptError(
-            "cache is a session of another model, whose keys and values mean nothing here: pass "
-            "the cache that this model returned, or leave it out"
-        )
-    if session.batch != len(token_ids):
-        raise PromptError(
-            f"the session holds {session.batch} rows and {len(token_ids)} came: "
-            "feed all rows of a batch at every step"
-        )
-
-
-def check_columns(session: Session | None, mask: Tensor | None, columns: int) -> None:
-    """Refuse a mask that takes other columns for pads than those that the session was fed as pads.
-
-    Args:
-        session: What was fed.
-        mask: 0 = pad. One over other columns than all says nothing of those before.
-        columns: In all, the new ones too.
-
-    Raises:
-        PromptError: A row has more or fewer tokens by the mask than in the session.
-    """
-    seen = 0 if session is None else session.get_seq_length()
-    if session is None or not seen or mask is None or mask.shape[-1] != columns:
-        return
-    real = mask[:, :seen].bool().sum(1).tolist()
-    for row, (count, fed) in enumerate(zip(real, session.sequences.values(), strict=False)):
-        if count != fed.length:
-            raise PromptError(
-                f"attention_mask says that row {row} has {count} tokens in the {seen} columns "
-                f"that were fed, and its session holds {fed.length}: expected 1 for them, and 0 "
-                "for pads, those after the row's end too"
-            )
-
-
-def check_new_tokens(session: Session | None, mask: Tensor) -> int:
-    """Columns that the session was fed; refuses a row that has nothing but pads after them.
-
-    Raises:
-        PromptError: A row has no new token.
-    """
-    seen = 0 if session is None else session.get_seq_length()
-    if not seen:  # the whole row is a prompt, and was looked at as one
-        return 0
-    for row, has_new in enumerate(mask[:, seen:].any(1).tolist()):
-        if not has_new:
-            raise PromptError(
-                f"row {row} has no new token in the {mask.shape[1] - seen} columns after the "
-                f"{seen} that its session was fed: each row goes on from a token of its own; give "
-                "it one, or begin a session without the row"
-            )
-    return seen
 
 
 def _prompt_of(inputs: Any, options: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """A batch as transformers' callers lay it out: rows and columns, with pads on either side."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan
 from buddy.engine.feed import Feed
+from buddy.engine.state.session import Session
 from buddy.engine.step import StepOutput
 from buddy.errors import PromptError
-from buddy.generation.generate import check_columns, check_ids, check_prompts, check_shapes
+
+_ID_TYPES: Final = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +122,142 @@ def _new_columns(token_ids: Tensor, mask: Tensor | None) -> Bool[Tensor, "..."]:
     if mask is None:
         return torch.ones_like(token_ids, dtype=torch.bool)
     return mask[..., max(0, mask.shape[-1] - token_ids.shape[-1]) :].bool()
+
+
+def left_padded(
+    token_ids: Int[Tensor, "batch tokens"], mask: Int[Tensor, "batch tokens"], start: int = 0
+) -> tuple[Int[Tensor, "batch tokens"], Int[Tensor, "batch tokens"]]:
+    """Turn each row, from a column on, until its last column is a real token.
+
+    Args:
+        token_ids: Rows with pads on either side.
+        mask: 0 = pad; each row has at least one real token from that column on.
+        start: The column: those before are a session's, and stay where they are.
+    """
+    column = torch.arange(token_ids.shape[1], device=token_ids.device)
+    last = (mask.bool() * column).argmax(1)  # [B], the last real column
+    turned = start + (column - start + last[:, None] - start + 1) % (len(column) - start)
+    turned = torch.where(column < start, column, turned)
+    return token_ids.gather(1, turned), mask.gather(1, turned)
+
+
+def check_prompts(
+    token_ids: Int[Tensor, "batch tokens"],
+    valid: Bool[Tensor, "batch tokens"],
+    backbone: Backbone,
+) -> None:
+    """Refuse a batch with an empty row, or with one that the model cannot read or hold.
+
+    Raises:
+        PromptError: Such a row.
+    """
+    lengths = valid.sum(1).tolist()
+    if not lengths or min(lengths) == 0:
+        raise PromptError("a prompt has no tokens: expected at least one")
+    if max(lengths) > backbone.context:
+        raise PromptError(
+            f"a prompt has {max(lengths)} tokens, but the model's context holds "
+            f"{backbone.context}: shorten it"
+        )
+    check_ids(token_ids[valid], backbone)
+
+
+def check_ids(token_ids: Int[Tensor, " tokens"], backbone: Backbone) -> None:
+    """Refuse ids that are no tokens of the model.
+
+    Raises:
+        PromptError: There is one.
+    """
+    low, high = torch.stack(token_ids.aminmax()).tolist()
+    vocab = backbone.embedding.num_embeddings
+    if low < 0 or high >= vocab:
+        raise PromptError(
+            f"token id {low if low < 0 else high} is not one of the model's {vocab}: use the "
+            "model's own tokenizer, and an attention_mask that is 0 for pads"
+        )
+
+
+def check_shapes(
+    token_ids: Tensor,
+    *,
+    valid: Tensor,
+    prompt_mask: Tensor | None,
+    session: Any,
+    backbone: Backbone,
+) -> None:
+    """Refuse token ids, masks and sessions that do not fit each other, or the model.
+
+    Raises:
+        PromptError: One does not fit, or there are no tokens.
+    """
+    if token_ids.ndim != 2 or token_ids.numel() == 0 or token_ids.dtype not in _ID_TYPES:
+        raise PromptError(
+            "there are no new tokens: expected whole numbers of shape [batch, tokens], got "
+            f"{str(token_ids.dtype).removeprefix('torch.')} of shape {list(token_ids.shape)}"
+        )
+    for name, mask in (("attention_mask", valid), ("prompt_mask", prompt_mask)):
+        if mask is not None and mask.shape != token_ids.shape:
+            raise PromptError(
+                f"{name} has shape {list(mask.shape)} over the new tokens, "
+                f"expected {list(token_ids.shape)}"
+            )
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        raise PromptError(
+            f"cache is a {type(session).__name__}, and Buddy keeps what skipped blocks "
+            "leave in a session of its own: pass the cache that this model returned"
+        )
+    if not session.is_of(backbone):
+        raise PromptError(
+            "cache is a session of another model, whose keys and values mean nothing here: pass "
+            "the cache that this model returned, or leave it out"
+        )
+    if session.batch != len(token_ids):
+        raise PromptError(
+            f"the session holds {session.batch} rows and {len(token_ids)} came: "
+            "feed all rows of a batch at every step"
+        )
+
+
+def check_columns(session: Session | None, mask: Tensor | None, columns: int) -> None:
+    """Refuse a mask that takes other columns for pads than those that the session was fed as pads.
+
+    Args:
+        session: What was fed.
+        mask: 0 = pad. One over other columns than all says nothing of those before.
+        columns: In all, the new ones too.
+
+    Raises:
+        PromptError: A row has more or fewer tokens by the mask than in the session.
+    """
+    seen = 0 if session is None else session.get_seq_length()
+    if session is None or not seen or mask is None or mask.shape[-1] != columns:
+        return
+    real = mask[:, :seen].bool().sum(1).tolist()
+    for row, (count, fed) in enumerate(zip(real, session.sequences.values(), strict=False)):
+        if count != fed.length:
+            raise PromptError(
+                f"attention_mask says that row {row} has {count} tokens in the {seen} columns "
+                f"that were fed, and its session holds {fed.length}: expected 1 for them, and 0 "
+                "for pads, those after the row's end too"
+            )
+
+
+def check_new_tokens(session: Session | None, mask: Tensor) -> int:
+    """Columns that the session was fed; refuses a row that has nothing but pads after them.
+
+    Raises:
+        PromptError: A row has no new token.
+    """
+    seen = 0 if session is None else session.get_seq_length()
+    if not seen:  # the whole row is a prompt, and was looked at as one
+        return 0
+    for row, has_new in enumerate(mask[:, seen:].any(1).tolist()):
+        if not has_new:
+            raise PromptError(
+                f"row {row} has no new token in the {mask.shape[1] - seen} columns after the "
+                f"{seen} that its session was fed: each row goes on from a token of its own; give "
+                "it one, or begin a session without the row"
+            )
+    return seen
