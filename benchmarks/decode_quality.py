@@ -17,7 +17,7 @@ from rich.progress import track
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.engine.state.cache import KV_POLICIES
-from buddy.generation.padding import left_padded
+from buddy.generation.padded import left_padded
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
 from buddy.lab.evaluation.samples import mean_and_error
