@@ -14,11 +14,12 @@ from buddy.backbone.backbone import Backbone
 from buddy.budget.source import ConstantBudget
 from buddy.depth.policy import Policy
 from buddy.engine.executors.protocol import Executor
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
-from buddy.engine.step import Feed, Step, StepOutput, logits_of
+from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import StepReport
 from buddy.serving.rows.row import Row
