@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from buddy.data.examples import Example
+from buddy.engine.feed import Feed
 from buddy.engine.run import run_once
-from buddy.engine.step import Feed
 from buddy.training.batches import collate
 from buddy.training.predictor.depth_losses import depth_losses
 from buddy.training.predictor.shared_prefix import run_shared
