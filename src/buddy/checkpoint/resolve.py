@@ -1,6 +1,6 @@
 """What a model's name stands for: a base model, or a Buddy checkpoint and the base that it names.
 
-A name is resolved once; whatever loads takes what was found.
+Whatever loads takes a `Resolved`, so that a name is looked up no more often than it is asked for.
 """
 
 from dataclasses import dataclass

@@ -211,7 +211,8 @@ Engine = Annotated[
     str,
     checked(
         _check_engine,
-        help="Who decodes: native (compiled, CPU), general, or auto: native if it can.",
+        help="Who decodes: native (compiled code, CUDA graphs on a GPU), general, or auto: native "
+        "if it can.",
     ),
 ]
 Quant = Annotated[

@@ -148,11 +148,11 @@ def usable_rows(source: Source, read: Callable[[str, Row], Made | str], note: No
     rows = load_rows(source)[source.start : source.stop]
     usable, left_out = list[Made](), Counter[str]()
     for where, row in rows:
-        made = read(where, row)
-        if isinstance(made, str):
-            left_out[made] += 1
+        item = read(where, row)
+        if isinstance(item, str):
+            left_out[item] += 1
         else:
-            usable.append(made)
+            usable.append(item)
     name = source.path or source.hub
     reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
     if not usable:

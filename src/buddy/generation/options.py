@@ -106,10 +106,10 @@ class ForwardOptions(TypedDict, total=False):
     """What `forward` takes beside its inputs."""
 
     prefill_budget: BudgetLike | None
-    """Of the prompt's tokens, where it is another than the answer's; the prompt is what a session
-    is first fed."""
+    """Budget of the prompt's tokens, where it is another than the answer's; the prompt is what a
+    session is first fed."""
     budget_rows: Int[Tensor, " batch"] | None
-    """By row, its place in `budget`, where that is a tuple of sources."""
+    """Place of each row in `budget`, where that is a tuple of sources."""
     reroute: Reroute
     """"step", "prefill" or a number of decode steps."""
     batch_route: BatchRoute
@@ -213,8 +213,8 @@ class Prepared:
 
 def token_numbers(ids: Any) -> list[int]:
     """Token ids as transformers gives them: none, a single id, several, or a tensor."""
-    made: list[int] = [] if ids is None else torch.as_tensor(ids).flatten().tolist()
-    return made
+    numbers: list[int] = [] if ids is None else torch.as_tensor(ids).flatten().tolist()
+    return numbers
 
 
 def _check(config: GenerationConfig, rest: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it has come."""
+"""Progress: what long work calls to say how far it is."""
 
 from collections.abc import Callable
 

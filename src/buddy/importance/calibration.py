@@ -65,8 +65,8 @@ def cut_windows(
     """
 
     def ids_of(part: str) -> list[int]:
-        found: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
-        return found
+        ids: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
 
     # Only as much text as can be needed: a token is rarely more than 16 characters.
     needed = len(text) if limit is None else tokens * limit

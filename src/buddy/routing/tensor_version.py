@@ -10,8 +10,8 @@ def mark_of(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
     Writing through `.data`, or into a tensor without a version, leaves the mark as it is.
     """
-    made: list[int] = []
+    mark: list[int] = []
     for tensor in tensors:
         version = 0 if tensor.is_inference() else tensor._version
-        made += (id(tensor), tensor.data_ptr(), version)
-    return tuple(made)
+        mark += (id(tensor), tensor.data_ptr(), version)
+    return tuple(mark)

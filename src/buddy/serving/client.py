@@ -6,7 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 from buddy.errors import BuddyError
 from buddy.serving.request import Deliver, GenerationRequest
 
-EngineState = Literal["starting", "ready", "draining", "failed"]
+EngineState = Literal["ready", "draining", "failed"]
 
 
 class Overloaded(BuddyError):

@@ -40,8 +40,8 @@ class PackedView:
         keys, values = (rectangle.transpose(1, 2) for rectangle in laid)
         if self.kv is None:
             return keys, values
-        found: tuple[Tensor, Tensor] = self.kv.update(keys, values, layer_idx, *args, **kwargs)
-        return found
+        cached: tuple[Tensor, Tensor] = self.kv.update(keys, values, layer_idx, *args, **kwargs)
+        return cached
 
 
 class PackedRun(BlockRun):

@@ -42,7 +42,7 @@ class RunListener:
     """Steps done by an earlier run, and steps in all."""
     stepped: Callable[[int, Mapping[str, float]], None] = lambda step, numbers: None
     """How many steps are done, after each of them, and its numbers by name, such as `loss`."""
-    told: Callable[[str], None] = lambda text: None
+    reported: Callable[[str], None] = lambda text: None
     """Lines about what was found, such as an evaluation."""
     warned: Callable[[str], None] = lambda text: None
     """What looks wrong."""

@@ -18,8 +18,9 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        kept = (out / "state.safetensors").exists()
-        how = "goes on from the last state saved" if kept else "begins again: no state was saved"
+        how = "begins again: no state was saved"
+        if (out / "state.safetensors").exists():
+            how = "goes on from the last state saved"
         stderr().print(f"interrupted: the same command with --resume {how} in {out}")
         raise typer.Exit(130) from None
 

@@ -52,7 +52,7 @@ class RunBar:
             measured=self._show,
             started=lambda step, steps: self._show("training", step, steps),
             stepped=self._stepped,
-            told=self._print,
+            reported=self._print,
             warned=lambda text: self._print(f"warning: {text}"),
         )
 

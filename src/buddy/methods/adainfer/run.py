@@ -197,7 +197,7 @@ def train_adainfer(
 
     def tell(fitted: Fitted) -> None:
         run.listener.stepped(fitted.block - config.first_exit + 1, {"loss": fitted.loss})
-        run.listener.told(
+        run.listener.reported(
             f"before block {fitted.block}: {fitted.settled:.1%} of tokens have settled, "
             f"{fitted.accuracy:.1%} told right"
         )
@@ -262,7 +262,7 @@ def _threshold(
     def depth_at(threshold: float) -> float:
         policy = AdaInferPolicy(classifier, model.backbone, threshold)
         depth = mean_depth(model, policy, rows)
-        run.listener.told(f"threshold {threshold:.6f}: {depth:.2f} blocks a token")
+        run.listener.reported(f"threshold {threshold:.6f}: {depth:.2f} blocks a token")
         return depth
 
     if wanted is None:

@@ -179,7 +179,7 @@ class _FitSteps(Steps[PuddingFit]):
         for evaluation in self._evaluations:
             blocks, num_sets = evaluation.blocks, len(evaluation.chosen)
             log.write(step, f"evaluation/{blocks}", **asdict(evaluation))
-            self.run.listener.told(
+            self.run.listener.reported(
                 f"{blocks} blocks: {num_sets} sets chosen for {num_prompts} prompts, "
                 f"mean log-likelihood {evaluation.log_likelihood:.4f}; best constant set "
                 f"{evaluation.constant:.4f}, best of each {evaluation.best:.4f}"

@@ -169,7 +169,7 @@ class Engine:
     def drain(self) -> None:
         """Take nothing new; what is there is finished."""
         with self._changed:
-            if self._state in ("starting", "ready"):
+            if self._state == "ready":
                 self._state = "draining"
 
     def close(self, timeout_s: float) -> None:
@@ -187,7 +187,6 @@ class Engine:
         if self._state != "ready":
             raise Unavailable(
                 {
-                    "starting": "the engine is starting: try again soon",
                     "draining": "the server is shutting down and takes nothing new",
                     "failed": "the engine has failed: the server must be started again",
                 }[self._state]

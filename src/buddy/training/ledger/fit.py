@@ -66,8 +66,8 @@ def _prices(table: Ledger, answers: Sequence[TokenLosses]) -> NDArray[np.float64
     prices = np.tile(_PRICES, len(config.means))
     lost = np.stack([_spend(table, answer, levels, means, prices) for answer in answers])
     best = sure_best(lost.reshape(len(answers), len(config.means), len(_PRICES)))
-    found: NDArray[np.float64] = _PRICES[best]
-    return found
+    chosen: NDArray[np.float64] = _PRICES[best]
+    return chosen
 
 
 def sure_best(lost: Float[np.ndarray, "answers means prices"]) -> Int[np.ndarray, " means"]:
@@ -88,8 +88,8 @@ def sure_best(lost: Float[np.ndarray, "answers means prices"]) -> Int[np.ndarray
         gains.append(tested_on[:, :, 0] - tested_on[:, range(len(best)), best])
     gain = np.concatenate(gains)
     error = gain.std(0, ddof=min(1, len(gain) - 1)) * math.sqrt(len(gain))
-    found: NDArray[np.int64] = np.where(gain.sum(0) > _SURE * error, lost.sum(0).argmin(1), 0)
-    return found
+    places: NDArray[np.int64] = np.where(gain.sum(0) > _SURE * error, lost.sum(0).argmin(1), 0)
+    return places
 
 
 def _spend(
@@ -100,13 +100,13 @@ def _spend(
     prices: NDArray[np.float64],
 ) -> Float[np.ndarray, " ways"]:
     """What one answer loses, each way that it may be spent, as `LedgerBudget.level` spends."""
-    held, lost = np.zeros(len(means)), np.zeros(len(means))
+    account, lost = np.zeros(len(means)), np.zeros(len(means))
     for token_id, losses in zip(answer.token_ids, answer.losses, strict=True):
         expected = np.array(table.expected(token_id))
-        block = prices * np.exp(-HASTE * held / means)
+        block = prices * np.exp(-HASTE * account / means)
         cost = expected + block[:, None] * levels
-        cost[levels > np.floor(held + means + 1e-9)[:, None]] = math.inf
+        cost[levels > np.floor(account + means + 1e-9)[:, None]] = math.inf
         chosen = cost.argmin(1)
-        held += means - levels[chosen]
+        account += means - levels[chosen]
         lost += losses[chosen]
     return lost

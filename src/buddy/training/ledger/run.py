@@ -35,7 +35,7 @@ def train_ledger(
         ModelError: The checkpoint cannot be loaded.
         DataError: A data file is missing, empty or malformed.
     """
-    run, settings = Run(recipe, out, resume=True, listener=listener), recipe.ledger
+    run, settings = Run(recipe, out, resume=resume, listener=listener), recipe.ledger
     model = run.load_model()
     check_context(recipe.data.max_tokens, model)
     prompt = _check_levels(recipe, model)
@@ -132,7 +132,7 @@ def _evaluate(
         }
         evaluations.append(at_mean)
         run.listener.measured("measuring means", place + 1, len(means))
-        run.listener.told(
+        run.listener.reported(
             f"mean {mean:2d} blocks  constant {at_mean['constant']:.3f}  ledger "
             f"{at_mean['ledger']:.3f} at {at_mean['blocks']:.2f}  difference "
             f"{at_mean['difference']:+.3f} ± {at_mean['stderr']:.3f}"

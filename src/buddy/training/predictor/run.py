@@ -160,7 +160,7 @@ class _PredictorSteps(Steps[PredictorTrainer]):
         for source, choices in values.pop("by_source").items():
             log.write(step, f"evaluation/{source}", **choices)
         log.write(step, "evaluation", **values)
-        self.run.listener.told(f"step {step}  {evaluation.describe()}")
+        self.run.listener.reported(f"step {step}  {evaluation.describe()}")
         if evaluation.collapsed:
             text = _COLLAPSE.format(blocks=evaluation.blocks)
             log.write(step, "warning", text=text)

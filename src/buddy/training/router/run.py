@@ -1,4 +1,4 @@
-"""Stage 1 from its recipe to a checkpoint: adapters trained with a router, or as a method does."""
+"""Stage 1 from its recipe to a checkpoint, and the loop that methods with adapters share."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -229,7 +229,7 @@ class _AdapterSteps(Steps[JointTrainer]):
             self._evaluations, routes = self._evaluate(self._model, self._validation, self._budgets)
         for evaluation in self._evaluations:
             log.write(step, f"evaluation/{evaluation.blocks}", **asdict(evaluation))
-        self.run.listener.told(describe(step, self._evaluations))
+        self.run.listener.reported(describe(step, self._evaluations))
         if self._model.router is not None and routes.collapsed(self._model.num_blocks):
             log.write(step, "warning", text=_COLLAPSE)
             self.run.listener.warned(_COLLAPSE)

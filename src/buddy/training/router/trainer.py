@@ -1,4 +1,4 @@
-"""Stage 1: LoRA and Decision Module trained together, a budget drawn for every example.
+"""One step of stage 1: a batch under drawn budgets, its gradients, and the optimiser's step.
 
 Source: paper, section 4.2; the relaxations beyond softmax, the policy gradient and the second
 route are ours.
