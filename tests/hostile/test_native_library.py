@@ -144,7 +144,7 @@ def _folder_of_that_name(home):
     path.unlink()
     path.mkdir()
     (path / "kept").write_text("")
-    library_module._had.cache_clear()
+    library_module._kept_or_compiled.cache_clear()
 
 
 @pytest.mark.parametrize("spoil", [_file_in_its_place, _folder_of_that_name])

@@ -27,7 +27,7 @@ def exits_at_once(family="llama", **options):
 def slow_path(monkeypatch, buddy, *args, **options):
     """The same text where the verification computes all blocks again."""
     with monkeypatch.context() as patch:
-        patch.setattr(speculative, "exits", lambda policy: False)
+        patch.setattr(buddy.policy, "exits", False)
         return buddy.generate(*args, **options)
 
 

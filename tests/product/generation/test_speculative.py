@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from buddy import BuddyForCausalLM, DepthTrace
-from buddy.errors import PolicyError
+from buddy.errors import BudgetError, PolicyError
 from buddy.generation import speculative
 from buddy.generation.speculative import _Writer
 from tests.tiny import NUM_BLOCKS, every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
@@ -228,7 +228,6 @@ def test_what_cannot_be_drafted_for_is_refused():
         (ids, {"draft_budget": "3 blocks"}, "one sequence at a time"),
         (ids[:1], {"draft_budget": "3 blocks", "budget": "4 blocks"}, "leave the budget out"),
         (ids[:1], {"draft_budget": 1.0}, "must be below"),
-        (ids[:1], {"draft_budget": "auto"}, "is a number"),
         (ids[:1], {"draft_budget": "3 blocks", "num_beams": 2}, "greedy decoding and sampling"),
         (
             ids[:1],
@@ -238,6 +237,8 @@ def test_what_cannot_be_drafted_for_is_refused():
     ):
         with pytest.raises(PolicyError, match=words):
             buddy.generate(rows, **{"max_new_tokens": 3, "do_sample": False, **options})
+    with pytest.raises(BudgetError, match="draft_budget must be a fraction or a count"):
+        buddy.generate(ids[:1], max_new_tokens=3, do_sample=False, draft_budget="auto")
 
 
 @pytest.mark.parametrize(("sharpness", "drafted"), [(1, 1), (1e6, 8)])
