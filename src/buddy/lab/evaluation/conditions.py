@@ -102,7 +102,8 @@ class Condition:
             prompt_tokens: How many begin it.
             others: The ids of those after the prompt.
         """
-        if self.source is None or (self.budget.blocks is not None and self.budget.prefill is None):
+        source = self.source
+        if source is None or (self.budget.blocks is not None and self.budget.prefill is None):
             return (self.blocks,)
         answer = Progress(
             is_prompt=False,
@@ -110,7 +111,7 @@ class Condition:
             num_blocks=self.policy.num_blocks,
             token_ids=tuple(others),
         )
-        blocks = blocks_of_lanes(self.source, answer)
+        blocks = blocks_of_lanes(source, answer)
         each = blocks if len(blocks) == len(others) else blocks * len(others)
         return (self.budget.prompt,) * prompt_tokens + each
 
