@@ -40,6 +40,14 @@ class Command:
         return (self.name,) if self.alias is None else (self.name, self.alias)
 
     @property
+    def summary(self) -> str:
+        """The first sentence of what it does."""
+        run = self.run
+        text = (run.info.help if isinstance(run, typer.Typer) else run.__doc__) or ""
+        sentence, stop, _ = " ".join(text.split()).partition(". ")
+        return sentence + stop.strip()
+
+    @property
     def order(self) -> tuple[int, int, str]:
         """The key by which help sorts commands."""
         return GROUPS.index(self.group), self.place, self.name

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any, Final
 
@@ -45,21 +46,27 @@ class CommandTable(TyperGroup):
         """The subcommand of a name; None if there is none."""
         if cmd_name not in self.commands:
             own = _own_command(cmd_name)
-            self._add_all() if own is None else self._add(own)
+            commands = all_commands() if own is None else [own]
+            command = next((c for c in commands if cmd_name in c.names), None)
+            self.commands.update(_built(command) if command else {})
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of help."""
-        self._add_all()
-        return list(self.commands)
+        return [command.name for command in _in_order_of_help()]
 
-    def _add_all(self) -> None:
-        self.commands.clear()
-        for command in sorted(all_commands(), key=lambda command: command.order):
-            self._add(command)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each name and its first sentence; the options of no command are read for it."""
+        rows = [(command.name, command.summary) for command in _in_order_of_help()]
+        room = formatter.width - 6 - max(len(name) for name, _ in rows)
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, shorten(text, room, placeholder="...")) for name, text in rows]
+            )
 
-    def _add(self, command: Command) -> None:
-        self.commands.update(_built(command))
+
+def _in_order_of_help() -> list[Command]:
+    return sorted(all_commands(), key=lambda command: command.order)
 
 
 def make_app() -> typer.Typer:
@@ -99,7 +106,8 @@ def _outside_commands() -> Iterator[tuple[str, Command]]:
     for package, name, value in _entry_points():
         try:
             for command in _loaded(value):
-                _built(command)
+                if package != _OWN:
+                    _built(command)
                 yield package, command
         except Exception as error:
             _warn(f"{package} cannot add its command {name}: {type(error).__name__}: {error}")

@@ -23,6 +23,12 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
+# Schemathesis itself draws from `random`, which hypothesis seeds; it only warns against the habit.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module inside strategies"
+    ":hypothesis.errors.HypothesisDeprecationWarning"
+)
+
 POSTS = ["/v1/chat/completions", "/v1/completions"]
 GETS = ["/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics"]
 # What a drawn body asks for is mostly refused for one of these; without them more is answered.
