@@ -31,9 +31,22 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What an error of another library says, on one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether some code has failed, by a panic of Rust's too, and nobody stops the program."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; torch says it in words."""
+    words = ("allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
 
 
 class BuddyError(ValueError):

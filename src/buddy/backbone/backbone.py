@@ -1,5 +1,6 @@
 """Backbone: a Hugging Face causal LM taken apart into the steps that a plan can skip."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.families import block_windows, find_family, longest_of_rope
 from buddy.depth.cost import ModelShape
-from buddy.errors import ModelError, PromptError
+from buddy.errors import ModelError
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines, [batch, tokens, angles] each; rows may be chosen of both.
@@ -91,11 +92,12 @@ class Backbone:
             )
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // config.num_attention_heads
-        self.context: int = config.max_position_embeddings
-        """Tokens that a sequence may have."""
         self.kv_width: int = config.num_key_value_heads * self.head_dim
         self._grouped = config.num_attention_heads > config.num_key_value_heads
-        self._longest = longest_of_rope(config)
+        longest = longest_of_rope(config)
+        self.context: int = min(config.max_position_embeddings, longest or sys.maxsize)
+        """Tokens that a sequence may have: not those for which the angles of all would be others,
+        as keys in the cache would not have these."""
         self._block_kinds: list[str] | None = config.layer_types if family.rotary_by_kind else None
         self._kinds = sorted(set(self._block_kinds or ()))
 
@@ -132,17 +134,7 @@ class Backbone:
     def rotary(
         self, hidden: Float[Tensor, "*shape hidden"], positions: Int[Tensor, "batch tokens"]
     ) -> Rotary:
-        """Cosines and sines of the positions, as the model's own rotary embedding makes them.
-
-        Raises:
-            PromptError: The angles would change here, and cached keys would be of other angles.
-        """
-        if self._longest is not None and int(positions.max()) >= self._longest:
-            raise PromptError(
-                f"a sequence would have {int(positions.max()) + 1} tokens, but beyond "
-                f"{self._longest} this model's rotary embedding (longrope) has other angles, which "
-                f"keys in the cache would not have: stay within {self._longest} tokens"
-            )
+        """Cosines and sines of the positions, as the model's own rotary embedding makes them."""
         if not self._kinds:
             return cast(Rotary, self._rotary(hidden, positions))
         by_kind = [self._rotary(hidden, positions, kind) for kind in self._kinds]

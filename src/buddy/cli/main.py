@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from buddy.cli.registry import make_app
-from buddy.errors import BuddyError, ResultError
+from buddy.errors import BuddyError, ResultError, is_failure, is_out_of_memory
 
 app = make_app()
 
@@ -81,15 +81,15 @@ def _guarded(work: Any) -> int:
         return _say(_usage(cast(Any, error)), 2)
     except BuddyError as error:
         return _say(str(error), 2)
-    except MemoryError:
-        return _say(_NO_MEMORY, 1)
-    except RuntimeError as error:  # torch says it so
-        if "allocate memory" in str(error) or "out of memory" in str(error):
-            return _say(_NO_MEMORY, 1)
-        raise
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         return _say(f"{where}{error.strerror or error}", 1)
+    except BaseException as error:
+        if is_out_of_memory(error):
+            return _say(_NO_MEMORY, 1)
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        return _say(f"the tokenizer, or another library, failed at this: {error}", 1)
     return 0
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buddy.errors import PromptError
+from buddy.errors import PromptError, is_failure
 
 _MOST = 400
 
@@ -22,7 +22,9 @@ def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options:
     try:
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
     # The template is a program of somebody else's, so it can raise whatever Python can.
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         why = " ".join(str(error).split())[:_MOST] or "nothing more"
         raise PromptError(
             f"the chat template of {tokenizer.name_or_path} fails: {type(error).__name__}: {why}; "

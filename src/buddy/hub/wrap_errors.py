@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from buddy.errors import BuddyError, CheckpointError
+from buddy.errors import BuddyError, CheckpointError, is_failure
 
 _MOST: Final = 400
 """Characters of a reason; transformers writes whole paragraphs."""
@@ -33,8 +33,7 @@ def explained(what: str, advice: str, lets: tuple[type[BaseException], ...] = ()
     except BuddyError:
         raise
     except BaseException as error:
-        is_failure = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if isinstance(error, lets) or not is_failure:
+        if isinstance(error, lets) or not is_failure(error):
             raise
         raise CheckpointError(f"{what}: {reason(error)}; {advice}") from error
 

@@ -166,5 +166,5 @@ def test_where_longrope_changes_its_angles_is_the_end(monkeypatch):
     with torch.no_grad():
         out = buddy(ids, budget=1.0)
         assert_close(out.logits, model(ids).logits)
-        with pytest.raises(PromptError, match="beyond 20 this model's rotary embedding"):
+        with pytest.raises(PromptError, match="21 tokens, but the model's context holds 20"):
             buddy(ids[:, :1], budget=1.0, cache=out.cache)

@@ -361,3 +361,18 @@ def test_models_lists_the_presets(tmp_path):
         assert max(map(len, lines)) <= 80
     missing = run("models", "remove", "nothing", BUDDY_HOME=str(tmp_path))
     assert (missing.returncode, len(missing.stderr.strip().splitlines())) == (2, 1)
+
+
+def test_a_tokenizer_that_panics_is_one_line(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "panics")
+    path = tmp_path / "panics" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}
+    tokenizer["pre_tokenizer"] = {**split, "invert": False}
+    path.write_text(json.dumps(tokenizer))
+    done = run("generate", "--raw", "a" * 30_000 + "c", "-m", str(path.parent), RUST_BACKTRACE="0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    *rust, last = done.stderr.splitlines()
+    assert last.startswith("buddy: the tokenizer, or another library, failed at this: Onig")
+    assert len(rust) <= 4, "what Rust says by itself"

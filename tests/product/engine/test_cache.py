@@ -5,7 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
+from buddy.budget.source import ConstantBudget
 from buddy.engine.naive import naive_decode
+from buddy.engine.state import cache as cache_of_blocks
 from buddy.errors import ModelError, PolicyError, PromptError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
@@ -136,3 +138,44 @@ def test_a_session_of_another_number_format_is_refused(engine):
     buddy(ids)  # the weights are looked at anew
     with pytest.raises(ModelError, match="begin a new session"):
         buddy(ids[:, :1], cache=session)
+
+
+@pytest.mark.parametrize("engine", ["general", "auto"])
+@torch.no_grad()
+def test_a_cache_that_cannot_grow_is_as_it_was(engine, monkeypatch):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,3", engine=engine)
+    ids = random_ids(1, 30)
+    session, expected = buddy.new_session(1, 10), buddy.new_session(1, 10)
+    for cache in (session, expected):
+        buddy(ids[:, :6], budget="4 blocks", cache=cache)
+    grown, calls = cache_of_blocks._grown, []
+
+    def fails_at_the_third(*parts):
+        calls.append(parts)
+        if len(calls) == 3:
+            raise MemoryError
+        return grown(*parts)
+
+    monkeypatch.setattr(cache_of_blocks, "_grown", fails_at_the_third)
+    with pytest.raises(MemoryError):
+        buddy(ids[:, 6:], budget="4 blocks", cache=session)
+    monkeypatch.setattr(cache_of_blocks, "_grown", None)
+    out = buddy(ids[:, 6:9], budget="4 blocks", cache=session)
+    assert session.kv.capacity == 10
+    assert torch.equal(out.logits, buddy(ids[:, 6:9], budget="4 blocks", cache=expected).logits)
+
+
+@torch.no_grad()
+def test_a_branch_that_fails_leaves_no_sequence(monkeypatch):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,3")
+    session = buddy.new_session(2, 10)
+    buddy(random_ids(2, 6), budget="4 blocks", cache=session)
+    before = session.sequences
+
+    def fails(*parts):
+        raise MemoryError
+
+    monkeypatch.setattr(session.kv, "copy", fails)
+    with pytest.raises(MemoryError):
+        session.branch(next(iter(before)), 4, ConstantBudget(4))
+    assert session.sequences == before

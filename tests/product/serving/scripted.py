@@ -95,7 +95,8 @@ class ScriptedEngine:
         return b"# TYPE buddy_requests gauge\nbuddy_requests %d\n" % self.in_flight
 
     def drain(self):
-        self.state = "draining"
+        if self.state == "ready":
+            self.state = "draining"
 
     def close(self, timeout_s):
         with self._lock:

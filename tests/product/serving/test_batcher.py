@@ -293,6 +293,21 @@ def test_broken_logits_fail_their_request_alone():
     assert not bench.batcher.rows
 
 
+@pytest.mark.parametrize("engine", ["auto", "general"])
+@pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])
+def test_a_row_keeps_no_nan_of_the_request_before_it(kv_policy, engine):
+    buddy = byte_buddy("static:2,3,4,1", kv_policy=kv_policy, engine=engine)
+    with torch.no_grad():
+        buddy.backbone.embedding.weight[7] = torch.nan
+    bench = Bench(buddy, kept_prefixes=0)
+    budget = fixed(prefill=4, decode=6)
+    asked = [request(prompt, budget=budget) for prompt in ([5, 9, 2], range(30, 60))]
+    expected = [heard.tokens for heard in bench.run(*asked)]
+    broken = [request([7] * 40, budget=6)] * 2
+    assert all("not finite" in heard.failed for heard in bench.run(*broken))
+    assert [heard.tokens for heard in bench.run(*asked)] == expected
+
+
 def test_logprobs_come_with_tokens():
     bench = Bench()
     (told,) = bench.run(request([5, 6, 7], top_logprobs=3))

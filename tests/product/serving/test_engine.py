@@ -4,16 +4,22 @@ import threading
 import time
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Phi3Config
 
+from buddy import BuddyForCausalLM
+from buddy.engine.state import cache
 from buddy.errors import BudgetError, PromptError
 from buddy.serving.client import EngineClient, Overloaded, Unavailable
 from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Grammar
+from buddy.serving.rows import passes
 from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import Engine
 from buddy.serving.rows.grammar import GrammarError
 from tests.budgets import auto, deadline, default, fixed
 from tests.product.serving.made import Told, alone, byte_buddy, byte_tokenizer, prompts, request
+from tests.tiny import CONFIGS
 
 
 class Heard(Told):
@@ -115,21 +121,125 @@ def test_nothing_follows_a_cancel(made, cut):
     assert ask(engine, again).wait().tokens == alone(engine._model, again)
 
 
-def test_a_failing_step_fails_everyone_and_the_engine(made, monkeypatch):
+def test_an_engine_that_can_serve_nobody_fails_everyone_and_says_so(made, monkeypatch):
     engine = made(options={"rows": 2})
     heard = [ask(engine, request(p, max_tokens=90)) for p in prompts(5, 3)]
     eventually(lambda: heard[0].tokens)
 
-    def breaks(*parts):
-        raise RuntimeError("no memory")
+    def breaks(*parts, **more):
+        raise RuntimeError("broken")
 
-    monkeypatch.setattr(engine._batcher._runner, "run", breaks)
-    for listener in heard:
-        assert "the engine has failed" in listener.wait().failed
+    monkeypatch.setattr(passes, "run_step", breaks)
+    said = [listener.wait().failed for listener in heard]
+    assert sum("this answer cannot be made: RuntimeError" in line for line in said) == 1
+    assert sum("the engine has failed: RuntimeError" in line for line in said) == 4
     eventually(lambda: engine.state == "failed")
     with pytest.raises(Unavailable, match="failed"):
         engine.submit(request([1]), Heard())
     assert engine.gauges.running == engine.gauges.waiting == 0
+
+
+class PanicException(BaseException):  # as Rust's are called, which are no `Exception`
+    pass
+
+
+@pytest.mark.parametrize("error", [PanicException("a regex backtracks"), SystemExit(3)])
+def test_whatever_is_raised_requests_end_and_the_engine_is_not_ready(made, error):
+    class Breaks(NoControl):
+        def decide(self, rows, queue):
+            raise error
+
+    engine = made(control=Breaks())
+    heard = [ask(engine, request(p, max_tokens=90)) for p in prompts(2, 3)]
+    assert all("the engine has failed" in listener.wait().failed for listener in heard)
+    eventually(lambda: engine.state == "failed")
+
+
+def test_who_is_lost_between_the_queue_and_a_row_is_told_too(made, monkeypatch):
+    engine = made()
+
+    def breaks(submitted):
+        raise SystemExit(3)
+
+    monkeypatch.setattr(engine._batcher, "_row", breaks)
+    assert "the engine has failed" in ask(engine, request([1])).wait().failed
+
+
+@pytest.mark.parametrize("place", [0, 4], ids=["before a row", "within the answer"])
+def test_a_decoder_that_panics_ends_its_own_request_alone(made, place):
+    engine = made()
+    decode = engine._batcher._tokenizer.backend_tokenizer.decode
+    good, bad = (request([at], max_tokens=20, continues=True) for at in (3, 7))
+    wanted = alone(engine._model, good)
+    token = (7, *alone(engine._model, bad))[place]
+    assert token not in (3, *wanted)
+
+    class Tokenizer:
+        @property
+        def backend_tokenizer(self):
+            return self
+
+        def get_added_tokens_decoder(self):
+            return {}
+
+        def decode(self, ids, **more):
+            if token in ids:
+                raise PanicException("Onig: Regex search error")
+            return decode(ids, **more)
+
+    engine._batcher._tokenizer = Tokenizer()
+    heard = ask(engine, good), ask(engine, bad)
+    assert "this answer cannot be made: PanicException" in heard[1].wait().failed
+    assert heard[0].wait().tokens == wanted
+    assert engine.state == "ready"
+
+
+def longrope_phi3():
+    """Phi-3 whose angles change at 20 tokens, of a context of 64."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 20,
+        "short_factor": [1, 1.1, 1.2, 1.3],
+        "long_factor": [2, 3, 4, 5],
+    }
+    torch.manual_seed(0)
+    config = Phi3Config(
+        **{**CONFIGS["phi3"].to_dict(), "vocab_size": 264, "sliding_window": None},
+    )
+    config.rope_parameters, config.original_max_position_embeddings = rope, 20
+    return BuddyForCausalLM(AutoModelForCausalLM.from_config(config).eval(), policy="static:2,3,4")
+
+
+def test_an_answer_beyond_the_angles_of_longrope_is_refused_and_others_are_served(made):
+    engine = made(longrope_phi3())
+    assert engine.facts.context == 20
+    other = ask(engine, request([1, 2, 3], max_tokens=12))
+    with pytest.raises(PromptError, match="context of 20"):
+        engine.submit(request(range(65, 75), max_tokens=20), Heard())
+    assert len(ask(engine, request(range(65, 75), max_tokens=10)).wait().tokens) == 10
+    assert len(other.wait().tokens) == 12
+    assert engine.state == "ready"
+
+
+def test_a_prompt_that_finds_no_memory_ends_alone(made, monkeypatch):
+    """Beside an answer under way the cache cannot grow for a long prompt; it goes on without."""
+    engine = made(control=NoControl(prompt_tokens=16), options={"slots": 32})
+    wanted = request(prompts(1, 3, 8, 8)[0], max_tokens=20)
+
+    def grown(old, rows, slots):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(cache, "_grown", grown)
+    stream = ask(engine, wanted)
+    heard = ask(engine, request(prompts(1, 4, 90, 90)[0]))
+    assert "not enough memory for this request" in heard.wait().failed
+    assert stream.wait().tokens == alone(engine._model, wanted)
+    assert engine.state == "ready"
+    monkeypatch.undo()
+    again = request(prompts(1, 4, 90, 90)[0])
+    assert ask(engine, again).wait().tokens == alone(engine._model, again)
 
 
 def test_drained_it_takes_nothing_new_and_ends_what_is_there(made):

@@ -126,9 +126,11 @@ service = Service(
     rules=BudgetRules(num_blocks=30, has_predictor=True),
 )
 assert "torch" not in sys.modules
+if "fails" in sys.argv:
+    service.engine.cancel = lambda number: service.engine.fail()  # by whoever leaves
 with listen(Address(host="127.0.0.1", port=0)) as listener:
     print(url_of(listener), flush=True)
-    serve(make_app(service), service, listener, drain_s=float(sys.argv[1]))
+    sys.exit(not serve(make_app(service), service, listener, drain_s=float(sys.argv[1])))
 """
 
 
@@ -136,10 +138,10 @@ with listen(Address(host="127.0.0.1", port=0)) as listener:
 def process():
     started = []
 
-    def start(drain_s):
+    def start(drain_s, *more):
         root = Path(__file__).parents[3]
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(drain_s)],
+            [sys.executable, "-c", SERVER, str(drain_s), *more],
             cwd=root,
             env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
             stdout=subprocess.PIPE,
@@ -206,6 +208,19 @@ def test_draining_is_bounded_and_a_second_signal_ends_it_at_once(process):
     server.send_signal(signal.SIGINT)
     assert server.wait(20) == 0
     thread.join(5)
+
+
+def test_an_engine_that_has_failed_ends_the_process(process):
+    server, client = process(60, "fails")
+    thread, got = _asked(client, 250)
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as leaver:
+        leaver.sendall(post({"prompt": "w9", "max_tokens": 250}))
+        until(lambda: "buddy_requests 2" in client.get("/metrics").text)
+    thread.join(10)
+    assert got["status"] == 500
+    assert "the engine has failed" in got["body"]["error"]["message"]
+    assert server.wait(10) == 1
+    assert "Traceback" not in server.stderr.read()
 
 
 def test_a_port_in_use_and_a_host_that_is_none_are_one_line():

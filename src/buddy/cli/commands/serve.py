@@ -152,7 +152,9 @@ def serve(
         service = Service(engine=client, reader=reader, rules=rules)
         app = make_app(service, keys=keys, patience=patience)
         show_panel(console, listener, client, _limits(capacity, key_file))
-        answer(app, service, listener, drain_s=drain_s)
+        is_whole = answer(app, service, listener, drain_s=drain_s)
+    if not is_whole:  # the log says why
+        raise typer.Exit(1)
 
 
 def _start(

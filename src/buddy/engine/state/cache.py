@@ -88,14 +88,20 @@ class BlockKVCache:
         return twin
 
     def reserve(self, rows: int, slots: int) -> None:
-        """Make room for as many rows and slots; buffers follow when they are next used."""
+        """Make room for as many rows and slots, or leave all as it was where memory is short."""
         if rows > self.rows or slots > self.capacity:
             capacity = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
             rows = max(rows, self.rows)
+            keys, values = (
+                [None if old is None else _grown(old, rows, capacity) for old in buffers]
+                for buffers in (self._keys, self._values)
+            )
             if self.skipped is not None:
                 self.skipped.fit(rows, capacity)
             # Last: a call that is cut short is made again.
+            self._keys, self._values = keys, values
             self.capacity, self.rows = capacity, rows
+            self.revision += 1
 
     def view(self, block: int, frame: Frame) -> BlockView:
         """What attention writes to and reads from, when the lanes of a frame run `block`."""
@@ -198,7 +204,7 @@ class BlockKVCache:
     def _buffers(
         self, block: int, heads: int, head_dim: int, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The block's buffers [rows, heads, slots, head], allocated or grown when needed."""
+        """The block's buffers [rows, heads, slots, head], allocated when first needed."""
         shape = (self.rows, heads, self.capacity, head_dim)
         keys, values = self._keys[block], self._values[block]
         if like.dtype != self.dtype and not torch.is_autocast_enabled(self.device.type):
@@ -206,15 +212,12 @@ class BlockKVCache:
                 f"the model is {like.dtype} now and this session's cache is {self.dtype}: begin a "
                 "new session"
             )
-        if keys is not None and values is not None and keys.shape == values.shape == shape:
+        if keys is not None and values is not None:
             return keys, values
-        grown = (like.new_zeros(shape, dtype=self.dtype), like.new_zeros(shape, dtype=self.dtype))
-        for old, larger in zip((keys, values), grown, strict=True):
-            if old is not None:
-                larger[: old.shape[0], :, : old.shape[2]] = old
-        self._keys[block], self._values[block] = grown
+        new = (like.new_zeros(shape, dtype=self.dtype), like.new_zeros(shape, dtype=self.dtype))
+        self._keys[block], self._values[block] = new
         self.revision += 1
-        return grown
+        return new
 
     def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """All blocks' buffers, as large as the cache: for who writes them by address."""
@@ -307,10 +310,24 @@ class BlockKVCache:
         if self.skipped is not None:
             self.skipped.cut(row, length)
 
+    @torch.inference_mode()
+    def clear(self, row: int, start: int, stop: int) -> None:
+        """Zero some slots of a row: of NaN, a weight of zero for what nobody sees makes NaN."""
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None and row < len(buffer):
+                buffer[row, :, start:stop] = 0
+
     def num_bytes(self) -> int:
         """Bytes of the buffers, and of the residuals of skipped tokens."""
         residuals = 0 if self.skipped is None else self.skipped.num_bytes()
         return residuals + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
+
+
+def _grown(old: Tensor, rows: int, slots: int) -> Tensor:
+    """A larger buffer [rows, heads, slots, head] that has what the old one has."""
+    new = old.new_zeros(rows, old.shape[1], slots, old.shape[3])
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new
 
 
 def _stops(

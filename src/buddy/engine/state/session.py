@@ -67,7 +67,8 @@ class Session:
         self._full = ConstantBudget(backbone.num_blocks)
         self._state = SessionState()
         self._next = 0
-        self._uncommitted: tuple[int, ...] = ()
+        self._uncommitted: Mapping[int, int] = {}
+        """Rows that a pass may have written to, and the slot before which it did."""
 
     def is_of(self, backbone: Backbone) -> bool:
         """Whether it was made for this model, by whichever of its wrappers."""
@@ -136,8 +137,12 @@ class Session:
             )
         new_id = self.join(source, reroute=reroute)
         new = replace(self.sequences[new_id], length=length, prompt_length=length)
-        self._uncommitted = (new.row,)
-        self.kv.copy(other.row, new.row, length)
+        self._uncommitted = {new.row: length}
+        try:
+            self.kv.copy(other.row, new.row, length)
+        except BaseException:
+            self.leave(new_id)
+            raise
         self.commit(replace(self._state, sequences={**self.sequences, new_id: new}))
         return new_id
 
@@ -147,9 +152,11 @@ class Session:
         Raises:
             PromptError: There is no such sequence.
         """
-        self.find(sequence_ids)
+        gone = self.find(sequence_ids)
         rest = {at: self.sequences[at] for at in self.sequences if at not in sequence_ids}
         self._state = replace(self._state, sequences=rest)
+        for sequence in gone:
+            self.kv.clear(sequence.row, 0, sequence.length)
         if self.kv.skipped is not None:
             taken = {sequence.row for sequence in rest.values()}
             for row in set(range(self.kv.rows)) - taken:
@@ -176,18 +183,18 @@ class Session:
         rows = tuple(sequence.row for sequence in sequences)
         starts = tuple(sequence.length for sequence in sequences)
         lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
-        self._uncommitted = rows
+        self._uncommitted = dict(zip(rows, lanes.stops, strict=True))
         self.kv.reserve(0, max(lanes.stops))
         return lanes
 
     def commit(self, state: SessionState) -> None:
         """Make this what the session holds."""
         self._state = state
-        self._uncommitted = ()
+        self._uncommitted = {}
 
     def rewind(self, state: SessionState) -> None:
         """Go back to what was committed earlier, in this session."""
-        self._uncommitted = tuple(sequence.row for sequence in state.sequences.values())
+        self._uncommitted = {sequence.row: 0 for sequence in state.sequences.values()}
         self._state = state
         self.discard_uncommitted()
 
@@ -196,9 +203,12 @@ class Session:
         if not self._uncommitted:
             return
         length = {sequence.row: sequence.length for sequence in self.sequences.values()}
-        for row in self._uncommitted:
-            self.kv.cut(row, length.get(row, 0))
-        self._uncommitted = ()
+        for row, stop in self._uncommitted.items():
+            first = length.get(row, 0)
+            self.kv.cut(row, first)
+            if first < stop:
+                self.kv.clear(row, first, stop)
+        self._uncommitted = {}
 
     def get_seq_length(self, *args: Any) -> int:
         """Columns that were fed, pads included."""

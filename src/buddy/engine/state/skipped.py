@@ -4,6 +4,7 @@ A residual is stored once for all neighbouring blocks that a token skips; each o
 place. When one of the blocks next runs, its keys and values are made of what it notes.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,7 +100,8 @@ class SkippedResiduals:
     def trim(self) -> None:
         """Give room back that sequences have left behind."""
         if self.arena.stored is not None and len(self.arena.stored) > _FIRST_PLACES:
-            self._compact(0)
+            with suppress(MemoryError, RuntimeError):  # without room to move, all stays where it is
+                self._compact(0)
 
     def _compact(self, places: int) -> None:
         arena = self.arena

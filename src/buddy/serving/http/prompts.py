@@ -7,6 +7,7 @@ from typing import Any
 
 from buddy.data.chat import apply_chat
 from buddy.errors import PromptError, shown
+from buddy.hub.wrap_errors import explained
 from buddy.serving.http.schema import Message
 from buddy.serving.http.token_bytes import TokenBytes
 
@@ -102,7 +103,9 @@ class PromptReader:
             return f"bytes:{str(utf8)[2:-1]}", list(utf8)
 
     def _of_text(self, text: str) -> tuple[int, ...]:
-        return self._checked(self._tokenizer(_whole(text))["input_ids"])
+        with explained("the model's tokenizer cannot read this text", "send another"):
+            ids = self._tokenizer(_whole(text))["input_ids"]
+        return self._checked(ids)
 
     def _checked(self, ids: Any) -> tuple[int, ...]:
         if not ids:

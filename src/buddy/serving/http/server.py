@@ -20,6 +20,8 @@ from buddy.settings import Range, check_ranges
 
 _BACKLOG: Final = 2048
 _TICK_S: Final = 0.05
+_WATCH_S: Final = 0.5
+"""How often it is asked whether the engine has failed."""
 _LAST_WORDS_S: Final = 2
 """Time for answers that are made to be sent, once nothing is under way."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -125,22 +127,25 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
     )
 
 
-def serve(app: ASGIApp, service: Service, listener: socket.socket, *, drain_s: float) -> None:
+def serve(app: ASGIApp, service: Service, listener: socket.socket, *, drain_s: float) -> bool:
     """Answer until SIGTERM or Ctrl-C, then let answers finish.
 
     While it drains, the server says so: `/ready` and new requests get 503. A second signal ends it
-    at once.
+    at once. An engine that has failed ends it too, for whoever starts it anew.
 
     Args:
         app: Of `make_app`.
         service: What the app was made of.
         listener: Of `listen`.
         drain_s: For answers that are under way; those that take longer are cut off.
+
+    Returns:
+        Whether the engine was whole to the end.
     """
-    asyncio.run(_serve(app, service, listener, drain_s))
+    return asyncio.run(_serve(app, service, listener, drain_s))
 
 
-async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_s: float) -> None:
+async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_s: float) -> bool:
     server, stopping = make_server(app), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -156,6 +161,7 @@ async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_
     try:
         await asyncio.wait({answering, draining}, return_when=asyncio.FIRST_COMPLETED)
         await answering
+        return service.engine.state != "failed"
     finally:
         draining.cancel()
         for number in _STOP_SIGNALS:
@@ -166,7 +172,12 @@ async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_
 async def _drain(
     server: uvicorn.Server, service: Service, stopping: asyncio.Event, drain_s: float
 ) -> None:
-    await stopping.wait()
+    """End the server once it is told to, or its engine has failed."""
+    while not stopping.is_set() and service.engine.state != "failed":
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _WATCH_S)
+    if service.engine.state == "failed":
+        drain_s = _LAST_WORDS_S
     service.engine.drain()
     try:
         async with asyncio.timeout(drain_s):

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.steer import BatchRoute, check_batch_route
-from buddy.errors import BuddyError
+from buddy.engine.step import StepOutput
+from buddy.errors import BuddyError, is_failure, is_out_of_memory
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, Usage
@@ -158,8 +159,8 @@ class Batcher:
             submitted = self.waiting.popleft()
             try:
                 self.rows.append(self._row(submitted))
-            except BuddyError as error:  # such as a predictor whose logits are NaN
-                self._tell(submitted, Failed(message=str(error)))
+            except BaseException as error:  # such as a predictor whose logits are NaN
+                self._tell(submitted, Failed(message=_why(error, submitted)))
                 self._note_end(submitted, "failed", None)
 
     def _row(self, submitted: Submitted) -> Row:
@@ -200,15 +201,23 @@ class Batcher:
         left = max(orders.prompt_tokens, 1) if is_idle else orders.prompt_tokens
         parts: list[tuple[Row, int]] = []
         before: list[Row] = []
-        for row in self.rows:
+        for row in tuple(self.rows):
             if left < 1:
                 break
-            if row.prompt_left and (row.sequence is not None or self._begin(row, before)):
+            if row.prompt_left and (row.sequence is not None or self._begins(row, before)):
                 count = min(left, row.prompt_left) if row.planned else row.prompt_left
                 left -= count
                 parts.append((row, count))
             before.append(row)
         return parts
+
+    def _begins(self, row: Row, before: Sequence[Row]) -> bool:
+        """`_begin`, where what fails ends the row alone."""
+        try:
+            return self._begin(row, before)
+        except BaseException as error:
+            self._fail(row, error)
+            return False
 
     def _begin(self, row: Row, before: Sequence[Row]) -> bool:
         """Give a row its sequence; False where it is better to wait for another row's prompt."""
@@ -240,7 +249,17 @@ class Batcher:
         rows = taking.rows
         if not rows:
             return
-        out, report = self._runner.run(taking)
+        try:
+            out, report = self._runner.run(taking)
+        except BaseException as error:  # the session is as it was
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+            elif is_failure(error):
+                for part in taking.halves():
+                    self._pass(part)
+            else:
+                raise
+            return
         self.steps += 1
         ready = [place for place, row in enumerate(rows) if not row.prompt_left]
         if not ready:
@@ -248,13 +267,25 @@ class Batcher:
             return
         lanes = out.lanes.last[ready]
         chosen = [rows[place] for place in ready]
-        picked = pick(self._runner.logits(out, lanes), [row.picker for row in chosen])
+        picked = self._pick(out, lanes, chosen)
         now_s = time.perf_counter()
         gaps = tuple(now_s - row.last_s for row in chosen if row.answer)
         firsts = tuple(now_s - row.submitted.at_s for row in chosen if not row.answer)
         self._control.report(replace(report, gaps_s=gaps, firsts_s=firsts))
         for row, lane, choice in zip(chosen, lanes.tolist(), picked, strict=True):
-            self._accept(row, choice, out.plan.host[lane], now_s)
+            try:
+                self._accept(row, choice, out.plan.host[lane], now_s)
+            except BaseException as error:  # such as a decoder that panics
+                self._fail(row, error)
+
+    def _pick(self, out: StepOutput, lanes: NDArray[np.int64], rows: list[Row]) -> list[Picked]:
+        """The next token of each row; where that fails, of each by itself."""
+        try:
+            return pick(self._runner.logits(out, lanes), [row.picker for row in rows])
+        except BaseException as error:
+            if len(rows) == 1:
+                return [Picked(error=_why(error, rows[0].submitted))]
+            return [self._pick(out, lanes[at : at + 1], [row])[0] for at, row in enumerate(rows)]
 
     # What comes of it
 
@@ -298,6 +329,13 @@ class Batcher:
         if reason is not None:
             self._finish(row, reason)
 
+    def _fail(self, row: Row, error: BaseException) -> None:
+        """End a row alone by what went wrong with it, if the engine can serve others still."""
+        self._tell(row.submitted, Failed(message=_why(error, row.submitted)))
+        self._let_go(row, "failed")
+        if row.sequence is not None and not isinstance(error, BuddyError):
+            self._runner.try_one()
+
     def _finish(self, row: Row, reason: FinishReason) -> None:
         if not row.is_gone:
             usage = row.usage()
@@ -331,3 +369,20 @@ class Batcher:
         if row.sequence is not None:
             self.pool.leave(row.sequence, None if how == "failed" else row.kept())
         self._note_end(row.submitted, how, row.usage())
+
+
+def _why(error: BaseException, submitted: Submitted) -> str:
+    """What a client is told of what went wrong with its request alone; the log has all of it.
+
+    Raises:
+        BaseException: The error, where it stops the program.
+    """
+    if not is_failure(error):
+        raise error
+    if isinstance(error, BuddyError):
+        return str(error)
+    if is_out_of_memory(error):
+        _LOG.warning("request %d ends: there is not enough memory for it", submitted.number)
+        return "there is not enough memory for this request: send a shorter one"
+    _LOG.error("request %d ends by a failure of its own", submitted.number, exc_info=error)
+    return f"this answer cannot be made: {type(error).__name__}"

@@ -17,7 +17,7 @@ from buddy.generation.options import token_numbers
 from buddy.model import BuddyForCausalLM
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control.protocol import Control, Gauges, NoControl
-from buddy.serving.request import Deliver, Delta, Event, GenerationRequest
+from buddy.serving.request import Deliver, Delta, Event, Failed, GenerationRequest
 from buddy.serving.rows.batcher import Batcher, BatcherOptions
 from buddy.serving.rows.grammar import GrammarMaker
 from buddy.serving.rows.row import Submitted
@@ -78,7 +78,7 @@ class Engine:
         self._delivery = threading.RLock()
         """Held while an event is handed over, so that nothing follows a `cancel`."""
         self._inbox: list[Submitted] = []
-        self._open: set[int] = set()
+        self._open: dict[int, Deliver] = {}
         self._cancelled: list[int] = []
         self._state: EngineState = "ready"
         self._is_closing = False
@@ -144,12 +144,12 @@ class Engine:
                 with self._delivery:
                     if number not in self._open:
                         return
-                    self._open.discard(number)
+                    del self._open[number]
                     deliver(event)
                     if isinstance(event, Delta):  # more will follow
-                        self._open.add(number)
+                        self._open[number] = deliver
 
-            self._open.add(number)
+            self._open[number] = deliver
             self._inbox.append(Submitted(number, request, guarded, grammar, now_s))
             self._changed.notify()
         return number
@@ -157,7 +157,7 @@ class Engine:
     def cancel(self, number: int) -> None:
         """End a request; nothing more is delivered."""
         with self._delivery:
-            self._open.discard(number)
+            self._open.pop(number, None)
         with self._changed:
             self._cancelled.append(number)
             self._changed.notify()
@@ -225,7 +225,7 @@ class Engine:
                 while self._take_in():
                     self._batcher.step()
             message = "the server is shutting down"
-        except Exception as error:
+        except BaseException as error:  # whatever it is, nobody may wait for ever
             _LOG.exception("the engine has failed")
             self._state = "failed"
             message = f"the engine has failed: {type(error).__name__}"
@@ -234,8 +234,14 @@ class Engine:
         with self._changed:
             if self._state != "failed":
                 self._state = "draining"
-            self._pass_on()
+            for submitted in self._inbox:
+                self._batcher.add(submitted)
+            self._inbox = []
         self._batcher.fail(message)
+        with self._delivery:  # whoever a failure found on the way from the queue to a row
+            for deliver in self._open.values():
+                deliver(Failed(message=message))
+            self._open.clear()
 
     def _take_in(self) -> bool:
         """Wait for work; False where the engine is to end."""

@@ -54,6 +54,16 @@ class Pass:
             [part for part in self.parts if not part[0].is_gone],
         )
 
+    def halves(self) -> tuple["Pass", "Pass"]:
+        """Two of which each has some of the rows; of both kinds, each has one kind."""
+        if self.decoding and self.parts:
+            return Pass(self.decoding, []), Pass([], self.parts)
+        decoding, parts = len(self.decoding) // 2, len(self.parts) // 2
+        return (
+            Pass(self.decoding[:decoding], self.parts[:parts]),
+            Pass(self.decoding[decoding:], self.parts[parts:]),
+        )
+
 
 class PassRunner:
     """Runs passes on one session.
@@ -104,6 +114,16 @@ class PassRunner:
             row.fed += count
             row.executed += int(executed[last + 1 - count : last + 1].sum())
         return out, _measured(len(planned.decoding), out, seconds)
+
+    def try_one(self) -> None:
+        """Feed a token of nobody's, which fails where the engine can serve nobody any more."""
+        number = self._session.join()
+        try:
+            token = torch.zeros(1, dtype=torch.long, device=self._backbone.device)
+            step = Step(sequence_ids=[number], feed=Feed(token_ids=token, counts=(1,)))
+            run_step(self._backbone, self.policy, self._session, step, executor=self._executor)
+        finally:
+            self._session.leave(number)
 
     def _step(self, planned: Pass) -> Step:
         tokens = [row.last for row in planned.decoding]
