@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buddy.errors import FetchError
-from buddy.hub.store import ensure_default
+from buddy.hub.store import ensure_published
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,7 +29,7 @@ def test_python_blocks_run(page):
     for block in blocks(page):
         if block["real"]:
             try:
-                ensure_default()
+                ensure_published()
             except FetchError as error:
                 pytest.skip(f"the default model cannot be had here: {error}")
         line = page.read_text()[: block.start("code")].count("\n")

@@ -28,6 +28,7 @@ from buddy.engine.state.cache import DEFAULT_KV_POLICY, KVPolicy, check_kv_polic
 from buddy.engine.tabulate import Tabulator
 from buddy.errors import PolicyError
 from buddy.generation.budgets import check_predictor
+from buddy.policies.learned import LearnedPart
 from buddy.policies.registry import build_policy
 
 
@@ -138,6 +139,7 @@ class ComposedModel(nn.Module):
         """All that a checkpoint keeps."""
         return ModelParts(
             hf_model=self.model,
+            backbone=self.backbone,
             routing=self.routing,
             policy=written_policy(self.policy, self.policy_spec),
             kv_policy=self.kv_policy,
@@ -197,6 +199,15 @@ class ComposedModel(nn.Module):
                 f"blocks and the model has {self.num_blocks}: use one made for this model"
             )
         self._policy, self.policy_spec = chosen, spec
+
+    def put_part(self, part: LearnedPart) -> None:
+        """Take in a method's trained part, and let its policy choose from now on.
+
+        Raises:
+            PolicyError: It cannot serve this model.
+        """
+        self.learned = part.to(self.device)
+        self.set_policy(part.policy)
 
     def default_policy(self) -> str:
         """A method's trained part, else the router, else the prior's static order, else full."""

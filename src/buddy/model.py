@@ -31,7 +31,7 @@ from buddy.generation.generate import BudgetedGeneration
 from buddy.generation.options import ForwardOptions, check_inputs, takes_old_cache_name
 from buddy.generation.output import RoutedOutput
 from buddy.generation.padded import PaddedBatch
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.safe_paths import user_path
 from buddy.pretrained import Pretrained
 
@@ -86,7 +86,7 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
         policy: str | None = None,
         kv_policy: KVPolicy | None = None,
         engine: EngineName = "auto",
-        on_progress: Progress | None = None,
+        on_progress: OnFetch | None = None,
     ) -> "BuddyForCausalLM":
         """Describe a model before its weights are fetched; this one runs nothing.
 

@@ -11,7 +11,7 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.engine.naive import naive_decode
 from buddy.errors import FetchError
 from buddy.hub.presets import DEFAULT_MODEL
-from buddy.hub.store import ensure_default
+from buddy.hub.store import ensure_published
 from tests.tiny import delete_blocks, random_router
 
 pytestmark = pytest.mark.real
@@ -117,4 +117,4 @@ def test_the_config_that_ships_is_that_of_the_model(buddy):
         return {name: value for name, value in values.items() if name != "transformers_version"}
 
     shipped = files("buddy.hub") / "configs" / "smollm2-135m"
-    assert read(shipped) == read(ensure_default())
+    assert read(shipped) == read(ensure_published())

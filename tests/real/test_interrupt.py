@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from buddy.errors import FetchError
-from buddy.hub.store import ensure_default
+from buddy.hub.store import ensure_published
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +33,7 @@ def start(*arguments):
 @pytest.fixture(autouse=True)
 def _default_model():
     try:
-        ensure_default()
+        ensure_published()
     except FetchError as error:
         pytest.skip(f"the default model cannot be had here: {error}")
 

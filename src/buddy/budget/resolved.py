@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 from buddy.budget.ledger import DepthPrices, LedgerBudget, check_mean
 from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget
@@ -24,12 +25,16 @@ class Limits:
     """The smallest and the largest mean that the model's ledger spends, in blocks."""
 
 
+BudgetKind = Literal["fixed", "mean", "auto", "deadline", "default", "own"]
+"""Form that a user wrote; `own` is a source or a function, which Python alone can pass."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedBudget:
     """Blocks that the tokens of a request may run, and whether load may change that."""
 
-    kind: str
-    """What replies and metrics call it: `fixed`, `mean`, `auto`, `deadline` or `default`."""
+    kind: BudgetKind
+    """What replies and metrics call it."""
     least: int
     """Blocks of a token of the answer, under any load; the same as `most` under a contract."""
     most: int
@@ -154,7 +159,7 @@ class ResolvedBudget:
             )
 
     @property
-    def depth(self) -> str:
+    def label(self) -> str:
         """The budget in a few characters, as keys of sample logs have it."""
         if self.is_auto:
             return "auto"

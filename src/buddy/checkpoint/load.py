@@ -29,7 +29,7 @@ from buddy.depth.prior import Prior
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.loading import is_stored_in, load_model, outline_model
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.wrap_errors import reason
 from buddy.policies.learned import outline_part
 from buddy.routing.budget_predictor import BudgetPredictor
@@ -46,7 +46,7 @@ class WeightOptions(TypedDict, total=False):
     """The first CUDA device by default, else the CPU."""
     attention: str | None
     """"sdpa" or "eager"; by default "sdpa", where it computes the family."""
-    on_progress: Progress | None
+    on_progress: OnFetch | None
     """Told what is being fetched or converted."""
 
 
@@ -78,7 +78,7 @@ def outline_parts(
     *,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnFetch | None = None,
 ) -> ModelParts:
     """Describe a model before its weights are fetched: blocks, context, policy, budgets.
 
@@ -125,7 +125,7 @@ def _base_parts(model: Resolved, hf_model: Any) -> ModelParts:
         source = model.base.source if is_stored else None
         origin = Origin(source=source, fingerprint=base_fingerprint(hf_model))
     prior = shipped_prior(model.name) or QuickPrior(backbone, origin.fingerprint or "", model)
-    return ModelParts(hf_model=hf_model, routing={"prior": prior}, origin=origin)
+    return ModelParts(hf_model=hf_model, backbone=backbone, routing={"prior": prior}, origin=origin)
 
 
 def _checkpoint_parts(
@@ -144,11 +144,13 @@ def _checkpoint_parts(
             hf_model, merged = merge_adapter(hf_model, folder / FOLDER)
         else:
             hf_model = load_adapter(hf_model, folder / FOLDER)
+    adapted = Backbone(base_of_adapted(hf_model))
     if "prior" not in routing:
-        routing["prior"] = QuickPrior(Backbone(base_of_adapted(hf_model)), measured, model)
+        routing["prior"] = QuickPrior(adapted, measured, model)
     source = manifest.base.source
     return ModelParts(
         hf_model=hf_model,
+        backbone=adapted,
         routing=routing,
         kv_policy=manifest.kv_policy,
         origin=Origin(source=source, fingerprint=fingerprint, merged_adapter=merged),

@@ -82,6 +82,8 @@ class ModelParts:
 
     hf_model: Any
     """A Hugging Face causal LM, bare or wrapped by PEFT."""
+    backbone: Backbone
+    """Its blocks, and what is around them."""
     routing: RoutingParts
     policy: str | None = None
     """Text that `set_policy` takes. None for the default of a loaded model, or where the policy of
@@ -89,11 +91,6 @@ class ModelParts:
     kv_policy: KVPolicy = DEFAULT_KV_POLICY
     origin: Origin = Origin()
     card: Card | None = None
-
-    @property
-    def backbone(self) -> Backbone:
-        """The base model's parts."""
-        return Backbone(base_of_adapted(self.hf_model))
 
 
 def base_of_adapted(model: nn.Module) -> nn.Module:

@@ -85,18 +85,16 @@ class ChatSession:
     def __init__(
         self, model: str, routing: RoutingOptions, budgets: BudgetOptions, console: Console
     ) -> None:
-        from buddy.checkpoint.resolve import load_tokenizer
+        from buddy.checkpoint.resolve import resolve
         from buddy.engine.run import check_reroute
 
-        self.console, self._is_prepared = console, False
+        self.console, self._is_engine_ready = console, False
         self.reroute = check_reroute(parse_reroute(routing.reroute))
+        resolved = resolve(model)
         self.model = load_checked(
-            model,
-            lambda outline: check_budget(outline, budgets.request),
-            console,
-            routing,
+            resolved, lambda outline: check_budget(outline, budgets.request), console, routing
         )
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = resolved.load_tokenizer()
 
     @property
     def policy(self) -> str:
@@ -108,7 +106,7 @@ class ChatSession:
         """A budget in blocks of the model; refuses what cannot be."""
         return check_budget(self.model, budget)
 
-    def _prepare(self, budget: BudgetRequest) -> None:
+    def _prepare_policy(self, budget: BudgetRequest) -> None:
         """Have the policy measure what it needs of the model, before the answer is timed."""
         resolved = self.check_budget(budget)
         depths = [resolved.blocks or self.model.num_blocks]  # what auto needs is trained
@@ -164,7 +162,7 @@ class ChatSession:
 
         for message in messages:
             check_message(**message)
-        self._prepare(budgets.request)
+        self._prepare_policy(budgets.request)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -172,9 +170,9 @@ class ChatSession:
         torch.manual_seed(sampling.seed)
         interrupted = False
         try:
-            if not self._is_prepared:
+            if not self._is_engine_ready:
                 prepare_engine(self.console, self.model.executor)
-                self._is_prepared = True
+                self._is_engine_ready = True
             # The summary says what a warning of it would.
             with _no_warnings(), _explained_by_wishes(self.model.generation_config):
                 self.model.generate(

@@ -9,6 +9,7 @@ from buddy.errors import ResultError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from buddy.checkpoint.resolve import ModelName
     from buddy.model import BuddyForCausalLM
 
 DTYPES: Final = ("bfloat16", "float32")
@@ -17,7 +18,7 @@ _AS_SAVED: Final = ExecutionOptions()
 
 
 def load_checked(
-    name: str,
+    name: "ModelName",
     check: "Callable[[BuddyForCausalLM], object]",
     console: "Console",
     execution: ExecutionOptions = _AS_SAVED,
@@ -28,7 +29,7 @@ def load_checked(
     """Load a model; before its weights are fetched, let `check` look at what its config tells.
 
     Args:
-        name: Preset, hub id, folder, GGUF file or Buddy checkpoint.
+        name: As `checkpoint.resolve.resolve` takes it.
         check: Given the model without weights, refuses what it could not do.
         console: Where progress is shown.
         execution: Policy, engine and number format, in place of the model's own.
@@ -63,7 +64,7 @@ def load_checked(
 
 
 def load_to_measure(
-    name: str,
+    name: "ModelName",
     tokens: int,
     console: "Console",
     *,

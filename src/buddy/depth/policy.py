@@ -169,6 +169,7 @@ class BlockPolicy(ABC):
         exits: Any budget is an exit: the first blocks run, so that others may go on from there.
         hides_skipped: Passes without a session follow the KV policy `mask`, not `project`.
         adjusts_output: It changes what blocks leave in the residual, so the general path runs it.
+        reads_mlp: To do so it reads what a block's MLP adds, `run.mlp`.
     """
 
     name: str
@@ -179,6 +180,7 @@ class BlockPolicy(ABC):
     exits: ClassVar[bool] = False
     hides_skipped: bool = False
     adjusts_output: ClassVar[bool] = False
+    reads_mlp: bool = False
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -280,12 +282,10 @@ class OnlinePolicy(BlockPolicy):
 
     Attributes:
         governed: Blocks that it decides on; all others run.
-        reads_mlp: `adjust_output` reads what a block's MLP adds, `run.mlp`.
     """
 
     is_online = True
     governed: Sequence[int]
-    reads_mlp: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

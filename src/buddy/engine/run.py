@@ -93,7 +93,12 @@ def run_step(
     lanes = session.begin(sequences, feed.counts)
     try:
         run, engine = begin_run(
-            backbone, session, lanes, feed, None if policy.adjusts_output else executor
+            backbone,
+            session,
+            lanes,
+            feed,
+            None if policy.adjusts_output else executor,
+            keeps_mlp=policy.reads_mlp,
         )
         plan, logits = steer(run, steering, backbone.num_blocks, step.num_logits)
         out = StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
@@ -107,12 +112,21 @@ def run_step(
 
 
 def begin_run(
-    backbone: Backbone, session: Session, lanes: Lanes, feed: Feed, executor: Executor | None
+    backbone: Backbone,
+    session: Session,
+    lanes: Lanes,
+    feed: Feed,
+    executor: Executor | None,
+    *,
+    keeps_mlp: bool = False,
 ) -> tuple[Run, str]:
     """A pass on the executor, where it takes it, else on the general path; and who runs it."""
     if executor is not None and not torch.is_grad_enabled() and executor.takes(lanes):
         return executor.begin(session, lanes, feed), executor.name
-    return BlockRun(backbone, lanes, session.kv, feed.token_ids, feed.router_sees), GENERAL
+    general = BlockRun(
+        backbone, lanes, session.kv, feed.token_ids, feed.router_sees, keeps_mlp=keeps_mlp
+    )
+    return general, GENERAL
 
 
 def run_once(
@@ -136,7 +150,9 @@ def run_once(
     """
     lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
     kv = PassingKV(backbone.project, lanes, hides=policy.hides_skipped)
-    run = BlockRun(backbone, lanes, kv, feed.token_ids, feed.router_sees)
+    run = BlockRun(
+        backbone, lanes, kv, feed.token_ids, feed.router_sees, keeps_mlp=policy.reads_mlp
+    )
     new = (None,) * len(budgets)
     how = steering or make_steering(policy, new, budgets, batch_route, feed.router_sees)
     plan, logits = steer(run, how, backbone.num_blocks)

@@ -21,7 +21,6 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, NewTokens, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
 from buddy.depth.share import share_ranking
-from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.executors.protocol import Run
 from buddy.engine.planned_prompt import PlannedPrompt
 from buddy.engine.probe import ROUTER, piece
@@ -159,8 +158,6 @@ class OnlineSteering(Steering):
         policy, lanes = self._policy, run.lanes
         if blocks.start == 0:
             self._state = policy.begin(self._new(lanes))
-            if policy.reads_mlp:
-                cast(BlockRun, run).keeps_mlp = True
         if blocks.start not in self._governed:
             return None
         if policy.adjusts_output:
@@ -235,7 +232,7 @@ class BudgetedSteering(Steering):
         going_on = [block_mask for block_mask in old if block_mask is not None]
         if len(going_on) == len(old):
             return DepthPlan.of_lanes(np.stack(going_on), lanes.device).repeat(lanes.counts)
-        new = self._make(lanes, seen)
+        new = self._new_plan(lanes, seen)
         if not going_on:
             return new
         host = new.host.copy()
@@ -269,7 +266,7 @@ class BudgetedSteering(Steering):
             return None
         return known.block_mask
 
-    def _make(self, lanes: Lanes, seen: Observation) -> DepthPlan:
+    def _new_plan(self, lanes: Lanes, seen: Observation) -> DepthPlan:
         """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
         policy, budgets = self._policy, self._budgets
         depths = [set(each) for each in budgets]

@@ -25,7 +25,7 @@ from buddy.export.routing import check_exported, export_routing
 from buddy.files import new_folder
 from buddy.hub.config import CONFIG
 from buddy.hub.loading import write_model
-from buddy.hub.progress import Progress, silent
+from buddy.hub.progress import OnFetch, silent
 from buddy.model import BuddyForCausalLM
 
 EXPORT_MANIFEST: Final = "buddy-export.json"
@@ -77,7 +77,7 @@ def export_model(
     *,
     tokenizer: Any,
     source: str,
-    on_progress: Progress = silent,
+    on_progress: OnFetch = silent,
 ) -> Exported:
     """Write the folder under a temporary name, then rename it into place.
 
@@ -138,7 +138,7 @@ def check_free(folder: Path) -> None:
 
 
 def _write(
-    model: BuddyForCausalLM, folder: Path, tokenizer: Any, source: str, on_progress: Progress
+    model: BuddyForCausalLM, folder: Path, tokenizer: Any, source: str, on_progress: OnFetch
 ) -> str:
     from safetensors.torch import save_file
 

@@ -15,7 +15,7 @@ from buddy.files import system_errors
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.weights import empty_model
 from buddy.hub.wrap_errors import explained
@@ -23,7 +23,7 @@ from buddy.hub.wrap_errors import explained
 WEIGHTS_FILE = "model.safetensors"
 
 
-def convert_gguf(header: GgufHeader, folder: Path, on_progress: Progress) -> None:
+def convert_gguf(header: GgufHeader, folder: Path, on_progress: OnFetch) -> None:
     """Write config, weights and tokenizer of a GGUF file into an empty folder.
 
     Args:
@@ -130,7 +130,7 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _reported(on_progress: Progress) -> Iterator[None]:
+def _reported(on_progress: OnFetch) -> Iterator[None]:
     """Turn transformers' bar over tensors into reports, and everything else it says off."""
     from transformers import modeling_gguf_pytorch_utils as reader
 

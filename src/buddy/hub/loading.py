@@ -17,7 +17,7 @@ from buddy.errors import CheckpointError, ModelError
 from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import read_config, read_generation_config
 from buddy.hub.place import ModelPlace
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.verified import verify_once
 from buddy.hub.weights import (
@@ -35,7 +35,7 @@ def named_dtype(name: str | None) -> torch.dtype | None:
     return None if name is None else cast(torch.dtype, getattr(torch, name))
 
 
-def outline_model(place: ModelPlace, *, on_progress: Progress | None = None) -> Any:
+def outline_model(place: ModelPlace, *, on_progress: OnFetch | None = None) -> Any:
     """A Hugging Face causal LM on the meta device, as its config alone describes it.
 
     Raises:
@@ -46,7 +46,7 @@ def outline_model(place: ModelPlace, *, on_progress: Progress | None = None) -> 
 
 
 def inspect_model(
-    place: ModelPlace, *, on_progress: Progress | None = None
+    place: ModelPlace, *, on_progress: OnFetch | None = None
 ) -> tuple[str, ModelShape, int]:
     """A model's family and sizes, from its config alone.
 
@@ -69,7 +69,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     attention: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnFetch | None = None,
 ) -> Any:
     """Load a Hugging Face causal LM, ready for inference, and verify it if it is new.
 

@@ -13,9 +13,9 @@ from buddy.hub.config import CONFIG
 from buddy.hub.folder import is_cached
 from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import PRESETS
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.hub.safe_paths import user_path
-from buddy.hub.store import ensure_default, resolve_gguf
+from buddy.hub.store import ensure_published, resolve_gguf
 from buddy.hub.weights import weight_files
 
 _LONGEST_NAME: Final = 255
@@ -38,7 +38,7 @@ class ModelPlace:
         is_path = self.kind in ("folder", "gguf")
         return str(Path(self.where).resolve()) if is_path else self.name
 
-    def folder(self, on_progress: Progress | None = None) -> Path:
+    def folder(self, on_progress: OnFetch | None = None) -> Path:
         """The folder of its files, which are fetched or converted if they are not on this machine.
 
         Raises:
@@ -46,14 +46,14 @@ class ModelPlace:
             CheckpointError: It is damaged or no model, or holds no weights that are safe to load.
         """
         if self.kind == "published":
-            return ensure_default(self.where, on_progress=on_progress)
+            return ensure_published(self.where, on_progress=on_progress)
         if self.kind == "gguf":
             return resolve_gguf(self.where, on_progress=on_progress)
         folder = Path(self.where if self.kind == "folder" else pull_from_hub(self.where))
         _check_folder(folder)
         return folder
 
-    def config_folder(self, on_progress: Progress | None = None) -> Path:
+    def config_folder(self, on_progress: OnFetch | None = None) -> Path:
         """A folder with its config.json, for which as little as possible is fetched.
 
         Raises:

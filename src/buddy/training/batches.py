@@ -73,10 +73,25 @@ def draw_rows(examples: list[Example], most: int, seed: int) -> list[Example]:
     return examples if len(examples) <= most else random.Random(seed).sample(examples, most)
 
 
+def check_rows(examples: Sequence[Example], batch_size: int) -> None:
+    """Refuse training rows that do not fill one batch.
+
+    Raises:
+        RecipeError: They do not.
+    """
+    if len(examples) < batch_size:
+        raise RecipeError(f"{len(examples)} training rows do not fill one batch of {batch_size}")
+
+
 class BatchOrder:
-    """The batch of any step, computed from the seed: resuming needs no sampler state."""
+    """The batch of any step, computed from the seed: resuming needs no sampler state.
+
+    Raises:
+        RecipeError: There are not enough rows for one batch.
+    """
 
     def __init__(self, examples: Sequence[Example], batch_size: int, seed: int) -> None:
+        check_rows(examples, batch_size)
         self.examples = examples
         self.per_epoch = len(order_of_epoch(examples, batch_size, 0))
         self._batch_size = batch_size

@@ -142,3 +142,13 @@ def mean_by_row(
     """Each row's mean over its answer."""
     total = losses.new_zeros(batch).index_add(0, rows, losses)
     return total / torch.bincount(rows, minlength=batch).clamp(min=1)
+
+
+def group_advantages(
+    rewards: Float[Tensor, "batch samples"], epsilon: float = 1e-6
+) -> Float[Tensor, "batch samples"]:
+    """Each reward less its group's mean, over the group's population standard deviation."""
+    # Less the first of the group: of equal rewards nothing is left, where a mean would be rounded.
+    apart = rewards - rewards[:, :1]
+    centred = apart - apart.mean(1, keepdim=True)
+    return centred / (apart.std(1, correction=0, keepdim=True) + epsilon)

@@ -5,16 +5,19 @@ is computed would be pads.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from buddy.backbone.backbone import Rotary
+from buddy.backbone.backbone import Backbone, Rotary
 from buddy.engine.executors.blocks import BlockRun
+from buddy.engine.feed import Feed
 from buddy.engine.probe import GATHER_SCATTER, piece
-from buddy.engine.state.lanes import Frame
+from buddy.engine.state.lanes import Frame, Lanes
+from buddy.engine.state.passing import PassingKV
 from buddy.training.attention import Packing, is_grouped, packed
+from buddy.training.batches import Batch
 
 _ROUND: Final = 128
 """Tokens are filled up to a multiple of this: matrix products are prepared once for each shape."""
@@ -49,14 +52,15 @@ class PackedRun(BlockRun):
 
     What is in a pad's residual does not matter: pads stand right, and no token sees them.
 
-    Attributes:
-        is_pad: By lane, set before the first block.
+    Args:
+        *args: As for `BlockRun`.
+        is_pad: By lane.
+        **kwargs: As for `BlockRun`.
     """
 
-    is_pad: Bool[Tensor, " lanes"]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, is_pad: Bool[Tensor, " lanes"], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._is_pad = is_pad
         self._packings: dict[int, tuple[Packing, Rotary] | None] = {}
 
     def run_frame(self, block: int, frame: Frame, kv: Any) -> Float[Tensor, "rows tokens hidden"]:
@@ -92,7 +96,7 @@ class PackedRun(BlockRun):
     def _pack(self, frame: Frame) -> tuple[Packing, Rotary] | None:
         row, column = frame.real
         places = row * frame.width + column
-        places = places[~self.is_pad[frame.index[places]]]
+        places = places[~self._is_pad[frame.index[places]]]
         num = len(places)
         filled = nn.functional.pad(places, (0, -num % _ROUND))
         if num == 0 or len(filled) >= frame.num_rows * frame.width:
@@ -102,3 +106,24 @@ class PackedRun(BlockRun):
             frame.index[filled], filled, positions, num, (frame.num_rows, frame.width)
         )
         return packing, self._backbone.rotary(self.hidden[None], positions[None])
+
+
+SomeRun = TypeVar("SomeRun", bound=PackedRun)
+
+
+def begin_pass(kind: type[SomeRun], backbone: Backbone, batch: Batch, **own: Any) -> SomeRun:
+    """A run over prompts and answers whose route sees the prompts alone.
+
+    Pads stand right: under causal attention no token sees them, so they run along as tokens do, or
+    are not computed.
+
+    Args:
+        kind: Of the run.
+        backbone: Runs the blocks.
+        batch: Prompts and answers.
+        **own: What this kind takes beside.
+    """
+    feed = Feed.of_batch(batch.token_ids, router_sees=batch.is_prompt)
+    lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
+    kv, is_pad = PassingKV(backbone.project, lanes), batch.is_pad.flatten()
+    return kind(backbone, lanes, kv, feed.token_ids, feed.router_sees, is_pad=is_pad, **own)

@@ -10,17 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from buddy.checkpoint.resolve import load_tokenizer
+from buddy.checkpoint.resolve import Resolved, resolve
 from buddy.data.examples import check_source, read_all
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.log import TrainingLog, need_tensorboard
+from buddy.training.recipe import CheckpointSettings, DataSettings, ModelSettings
 from buddy.training.state import (
     CHECKPOINT,
     RECORD,
@@ -67,11 +69,56 @@ class Rows:
     tokenizer: Any
 
 
-class Run:
+class LogTable(Protocol):
+    """What a recipe says of the steps between two things that are written."""
+
+    @property
+    def every(self) -> int:
+        """Steps of one line of the log."""
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations; 0 = at the end alone."""
+
+    @property
+    def save_every(self) -> int:
+        """Steps between two training states."""
+
+    @property
+    def tensorboard(self) -> bool:
+        """Whether TensorBoard events are written beside the JSON lines."""
+
+
+@runtime_checkable
+class RunRecipe(Protocol):
+    """Tables that every recipe has."""
+
+    @property
+    def model(self) -> ModelSettings | CheckpointSettings:
+        """The model that is trained, or measured."""
+
+    @property
+    def data(self) -> DataSettings:
+        """Training and validation rows."""
+
+
+@runtime_checkable
+class SteppedRecipe(RunRecipe, Protocol):
+    """What a recipe has beside, whose training takes steps."""
+
+    @property
+    def log(self) -> LogTable:
+        """Logs and states."""
+
+
+SomeRecipe = TypeVar("SomeRecipe", bound=RunRecipe)
+
+
+class Run(Generic[SomeRecipe]):
     """A run from its recipe to a checkpoint.
 
     Args:
-        recipe: Everything that fixes the run; it has tables `model` and `data`, and may have `log`.
+        recipe: Everything that fixes the run.
         out: Folder of the checkpoint, the logs, the training state and the record.
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes.
@@ -82,15 +129,25 @@ class Run:
     """
 
     def __init__(
-        self, recipe: Any, out: Path, *, resume: bool = False, listener: RunListener | None = None
+        self,
+        recipe: SomeRecipe,
+        out: Path,
+        *,
+        resume: bool = False,
+        listener: RunListener | None = None,
     ) -> None:
         self.recipe, self.out, self.resume = recipe, out, resume
         self.listener = listener or RunListener()
         check_folder(out, resume)
         for source in (*recipe.data.train, *recipe.data.validation):
             check_source(source)
-        if hasattr(recipe, "log") and recipe.log.tensorboard:
+        if isinstance(recipe, SteppedRecipe) and recipe.log.tensorboard:
             need_tensorboard()
+
+    @cached_property
+    def named(self) -> Resolved:
+        """The model that the recipe names."""
+        return resolve(self.recipe.model.name)
 
     def load_model(self, **options: Any) -> BuddyForCausalLM:
         """The model that the recipe names, frozen, in the recipe's dtype.
@@ -98,16 +155,14 @@ class Run:
         Raises:
             ModelError: It cannot be loaded.
         """
-        settings = self.recipe.model
-        dtype = getattr(torch, settings.dtype)
-        model = BuddyForCausalLM.from_pretrained(settings.name, dtype=dtype, **options)
+        dtype = getattr(torch, self.recipe.model.dtype)
+        model = BuddyForCausalLM.from_pretrained(self.named, dtype=dtype, **options)
         model.eval().requires_grad_(False)
         return model
 
     def load_as_saved(self, **options: Any) -> BuddyForCausalLM:
         """The model again: a backbone that is written must be in the dtype that it was saved in."""
-        name = self.recipe.model.name
-        return BuddyForCausalLM.from_pretrained(name, device="cpu", **options)
+        return BuddyForCausalLM.from_pretrained(self.named, device="cpu", **options)
 
     def read_rows(self, read: Callable[..., list[Any]] = read_all) -> Rows:
         """Read all rows.
@@ -119,7 +174,7 @@ class Run:
             DataError: A file is missing, empty or malformed.
         """
         data, left_out = self.recipe.data, list[str]()
-        tokenizer = load_tokenizer(self.recipe.model.name)
+        tokenizer = self.named.load_tokenizer()
         train, validation = (
             read(sources, tokenizer, max_tokens=data.max_tokens, note=left_out.append)
             for sources in (data.train, data.validation)
@@ -158,7 +213,7 @@ class Run:
         RunRecord(
             kind=kind,
             model=model.facts(),
-            config={**asdict(self.recipe), **(config or {})},
+            config={**asdict(cast(Any, self.recipe)), **(config or {})},
             results={**results, "left_out": rows.left_out},
         ).save(self.out / RECORD)
         self.listener.finished(checkpoint)
@@ -182,10 +237,11 @@ class Trainer(Protocol):
         """The optimiser of these parameters, in this order."""
 
 
+SomeSteppedRecipe = TypeVar("SomeSteppedRecipe", bound=SteppedRecipe)
 SomeTrainer = TypeVar("SomeTrainer", bound=Trainer)
 
 
-class Steps(ABC, Generic[SomeTrainer]):
+class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
     """The steps of a run, resumable: a state in the folder says how far it has come.
 
     Args:
@@ -196,7 +252,11 @@ class Steps(ABC, Generic[SomeTrainer]):
     """
 
     def __init__(
-        self, run: Run, trainer: SomeTrainer, identity: dict[str, Any], rows: Rows
+        self,
+        run: Run[SomeSteppedRecipe],
+        trainer: SomeTrainer,
+        identity: dict[str, Any],
+        rows: Rows,
     ) -> None:
         self.run, self.trainer, self.rows, self.steps = run, trainer, rows, trainer.steps
         self.identity = identity
@@ -263,10 +323,9 @@ class Steps(ABC, Generic[SomeTrainer]):
 
     def _between(self, log: TrainingLog, done: int) -> None:
         settings, last = self.run.recipe.log, done == self.steps
-        evaluate_every = getattr(settings, "evaluate_every", 0)
         if last or done % settings.every == 0:
             log.write(done, "train", **self.log_line())
-        if last or (evaluate_every and done % evaluate_every == 0):
+        if last or (settings.evaluate_every and done % settings.evaluate_every == 0):
             self.evaluate(log, done)
         if last or done % settings.save_every == 0:
             save_state(self.run.out / STATE, step=done, extra=self.carried(), **self._saved())

@@ -19,7 +19,7 @@ from buddy.lab.evaluation.answers.answer_points import (
 )
 from buddy.lab.evaluation.answers.answers import (
     GivenPlans,
-    answer_losses,
+    losses_under,
     others,
     rounds_of,
     run_answers,
@@ -65,7 +65,7 @@ def loss_of(logits, one):
 @torch.no_grad()
 def test_a_batch_gives_each_answer_the_loss_it_has_alone(family):
     model = tiny_buddy(family)
-    found = answer_losses(model, model.policy, each, EXAMPLES)
+    found = losses_under(model, model.policy, each, EXAMPLES)
     for row, (nll, blocks, executed) in zip(EXAMPLES, found, strict=True):
         prompt = torch.tensor(row.prompt)
         plan = model(prompt[None], budget=f"{BLOCKS} blocks", use_cache=False).plan.executed_sets[0]
@@ -84,7 +84,7 @@ def test_the_answer_does_not_reach_the_route():
     other = [
         dataclasses.replace(own, answer=tokens(11, seed=7 + i)) for i, own in enumerate(EXAMPLES)
     ]
-    found, changed = (answer_losses(model, model.policy, each, e) for e in (EXAMPLES, other))
+    found, changed = (losses_under(model, model.policy, each, e) for e in (EXAMPLES, other))
     assert [plan for _, plan, _ in found] == [plan for _, plan, _ in changed]
     assert all(a != b for (a, *_), (b, *_) in zip(found, changed, strict=True))
 
@@ -92,7 +92,7 @@ def test_the_answer_does_not_reach_the_route():
 def test_given_plans_are_run_as_given():
     model = tiny_buddy()
     plans = [(0, 1, 3, 5), (0, 2, 3, 5), (1, 2, 3, 4)]
-    found = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES[:3])
+    found = losses_under(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES[:3])
     assert [plan for _, plan, _ in found] == plans
     for row, plan, (nll, *_) in zip(EXAMPLES, plans, found, strict=False):
         skipped = set(range(NUM_BLOCKS)) - set(plan)
@@ -119,12 +119,12 @@ def test_the_cost_of_another_inputs_plan_is_the_difference_of_the_losses():
     model = tiny_buddy()
     condition = condition_of(model)
     found = run_answers(model, [condition], EXAMPLES, batch=5, shuffle_seed=3)
-    own = answer_losses(model, model.policy, each, EXAMPLES)
+    own = losses_under(model, model.policy, each, EXAMPLES)
     sources = [example.source for example in EXAMPLES]
     for within in ("all", "source"):
         chosen = others(sources, within, 3)
         plans = [own[chosen[i]][1] for i in range(len(EXAMPLES))]
-        other = answer_losses(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES)
+        other = losses_under(model, GivenPlans(plans, NUM_BLOCKS), each, EXAMPLES)
         rises = [b - a for (a, *_), (b, *_) in zip(own, other, strict=True)]
         points = {
             (gap["task"], gap["metric"]): gap
@@ -207,11 +207,11 @@ def test_no_input_is_run_twice_under_one_plan(monkeypatch):
     model, ran = tiny_buddy(), []
 
     def counting(model, policy, budgets, examples):
-        found = answer_losses(model, policy, budgets, examples)
+        found = losses_under(model, policy, budgets, examples)
         ran.extend((row, plan) for row, (_, plan, _) in zip(examples, found, strict=True))
         return found
 
-    monkeypatch.setattr(answers, "answer_losses", counting)
+    monkeypatch.setattr(answers, "losses_under", counting)
     run_answers(model, [condition_of(model)], EXAMPLES, shuffle_seed=2)
     assert len(EXAMPLES) < len(ran) == len(set(ran)) < 3 * len(EXAMPLES)
 
@@ -296,7 +296,7 @@ def test_a_prompt_at_a_depth_of_its_own_is_that_of_decoding():
     def budgets(prompt, rest):
         return (6,) * prompt + (4,) * len(rest)
 
-    found = answer_losses(model, model.policy, budgets, examples)
+    found = losses_under(model, model.policy, budgets, examples)
     for (nll, plan, _), example in zip(found, examples, strict=True):
         ids = torch.tensor([example.prompt])
         options = {"budget": "4 blocks", "prefill_budget": "6 blocks", "reroute": "prefill"}

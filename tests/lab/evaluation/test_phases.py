@@ -36,6 +36,23 @@ def test_phases_make_conditions_of_their_own():
     assert (other.blocks, other.budget.prefill) == (NUM_BLOCKS, 3)
 
 
+def test_a_source_of_its_own_is_asked_for_the_answer_and_names_its_samples():
+    model, told = tiny_buddy(), []
+
+    def source(progress):
+        told.append((progress.new_tokens, progress.token_ids, progress.is_prompt))
+        return "4 blocks"
+
+    own, other, plain = plan_conditions(
+        model, POLICY, (source, lambda progress: "5 blocks", "4 blocks")
+    )
+    assert own.budgets(2, (7, 8, 9)) == (6, 6, 4, 4, 4)
+    assert told == [(3, (7, 8, 9), False)]
+    assert other.budgets(1, (7,)) == (6, 5)
+    assert own.is_free
+    assert len({own.key, other.key, plain.key}) == 3
+
+
 def test_samples_are_named_by_what_ran_and_not_by_the_file_that_said_so(tmp_path):
     model, path = tiny_buddy(predictor=True), tmp_path / "order.json"
     budgets = ("prefill:1.0,decode:0.5", "0.5", "auto")

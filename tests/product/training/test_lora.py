@@ -87,16 +87,15 @@ def trained(tmp_path):
 
 
 def from_trained(folder, **lora):
-    return build_model(
-        Recipe(
-            data=DataSettings(train=(Source(path="unused"),), max_tokens=16),
-            model=ModelSettings(name=str(folder / "base"), dtype="float32"),
-            lora=LoraSettings(start=str(folder / "trained"), **lora),
-            router=RouterSettings(policy="full", prior="none"),
-            budget=BudgetSettings(choices=("1.0",)),
-            log=LogSettings(evaluate_budgets=("1.0",)),
-        )
+    recipe = Recipe(
+        data=DataSettings(train=(Source(path="unused"),), max_tokens=16),
+        model=ModelSettings(name=str(folder / "base"), dtype="float32"),
+        lora=LoraSettings(start=str(folder / "trained"), **lora),
+        router=RouterSettings(policy="full", prior="none"),
+        budget=BudgetSettings(choices=("1.0",)),
+        log=LogSettings(evaluate_budgets=("1.0",)),
     )
+    return build_model(recipe, recipe.model.name)
 
 
 def test_adapters_are_trained_on_from_a_checkpoint(trained):

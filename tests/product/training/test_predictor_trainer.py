@@ -10,8 +10,9 @@ from buddy.data.examples import Source
 from buddy.errors import RecipeError, TrainingError
 from buddy.routing.budget_predictor import BudgetPredictor, BudgetPredictorConfig
 from buddy.routing.router import RouterConfig
+from buddy.training.losses import group_advantages
 from buddy.training.predictor.evaluation import evaluate_predictor
-from buddy.training.predictor.grpo import GRPOSettings, group_advantages, grpo_loss, sample_budgets
+from buddy.training.predictor.grpo import GRPOSettings, grpo_loss, sample_budgets
 from buddy.training.predictor.loss_table import LossTable
 from buddy.training.predictor.recipe import BudgetRecipe, PredictorOptimSettings
 from buddy.training.predictor.reward_model import RewardModel

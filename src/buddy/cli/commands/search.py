@@ -75,7 +75,7 @@ def search(
     that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
     with `--policy searched:FILE.json`.
     """
-    from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import computed_by, load_to_measure
     from buddy.cli.views.display import stderr
     from buddy.importance.search.searched import check_depths, swap_search
@@ -86,9 +86,10 @@ def search(
     def check(outline: "BuddyForCausalLM") -> None:
         check_depths(read_order(order, outline.resources)[0], wanted, outline.num_blocks)
 
-    loaded = load_to_measure(model, passages.tokens, console, dtype=passages.dtype, check=check)
+    resolved = resolve(model)
+    loaded = load_to_measure(resolved, passages.tokens, console, dtype=passages.dtype, check=check)
     begun, _ = read_order(order, loaded.resources)
-    cut, left_out = _cut(source, load_tokenizer(model), passages, console)
+    cut, left_out = _cut(source, resolved.load_tokenizer(), passages, console)
     partial = out.with_name(f".{out.name}.partial")
     with measuring(console) as bars:
         sets = swap_search(

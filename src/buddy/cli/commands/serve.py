@@ -128,7 +128,7 @@ def serve(
     SIGTERM and Ctrl-C let answers finish, and then end the server.
     """
     _check_installed()
-    from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import stderr
     from buddy.serving.http.app import make_app
@@ -145,8 +145,9 @@ def serve(
     check_reach(address, has_keys=keys is not None)
     patience = Patience(body_bytes=int(max_body_mb * 1e6))
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
-        loaded = load_checked(model, budget_rules.rules, console, execution)
-        tokenizer, rules = load_tokenizer(model), budget_rules.rules(loaded)
+        resolved = resolve(model)
+        loaded = load_checked(resolved, budget_rules.rules, console, execution)
+        tokenizer, rules = resolved.load_tokenizer(), budget_rules.rules(loaded)
         client = _start(loaded, tokenizer, model, capacity, rules, batch_route)
         reader = PromptReader(tokenizer, loaded.config.vocab_size)
         service = Service(engine=client, reader=reader, rules=rules)

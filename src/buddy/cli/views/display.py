@@ -11,7 +11,7 @@ from rich.text import Text
 
 from buddy.budget.request import BudgetRequest
 from buddy.cli.views.bars import Bars
-from buddy.hub.progress import Progress as OnProgress
+from buddy.hub.progress import OnFetch
 
 if TYPE_CHECKING:
     from buddy.engine.executors.choice import ExecutorChoice
@@ -56,7 +56,7 @@ def stderr() -> Console:
 
 
 @contextmanager
-def fetch_progress(console: Console) -> Iterator[OnProgress]:
+def fetch_progress(console: Console) -> Iterator[OnFetch]:
     """A progress bar that appears with the first news of a fetch, and goes when it is done."""
     bars = Bars(console, counts=False)
     tasks: dict[str, TaskID] = {}

@@ -18,10 +18,9 @@ from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
 from buddy.depth.policy import Observation
 from buddy.engine.fork_guard import check_threads
 from buddy.engine.probe import BLOCKS, GATHER_SCATTER, KV_FILL, piece
-from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Frame, Lanes
-from buddy.engine.state.passing import PassingKV
 from buddy.engine.state.skipped import NOBODY
+from buddy.engine.state.view import BlockKV
 
 
 class PassRun:
@@ -37,7 +36,7 @@ class PassRun:
     def __init__(
         self,
         lanes: Lanes,
-        kv: BlockKVCache | PassingKV,
+        kv: BlockKV,
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None = None,
     ) -> None:
@@ -67,7 +66,7 @@ class LaneRun(PassRun, ABC):
     def __init__(
         self,
         lanes: Lanes,
-        kv: BlockKVCache | PassingKV,
+        kv: BlockKV,
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None,
     ) -> None:
@@ -132,27 +131,28 @@ class BlockRun(LaneRun):
         kv: Where keys and values go, and what a skipped block leaves.
         token_ids: By lane.
         router_sees: Lanes that the route may see; None = all.
+        keeps_mlp: Keep what a block's MLP adds to the residual.
 
     Attributes:
-        keeps_mlp: Keep what a block's MLP adds to the residual.
         mlp: That of the block that ran last, by lane; zero where a lane skipped it.
     """
 
-    keeps_mlp = False
     mlp: Float[Tensor, "lanes hidden"] | None = None
 
     def __init__(
         self,
         backbone: Backbone,
         lanes: Lanes,
-        kv: BlockKVCache | PassingKV,
+        kv: BlockKV,
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None = None,
+        *,
+        keeps_mlp: bool = False,
     ) -> None:
         check_threads()
         super().__init__(lanes, kv, token_ids, router_sees)
         self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
-        self._backbone = backbone
+        self._backbone, self._keeps_mlp = backbone, keeps_mlp
         self._rotaries: dict[int, Rotary] = {}
 
     def residual(self) -> Float[Tensor, "lanes hidden"]:
@@ -188,7 +188,7 @@ class BlockRun(LaneRun):
 
     @contextmanager
     def _mlp_kept(self, block: int, frame: Frame) -> Iterator[None]:
-        if not self.keeps_mlp:
+        if not self._keeps_mlp:
             yield
             return
         with self._backbone.watched_mlp(block) as seen:

@@ -11,7 +11,6 @@ Slots from a sequence's length on are scratch: a pass that fails leaves nothing 
 import copy
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -25,7 +24,7 @@ from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.skipped import NOBODY, SkippedResiduals
-from buddy.engine.state.view import BlockView, Projector, lane_index
+from buddy.engine.state.view import BlockKV, Projector, lane_index
 from buddy.errors import ModelError, PolicyError
 
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
@@ -44,7 +43,7 @@ def check_kv_policy(kv_policy: str) -> KVPolicy:
     return cast(KVPolicy, kv_policy)
 
 
-class BlockKVCache:
+class BlockKVCache(BlockKV):
     """Keys and values of every block, in buffers [rows, heads, slots, head] that grow when full.
 
     Args:
@@ -103,10 +102,6 @@ class BlockKVCache:
             self.capacity, self.rows = capacity, rows
             self.revision += 1
 
-    def view(self, block: int, frame: Frame) -> BlockView:
-        """What attention writes to and reads from, when the lanes of a frame run `block`."""
-        return BlockView(partial(self.write, block, frame))
-
     def visible(self, block: int, frame: Frame) -> Bool[Tensor, "sequences 1 tokens slots"] | None:
         """Slots that are no hole, under `mask`, or the query's own; None where there is no hole."""
         if self._hidden_slots[block] is None:
@@ -139,15 +134,7 @@ class BlockKVCache:
         hidden: Float[Tensor, "lanes hidden"],
         places: NDArray[np.int32],
     ) -> None:
-        """Note that `chosen` skip `block` in this pass.
-
-        Args:
-            block: That is skipped.
-            lanes: Of the pass.
-            chosen: Some of them.
-            hidden: The residual of all lanes.
-            places: By lane, where its residual is stored since its last change, or -1; updated.
-        """
+        """Store the residuals of these lanes, or leave zeros or a hole in their slots."""
         which = np.arange(lanes.num) if chosen is None else chosen
         rows, slots = lanes.row[which], lanes.slot[which]
         if self.skipped is None:

@@ -1,7 +1,5 @@
 """Keys and values of a pass that leaves none behind: what training attends to."""
 
-from functools import partial
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -10,10 +8,10 @@ from torch import Tensor
 
 from buddy.depth.plan import LaneSet
 from buddy.engine.state.lanes import Frame, Lanes
-from buddy.engine.state.view import BlockView, Projector, lane_index
+from buddy.engine.state.view import BlockKV, Projector, lane_index
 
 
-class PassingKV:
+class PassingKV(BlockKV):
     """Keeps nothing beyond the pass, so that gradients flow; the rule is that of `project`.
 
     A token that skips a block has its keys and values projected from the residual that passed by,
@@ -29,10 +27,6 @@ class PassingKV:
         self._project, self._lanes, self._hides = project, lanes, hides
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._passing: tuple[NDArray[np.int64], Tensor] | None = None
-
-    def view(self, block: int, frame: Frame) -> BlockView:
-        """What attention reads from, when the lanes of a frame run `block`."""
-        return BlockView(partial(self.merge, block, frame))
 
     def visible(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
         """Slots of tokens that run the block, under `mask`; None where there are no others."""
@@ -65,7 +59,7 @@ class PassingKV:
     def fill(self, block: int, frame: Frame) -> None:
         """Nothing is left over from earlier passes."""
 
-    def merge(
+    def write(
         self, block: int, frame: Frame, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The frame's keys and values, and those of its sequences' lanes that skip the block."""

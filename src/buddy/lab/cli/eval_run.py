@@ -172,7 +172,7 @@ def eval_run(
     Raises:
         BuddyError: The model, a policy or a budget is no good, or the log is another run's.
     """
-    from buddy.checkpoint.resolve import load_tokenizer
+    from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.bars import Bars
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.lab.evaluation.conditions import plan_conditions
@@ -185,10 +185,11 @@ def eval_run(
         check(outline)
         plan_conditions(outline, *asked, auto=auto, means=means)
 
-    loaded = load_checked(compared.model, check_all, console, dtype=compared.dtype)
+    resolved = resolve(compared.model)
+    loaded = load_checked(resolved, check_all, console, dtype=compared.dtype)
     if not generates:
         say_if_slow(loaded, console)
-    tokenizer = load_tokenizer(compared.model)
+    tokenizer = resolved.load_tokenizer()
     conditions = plan_conditions(loaded, *asked, auto=auto, means=means)
     with fetch_progress(console) as on_progress:
         for condition in conditions:

@@ -46,7 +46,7 @@ class Condition:
     @property
     def depth(self) -> str:
         """The budget in a few characters."""
-        return self.budget.depth
+        return self.budget.label
 
     @property
     def source(self) -> BudgetSource | None:
@@ -60,14 +60,15 @@ class Condition:
         What ran is named, not the file that said so: that may hold another order by now.
         """
         depths: Sequence[int] = self.budget.depths(self.ledger)
+        depth = self.depth if self.budget.own is None else repr(self.budget.own)
         if self.source is None:
             depths = range(self.policy.num_pinned, self.policy.num_blocks + 1)
         fixed = self._fixed(depths)
         if fixed is None:
-            return f"{self.spec}@{self.depth}"
+            return f"{self.spec}@{depth}"
         named = "+".join(",".join(map(str, blocks)) for blocks in fixed)
         if self.budget.blocks is None:
-            return f"{self.depth}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
+            return f"{depth}:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
         return f"blocks:{named}"
 
     def fixed_blocks(self) -> tuple[int, ...] | None:

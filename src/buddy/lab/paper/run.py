@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buddy.errors import ModelError
-from buddy.hub.progress import Progress
+from buddy.hub.progress import OnFetch
 from buddy.lab.paper.methods import ComparedMethod
 from buddy.lab.steps import (
     check_same_model,
@@ -66,7 +66,7 @@ class Run:
 
     request: Request
     say: Callable[[str], None] = lambda line: None
-    on_progress: Progress | None = None
+    on_progress: OnFetch | None = None
     _steps: list[dict[str, Any]] = field(default_factory=list)
     _model: "BuddyForCausalLM | None" = None
 

@@ -26,8 +26,7 @@ from buddy.model import BuddyForCausalLM
 from buddy.training.batches import check_context, collate, draw_rows
 from buddy.training.card import base_facts
 from buddy.training.fast import fast_passes
-from buddy.training.packing import PackedRun
-from buddy.training.router.straight_through import begin_pass
+from buddy.training.packing import PackedRun, begin_pass
 from buddy.training.run import Run, RunListener
 
 _BATCH: Final = 8
@@ -182,7 +181,7 @@ def train_adainfer(
         TrainingError: No threshold has the mean depth, or the run cannot begin.
     """
     run, settings = Run(recipe, out, resume=resume, listener=listener), recipe.classifier
-    config = _check(recipe, BuddyForCausalLM.outline(recipe.model.name))
+    config = _check(recipe, BuddyForCausalLM.outline(run.named))
     model, rows = run.load_model(policy="full"), run.read_rows()
     run.warn(rows.left_out)
     exits = collect_exit_features(
@@ -208,8 +207,7 @@ def train_adainfer(
     drawn = draw_rows(rows.validation or rows.train, settings.depth_rows, settings.seed)
     threshold, depth = _threshold(model, classifier, drawn, run)
     classifier.config = replace(config, threshold=threshold)
-    model.learned = classifier.to(model.device)
-    model.set_policy(AdaInferClassifier.policy)
+    model.put_part(classifier)
     model.card = _card(recipe, len(exits.rows), threshold, depth)
     return run.finish(
         model,
@@ -253,7 +251,10 @@ def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:
 
 
 def _threshold(
-    model: BuddyForCausalLM, classifier: AdaInferClassifier, rows: Sequence[Example], run: Run
+    model: BuddyForCausalLM,
+    classifier: AdaInferClassifier,
+    rows: Sequence[Example],
+    run: Run[AdaInferRecipe],
 ) -> tuple[float, float]:
     """The threshold, given or searched, and its mean depth on these rows."""
     settings = run.recipe.classifier

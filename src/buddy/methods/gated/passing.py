@@ -1,6 +1,7 @@
 """The training pass of gated methods: every block is computed for every token, and gates mix."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -16,20 +17,20 @@ from buddy.training.packing import PackedRun
 class GatedRun(PackedRun):
     """A pass over whole sequences of one width in which gates get gradients.
 
-    Attributes:
+    Args:
+        *args: As for `PackedRun`.
         part: The gates.
         seen: What they may know.
+        **kwargs: As for `PackedRun`.
+
+    Attributes:
         gates: What they decided, by governed block, in order.
     """
 
-    part: GatedPart
-    seen: Pass
-
-    def open(self, part: GatedPart, seen: Pass) -> None:
-        """Name the gates before the first block."""
+    def __init__(self, *args: Any, part: GatedPart, seen: Pass, **kwargs: Any) -> None:
+        super().__init__(*args, keeps_mlp=part.reads_mlp, **kwargs)
         self.part, self.seen = part, seen
         self.gates: list[Gate] = []
-        self.keeps_mlp = part.reads_mlp
         self._hides: Bool[Tensor, "batch tokens"] | None = None
 
     def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from buddy.checkpoint.resolve import ModelName
 from buddy.data.examples import Example
 from buddy.methods.gated.gates import GatedPart, Pass
 from buddy.methods.gated.passing import GatedRun, kept_by_row, last_hidden
@@ -15,10 +16,10 @@ from buddy.training.batches import collate, padded_width
 from buddy.training.fast import fast_passes
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses, mean_by_row
+from buddy.training.packing import begin_pass
 from buddy.training.router.evaluate import Evaluation
 from buddy.training.router.model import build_model
 from buddy.training.router.run import TrainingMethod
-from buddy.training.router.straight_through import begin_pass
 from buddy.training.router.trainer import JointTrainer, RowReport
 
 _BATCH: Final = 16
@@ -34,16 +35,18 @@ def make_part(method: str, settings: GateSettings, model: BuddyForCausalLM, seed
     return part.to(model.device)
 
 
-def build_gated(recipe: GatedRecipe, device: str | torch.device | None) -> BuddyForCausalLM:
+def build_gated(
+    recipe: GatedRecipe, name: ModelName, device: str | torch.device | None
+) -> BuddyForCausalLM:
     """The base model with fresh adapters and fresh gates.
 
     Raises:
         BuddyError: As `build_model`.
     """
-    model = build_model(recipe, device)
+    model = build_model(recipe, name, device)
     part = make_part(recipe.method, recipe.gates, model, recipe.optim.seed)
-    model.learned, model.kv_policy = part, part.leaves
-    model.set_policy(part.policy)
+    model.kv_policy = part.leaves
+    model.put_part(part)
     return model
 
 
@@ -78,8 +81,7 @@ class GatedTrainer(JointTrainer):
             reduce=self._reduce,
         )
         with fast_passes(model.backbone):
-            run = begin_pass(GatedRun, model.backbone, batch)
-            run.open(part, seen)
+            run = begin_pass(GatedRun, model.backbone, batch, part=part, seen=seen)
             hidden = last_hidden(run, model.num_blocks)
             losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
             by_row = mean_by_row(losses, batch.rows, len(share.rows))
@@ -95,7 +97,9 @@ class GatedTrainer(JointTrainer):
             for row, first in enumerate(prompts)
         ]
         weights = self._weights(examples)
-        return self._report(by_row, map(round, depths), plans, [weights[row] for row in share.rows])
+        return self._exchange(
+            by_row, map(round, depths), plans, [weights[row] for row in share.rows]
+        )
 
 
 @torch.no_grad()

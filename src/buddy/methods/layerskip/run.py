@@ -8,9 +8,8 @@ from buddy.methods.layerskip.layer_dropout import draw_runs, drop_rates, exit_we
 from buddy.methods.layerskip.recipe import LayerSkipRecipe
 from buddy.training.fast import fast_passes
 from buddy.training.losses import answer_losses, mean_by_row
-from buddy.training.packing import PackedRun
+from buddy.training.packing import PackedRun, begin_pass
 from buddy.training.router.run import TrainingMethod
-from buddy.training.router.straight_through import begin_pass
 from buddy.training.router.trainer import JointTrainer, RowReport
 
 
@@ -48,7 +47,7 @@ class LayerSkipTrainer(JointTrainer):
                 loss = loss + exits[block] * by_row * weights
             loss.sum().backward()  # type: ignore[no-untyped-call]
         depths = plan.host.sum(1).tolist()
-        return self._report(by_row, depths, plan.executed_sets, weights)
+        return self._exchange(by_row, depths, plan.executed_sets, weights)
 
 
 train_layerskip: Final = TrainingMethod(trainer=LayerSkipTrainer).train

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from buddy.methods.pudding.policy import PuddingClassifier, PuddingConfig
 from buddy.methods.pudding.recipe import FitSettings
 from buddy.methods.pudding.targets import Targets
-from buddy.training.predictor.standardise import Standard
+from buddy.training.summaries import Standard
 
 
 class PuddingFit:

@@ -1,7 +1,7 @@
 """The recipe of PuDDing: sets, targets, classifier."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, RecipeTable
@@ -94,6 +94,8 @@ class FitLogSettings(RecipeTable):
 
     every: Annotated[int, STEPS] = 10
     """Steps that one line of the log averages over."""
+    evaluate_every: ClassVar[int] = 0
+    """An evaluation comes at the end alone."""
     save_every: Annotated[int, STEPS] = 100
     """Steps between two training states, from which a run can go on."""
     tensorboard: bool = True

@@ -58,7 +58,7 @@ def train_pudding(
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
     run = Run(recipe, out, resume=resume, listener=listener)
-    depths = _check(recipe, BuddyForCausalLM.outline(recipe.model.name, policy="full"))
+    depths = _check(recipe, BuddyForCausalLM.outline(run.named, policy="full"))
     rows = run.read_rows(read_questions)
     run.warn(rows.left_out)
     searches = plan_searches(recipe.sets, rows.train)
@@ -100,7 +100,7 @@ def _check(recipe: PuddingRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:
 
 
 def _search(
-    model: BuddyForCausalLM, searches: Sequence[Search], run: Run
+    model: BuddyForCausalLM, searches: Sequence[Search], run: Run[PuddingRecipe]
 ) -> tuple[tuple[int, ...], ...]:
     """The order of each search, from its record where it is done."""
     folder, facts = run.out / SETS, model.facts()
@@ -121,7 +121,7 @@ def _search(
 def _measure(
     model: BuddyForCausalLM,
     config: PuddingConfig,
-    run: Run,
+    run: Run[PuddingRecipe],
     what: str,
     questions: Sequence[Question],
     path: Path,
@@ -143,12 +143,12 @@ def _measure(
     )
 
 
-class _FitSteps(Steps[PuddingFit]):
+class _FitSteps(Steps[PuddingRecipe, PuddingFit]):
     """The steps of the classifier; it is evaluated at the end alone."""
 
     def __init__(
         self,
-        run: Run,
+        run: Run[PuddingRecipe],
         fit: PuddingFit,
         identity: dict[str, Any],
         rows: Rows,
@@ -209,8 +209,7 @@ class _FitSteps(Steps[PuddingFit]):
         """Write checkpoint and record: the model that was named, sets and classifier."""
         recipe, part = self.run.recipe, self.trainer.classifier()
         whole = self.run.load_as_saved(policy="full")
-        whole.learned = part
-        whole.set_policy(whole.default_policy())
+        whole.put_part(part)
         name, sources, depths = recipe.model.name, recipe.data.train, part.config.depths
         whole.card = with_pudding(whole.card, name, sources, sets, depths)
         return self.run.finish(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from buddy.budget.resolved import BudgetKind
 from buddy.serving.client import EngineState
 from buddy.serving.control.protocol import Ending, Gauges, StepReport
 from buddy.serving.request import Usage
@@ -36,7 +37,8 @@ _REASONS: Final[dict[Ending, str]] = {
     "failed": "error",
 }
 """vLLM's names of how a request ended."""
-SOURCES: Final = ("fixed", "mean", "auto", "deadline", "default")
+SOURCES: Final = tuple(kind for kind in get_args(BudgetKind) if kind != "own")
+"""Kinds of budget that a client can name."""
 REJECTIONS: Final = ("queue_full", "queue_age", "ttft", "deadline")
 
 

@@ -133,7 +133,7 @@ def _requests(
             grammar=grammar,
             continues=isinstance(body, CompletionBody),
             ignore_eos=bool(body.ignore_eos),
-            is_first=place == answer == 0,
+            is_first=(place, answer) == (0, 0),
         )
         for place, prompt in enumerate(prompts)
         for answer in range(body.n or 1)

@@ -32,7 +32,7 @@ class Answers:
             are cancelled, and what waits is dropped: a client that never reads holds no more.
 
     Attributes:
-        number: How many answers there are.
+        num_answers: How many there are.
 
     Raises:
         BuddyError: What the engine refuses; then nothing is under way.
@@ -51,8 +51,8 @@ class Answers:
         self._waiting: deque[tuple[int, Event]] = deque()
         self._most = most_waiting * len(requests)
         self._news = asyncio.Event()
-        self.number = len(requests)
-        self._open = set(range(self.number))
+        self.num_answers = len(requests)
+        self._open = set(range(self.num_answers))
         self._numbers: list[int] = []
         self._is_cancelled = False
         try:

@@ -136,7 +136,7 @@ async def _answer(
         shape,
         model=body.model or facts.model,
         num_blocks=facts.num_blocks,
-        num_answers=answers.number,
+        num_answers=answers.num_answers,
         per_prompt=body.n or 1,
         extras=extras,
         reader=service.reader,

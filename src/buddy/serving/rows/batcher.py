@@ -239,13 +239,13 @@ class Batcher:
                 begin = max(begin, (number, length), key=lambda beginning: beginning[1])
                 begin = begin if begin[1] >= least else (-1, 0)
         row.sequence = self.pool.join(row.depth, begin)
-        row.fed = row.cached = begin[1]
+        row.num_fed = row.num_cached = begin[1]
         return True
 
     # A pass
 
-    def _pass(self, planned: Pass) -> None:
-        taking = planned.without_gone()
+    def _pass(self, candidates: Pass) -> None:
+        taking = candidates.without_gone()
         rows = taking.rows
         if not rows:
             return

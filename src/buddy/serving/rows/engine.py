@@ -25,7 +25,7 @@ from buddy.serving.rows.row import Submitted
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Engine:
+class ServingThread:
     """Runs requests in a thread of its own; an `EngineClient`.
 
     Args:

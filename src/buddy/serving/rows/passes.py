@@ -90,30 +90,30 @@ class PassRunner:
         whole = Pass(decoding, parts)
         if not parts or (len(parts) == 1 and not decoding):
             return [whole]
-        if fits_one_pass(self._executor, [row.fed for row in whole.rows], whole.counts):
+        if fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts):
             return [whole]
         alone = [Pass([], [part]) for part in parts]
         return [Pass(decoding, []), *alone] if decoding else alone
 
-    def run(self, planned: Pass) -> tuple[StepOutput, StepReport]:
+    def run(self, members: Pass) -> tuple[StepOutput, StepReport]:
         """Run a pass, and note in its rows what they were fed and what ran for it."""
         started_s = time.perf_counter()
         out = run_step(
             self._backbone,
             self.policy,
             self._session,
-            self._step(planned),
+            self._step(members),
             executor=self._executor,
         )
         seconds = time.perf_counter() - started_s
         executed = out.executed.numpy()
-        for place, row in enumerate(planned.rows):
+        for place, row in enumerate(members.rows):
             count, last = out.lanes.counts[place], int(out.lanes.last[place])
             if not row.prompt_left:
                 row.ran.append(out.plan.host[last])
-            row.fed += count
+            row.num_fed += count
             row.executed += int(executed[last + 1 - count : last + 1].sum())
-        return out, _measured(len(planned.decoding), out, seconds)
+        return out, _measured(len(members.decoding), out, seconds)
 
     def try_one(self) -> None:
         """Feed a token of nobody's, which fails where the engine can serve nobody any more."""
@@ -125,14 +125,14 @@ class PassRunner:
         finally:
             self._session.leave(number)
 
-    def _step(self, planned: Pass) -> Step:
-        tokens = [row.last for row in planned.decoding]
-        for row, count in planned.parts:
-            tokens += row.prompt[row.fed : row.fed + count].tolist()
-        rows = planned.rows
+    def _step(self, members: Pass) -> Step:
+        tokens = [row.last for row in members.decoding]
+        for row, count in members.parts:
+            tokens += row.prompt[row.num_fed : row.num_fed + count].tolist()
+        rows = members.rows
         sequence_ids = [row.sequence for row in rows if row.sequence is not None]
         sequences = self._session.find(sequence_ids)
-        for place, row in enumerate(planned.decoding):
+        for place, row in enumerate(members.decoding):
             state = sequences[place]
             if row.budget_source is not None:
                 if state.source is not row.budget_source:
@@ -141,16 +141,16 @@ class PassRunner:
                 sequences[place] = replace(state, source=ConstantBudget(row.depth))
         prompts = {
             row.sequence: row.planned
-            for row, _ in planned.parts
+            for row, _ in members.parts
             if row.sequence is not None and row.planned is not None
         }
-        are_prompts = (False,) * len(planned.decoding) + (True,) * len(planned.parts)
+        are_prompts = (False,) * len(members.decoding) + (True,) * len(members.parts)
         return Step(
             sequence_ids=sequence_ids,
             feed=Feed(
                 token_ids=torch.tensor(tokens, device=self._backbone.device),
-                counts=planned.counts,
-                prompts=are_prompts if planned.parts else None,
+                counts=members.counts,
+                prompts=are_prompts if members.parts else None,
             ),
             sequences=sequences,
             batch_route=self._batch_route,

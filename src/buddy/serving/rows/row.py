@@ -43,24 +43,30 @@ class Row:
     """Says the depth of each token of the answer, where their mean is named and not their depth."""
     depth: int = field(init=False)
     """Blocks of the next token."""
-    since: int = 0
-    """Tokens since that changed."""
+    tokens_at_depth: int = 0
+    """Tokens of the answer since that changed."""
     sequence: int | None = None
     """Number in the session; None before the first token is fed."""
     planned: PlannedPrompt | None = None
-    fed: int = 0
-    cached: int = 0
+    """What is known of the whole prompt's plan before it is fed."""
+    num_fed: int = 0
+    """Tokens that were fed, or taken over from others."""
+    num_cached: int = 0
+    """Those of them that were taken over."""
     last: int = -1
     """The token that is to be fed next, once the prompt has been."""
     answer: list[int] = field(default_factory=list)
     ran: list[NDArray[np.bool_]] = field(default_factory=list)
     """What each token of the answer that was fed ran."""
     executed: int = 0
+    """Blocks that ran for tokens that were fed, all together."""
     made_by: int = 0
     """Blocks that made the answer's logits, all together."""
-    plans: set[bytes] = field(default_factory=set)
-    deepest: int = 0
-    shallowest: int | None = None
+    distinct_plans: set[bytes] = field(default_factory=set)
+    most_blocks: int = 0
+    """Blocks of the token of the answer that was allowed most."""
+    least_blocks: int | None = None
+    """Blocks of the token of the answer that ran fewest; None before the first."""
     unloaded: int | None = None
     """What it would have without load, where the control has said so."""
     last_s: float = 0.0
@@ -84,7 +90,7 @@ class Row:
     @property
     def prompt_left(self) -> int:
         """Tokens of the prompt that are to be fed."""
-        return max(0, len(self.prompt) - self.fed)
+        return max(0, len(self.prompt) - self.num_fed)
 
     @property
     def is_elastic(self) -> bool:
@@ -98,8 +104,8 @@ class Row:
             budget=self.request.budget,
             wanted=self.wanted,
             depth=self.depth,
-            steps=self.since,
-            context=self.fed,
+            steps=self.tokens_at_depth,
+            context=self.num_fed,
             is_elastic=self.is_elastic,
             prompt_left=self.prompt_left,
         )
@@ -109,29 +115,31 @@ class Row:
         assert not self.request.budget.is_contract
         blocks = self.request.budget.clamp(blocks)
         if blocks != self.depth:
-            self.depth, self.since = blocks, 0
+            self.depth, self.tokens_at_depth = blocks, 0
 
     def note_token(self, token: int, runs: NDArray[np.bool_], now_s: float) -> None:
         """A token has come, from logits that these blocks made."""
         budget = self.request.budget
         depth = int(runs.sum())
         self.made_by += depth
-        self.plans.add(runs.tobytes())
+        self.distinct_plans.add(runs.tobytes())
         if budget.is_contract:
             self.depth = self.wanted
         is_exact = budget.is_contract and self.budget_source is None
-        self.deepest = self.depth if is_exact else max(self.deepest, depth)
-        self.shallowest = depth if self.shallowest is None else min(self.shallowest, depth)
+        self.most_blocks = self.depth if is_exact else max(self.most_blocks, depth)
+        self.least_blocks = depth if self.least_blocks is None else min(self.least_blocks, depth)
         self.answer.append(token)
         self.last, self.last_s = token, now_s
-        self.since += 1
+        self.tokens_at_depth += 1
 
     def kept(self) -> Fed | None:
         """What it was fed, for others to begin with; None where its plan was not known ahead."""
         if self.planned is None:
             return None
-        known = min(self.fed, len(self.prompt))
-        tokens = np.concatenate([self.prompt[:known], np.array(self.answer, np.int64)])[: self.fed]
+        known = min(self.num_fed, len(self.prompt))
+        tokens = np.concatenate([self.prompt[:known], np.array(self.answer, np.int64)])[
+            : self.num_fed
+        ]
         runs = np.broadcast_to(self.planned.block_mask, (known, len(self.planned.block_mask)))
         if self.ran:
             runs = np.concatenate([runs, np.stack(self.ran)])
@@ -142,15 +150,15 @@ class Row:
         tokens = len(self.answer)
         budget = self.request.budget
         free = self.wanted if self.unloaded is None else self.unloaded
-        is_lowered = not budget.is_contract and (self.shallowest or free) < free
+        is_lowered = not budget.is_contract and (self.least_blocks or free) < free
         return Usage(
             prompt_tokens=len(self.prompt),
-            cached_tokens=self.cached,
+            cached_tokens=self.num_cached,
             completion_tokens=tokens,
             blocks_executed=self.executed,
-            budget_blocks=self.deepest,
+            budget_blocks=self.most_blocks,
             blocks_per_token=self.made_by / tokens if tokens else 0.0,
-            distinct_plans=len(self.plans),
+            distinct_plans=len(self.distinct_plans),
             source=budget.kind,
             lowered_from=free if is_lowered else None,
         )
@@ -175,8 +183,8 @@ def best_beginning(row: Row, ahead: Sequence[Row], least: int) -> tuple[tuple[in
         if not np.array_equal(other.planned.block_mask, row.planned.block_mask):
             continue
         count = min(most, common(other.prompt, row.prompt))
-        if min(count, other.fed) > best[1]:
-            best = (other.sequence, min(count, other.fed))
+        if min(count, other.num_fed) > best[1]:
+            best = (other.sequence, min(count, other.num_fed))
         if other.prompt_left:
             soon = max(soon, count)
     return best, soon >= max(least, best[1] + 1)

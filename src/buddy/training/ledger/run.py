@@ -104,7 +104,7 @@ def _check_answers(rows: Rows) -> None:
 
 
 def _evaluate(
-    model: BuddyForCausalLM, examples: list[Example], prompt: int, run: Run
+    model: BuddyForCausalLM, examples: list[Example], prompt: int, run: Run[LedgerRecipe]
 ) -> list[dict[str, Any]]:
     """Ledger and constant depth on the same answers, at each mean; differences are paired."""
     ledger = model.ledger

@@ -46,16 +46,6 @@ def rewards(
     return -settings.lambda_perf * losses - settings.lambda_cost * blocks / num_blocks
 
 
-def group_advantages(
-    rewards: Float[Tensor, "batch samples"], epsilon: float = 1e-6
-) -> Float[Tensor, "batch samples"]:
-    """Each reward less its group's mean, over the group's population standard deviation."""
-    # Less the first of the group: of equal rewards nothing is left, where a mean would be rounded.
-    apart = rewards - rewards[:, :1]
-    centred = apart - apart.mean(1, keepdim=True)
-    return centred / (apart.std(1, correction=0, keepdim=True) + epsilon)
-
-
 def sample_budgets(
     logits: Float[Tensor, "batch middle"], samples: int, seed: int
 ) -> Int[Tensor, "batch samples"]:

@@ -88,7 +88,7 @@ def measure_table(
     """
     rows = sorted(dict.fromkeys(examples), key=lambda example: example.num_tokens)
     identity = {
-        "model": model_identity(prompts.model),
+        "model": model_identity(prompts),
         "rows": rows_identity(rows),
         "batch_size": str(batch_size),
     }

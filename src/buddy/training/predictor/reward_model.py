@@ -1,22 +1,22 @@
 """What GRPO asks of prompts: their summaries, and their answers' losses at some depths."""
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
-from buddy.generation.budgets import read_summary
 from buddy.model import BuddyForCausalLM
-from buddy.routing.router import Router
+from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import depth_losses
+from buddy.training.summaries import Standard, router_summaries
 
 
 @runtime_checkable
@@ -45,16 +45,16 @@ class RewardModel:
     """
 
     def __init__(self, model: BuddyForCausalLM) -> None:
-        self.model = model
-        self.router = need_router(model)
+        if model.router is None:
+            raise RecipeError(
+                "model.name: a Budget Predictor reads the router's summary, and this model has no "
+                "router: name a checkpoint of buddy train"
+            )
+        self.model, self.router = model, model.router
 
     def summaries(self, examples: Sequence[Example]) -> Float[Tensor, "batch summary"]:
         """What the router sees of each prompt."""
-        batch = collate(examples, self.model.device)
-        everything = torch.ones_like(batch.is_prompt)
-        return read_summary(
-            self.model.backbone, self.router, batch.token_ids, everything, batch.is_prompt
-        )
+        return router_summaries(self.model, self.router, examples)
 
     def losses(
         self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
@@ -67,27 +67,43 @@ class RewardModel:
             )
 
 
-def need_router(model: BuddyForCausalLM) -> Router:
-    """The model's router.
+class StandardisedPrompts:
+    """Prompts whose summaries come standardised.
 
-    Raises:
-        RecipeError: It has none.
+    Args:
+        prompts: Where they come from; losses are passed on.
+        standard: What they are measured against.
     """
-    if model.router is None:
-        raise RecipeError(
-            "model.name: a Budget Predictor reads the router's summary, and this model has no "
-            "router: name a checkpoint of buddy train"
-        )
-    return model.router
+
+    def __init__(self, prompts: Prompts, standard: Standard) -> None:
+        self.prompts, self.standard = prompts, standard
+
+    def summaries(self, examples: Sequence[Example]) -> Float[Tensor, "batch summary"]:
+        """Each over the deviation, less the mean."""
+        return self.standard(self.prompts.summaries(examples))
+
+    def losses(
+        self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
+    ) -> Float[Tensor, "batch depths"]:
+        """Losses of the prompts beneath; they are not standardised."""
+        return self.prompts.losses(examples, blocks)
 
 
-def model_identity(model: BuddyForCausalLM) -> str:
+def folded(predictor: BudgetPredictor, standard: Standard | None) -> BudgetPredictor:
+    """A copy that reads summaries as they are; `predictor` goes on learning from standardised."""
+    ready = copy.deepcopy(predictor)
+    if standard is not None:
+        standard.fold(ready.down)
+    return ready
+
+
+def model_identity(live: RewardModel) -> str:
     """SHA-256 of all that losses depend on: base weights, adapters, router, policy, dtype."""
-    digest = hashlib.sha256()
+    model, digest = live.model, hashlib.sha256()
     digest.update(base_fingerprint(model.model).encode())
     digest.update(f"{model.policy_spec} {model.dtype}".encode())
     named = [(name, p) for name, p in model.model.named_parameters() if "lora_" in name]
-    named += list(need_router(model).state_dict().items())
+    named += list(live.router.state_dict().items())
     for name, tensor in named:
         digest.update(name.encode())
         digest.update(tensor.detach().double().cpu().numpy().tobytes())

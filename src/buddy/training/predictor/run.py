@@ -9,24 +9,24 @@ import torch
 
 from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
-from buddy.model import BuddyForCausalLM
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.training.batches import check_context, draw_rows, rows_identity
+from buddy.training.batches import check_context, check_rows, draw_rows, rows_identity
 from buddy.training.card import with_stage_2
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
 from buddy.training.predictor.loss_table import LossTable, measure_table
 from buddy.training.predictor.recipe import BudgetRecipe
-from buddy.training.predictor.reward_model import RewardModel, model_identity
-from buddy.training.predictor.standardise import (
-    Standard,
+from buddy.training.predictor.reward_model import (
+    Prompts,
+    RewardModel,
     StandardisedPrompts,
-    draw_summaries,
     folded,
+    model_identity,
 )
 from buddy.training.predictor.trainer import PredictorStep, PredictorTrainer
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.state import make_folder
+from buddy.training.summaries import Standard, draw_summaries
 
 TRAIN_TABLE: Final = "train-losses.safetensors"
 VALIDATION_TABLE: Final = "validation-losses.safetensors"
@@ -71,8 +71,7 @@ def train_budget(
     with torch.random.fork_rng():
         torch.manual_seed(recipe.optim.seed)
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
-    # Before anything is measured: a recipe that cannot run should say so at once.
-    trainer = PredictorTrainer(predictor, live, recipe, rows.train)
+    check_rows(rows.train, recipe.optim.batch_size)  # before anything is measured
     make_folder(out)
 
     def measure(what: str, examples: list[Example], path: Path) -> LossTable:
@@ -87,40 +86,35 @@ def train_budget(
             ),
         )
 
+    prompts: Prompts = live
     if recipe.measure.precompute:
-        trainer.prompts = measure("training", rows.train, out / TRAIN_TABLE)
+        prompts = measure("training", rows.train, out / TRAIN_TABLE)
     drawn = draw_rows(rows.validation, recipe.log.evaluate_rows, recipe.optim.seed)
     validation = measure("validation", drawn, out / VALIDATION_TABLE) if drawn else None
-    standard = _standardise(trainer, rows.train) if recipe.optim.standardise else None
-    identity = _identity(recipe, model, rows.train)
+    standard = None
+    if recipe.optim.standardise:  # the same again when a run goes on
+        standard = Standard.of(draw_summaries(prompts.summaries, rows.train, recipe.optim.seed))
+        prompts = StandardisedPrompts(prompts, standard)
+    trainer = PredictorTrainer(predictor, prompts, recipe, rows.train)
+    identity = _identity(recipe, live, rows.train)
     steps = _PredictorSteps(run, trainer, identity, rows, standard, validation)
     steps.go()
     return steps.finish()
 
 
-def _standardise(trainer: PredictorTrainer, examples: list[Example]) -> Standard:
-    """Let the trainer learn from standardised summaries; the same again when a run goes on."""
-    seed = trainer.recipe.optim.seed
-    standard = Standard.of(draw_summaries(trainer.prompts, examples, seed))
-    trainer.prompts = StandardisedPrompts(trainer.prompts, standard)
-    return standard
-
-
-def _identity(
-    recipe: BudgetRecipe, model: BuddyForCausalLM, examples: list[Example]
-) -> dict[str, Any]:
+def _identity(recipe: BudgetRecipe, live: RewardModel, examples: list[Example]) -> dict[str, Any]:
     """All that the result of a run depends on; how it is logged is not part of it."""
     settings = asdict(recipe)
     settings.pop("log")
-    return {**settings, "weights": model_identity(model), "rows": rows_identity(examples)}
+    return {**settings, "weights": model_identity(live), "rows": rows_identity(examples)}
 
 
-class _PredictorSteps(Steps[PredictorTrainer]):
+class _PredictorSteps(Steps[BudgetRecipe, PredictorTrainer]):
     """The steps of a Budget Predictor."""
 
     def __init__(
         self,
-        run: Run,
+        run: Run[BudgetRecipe],
         trainer: PredictorTrainer,
         identity: dict[str, Any],
         rows: Rows,

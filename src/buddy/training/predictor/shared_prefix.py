@@ -18,8 +18,7 @@ from buddy.depth.plan import DepthPlan
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
 from buddy.training.batches import Batch
-from buddy.training.packing import PackedRun
-from buddy.training.router.straight_through import begin_pass
+from buddy.training.packing import PackedRun, begin_pass
 
 _TOKENS_AT_ONCE: Final = 16_384
 """Tokens of one call of a block, whose MLP is several times as wide as the residual."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from buddy.data.examples import Example
-from buddy.errors import RecipeError, TrainingError
+from buddy.errors import TrainingError
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.training.batches import BatchOrder
-from buddy.training.predictor.grpo import group_advantages, grpo_loss, rewards, sample_budgets
+from buddy.training.losses import group_advantages
+from buddy.training.predictor.grpo import grpo_loss, rewards, sample_budgets
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.reward_model import Prompts
 
@@ -62,10 +63,6 @@ class PredictorTrainer:
         optim = recipe.optim
         self.predictor, self.recipe, self.steps = predictor, recipe, optim.steps
         self.order = BatchOrder(examples, optim.batch_size, optim.seed)
-        if self.order.per_epoch == 0:
-            raise RecipeError(
-                f"{len(examples)} training rows do not fill one batch of {optim.batch_size}"
-            )
         self.parameters = dict(predictor.named_parameters())
         self.optimizer = torch.optim.AdamW(
             predictor.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay

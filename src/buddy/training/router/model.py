@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from buddy.checkpoint.resolve import ModelName, Resolved
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.errors import PolicyError, RecipeError
@@ -21,22 +22,33 @@ from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings
 from buddy.training.router.teacher import check_teacher
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe, base: Resolved) -> None:
     """Refuse what shows to be wrong before weights are fetched.
+
+    Args:
+        recipe: Of the run.
+        base: The model that it names.
 
     Raises:
         BuddyError: A budget, a policy, a prior, a teacher or a size that does not fit.
     """
-    outline = BuddyForCausalLM.outline(recipe.model.name)
+    outline = BuddyForCausalLM.outline(base)
     _check_sizes(recipe, outline)
-    check_teacher(recipe, outline)
+    check_teacher(recipe, outline, base.load_tokenizer)
     _prior(recipe.router, outline)
     if recipe.router.policy != "routed":
         outline.set_policy(recipe.router.policy)
 
 
-def build_model(recipe: Recipe, device: str | torch.device | None = None) -> BuddyForCausalLM:
+def build_model(
+    recipe: Recipe, name: ModelName, device: str | torch.device | None = None
+) -> BuddyForCausalLM:
     """Load the base model and put on it what is to be trained.
+
+    Args:
+        recipe: Of the run.
+        name: The base model.
+        device: Where it is to lie.
 
     Raises:
         ModelError: The base model cannot be loaded.
@@ -45,7 +57,7 @@ def build_model(recipe: Recipe, device: str | torch.device | None = None) -> Bud
         PolicyError: The policy cannot serve the model.
     """
     base = BuddyForCausalLM.from_pretrained(
-        recipe.model.name, dtype=getattr(torch, recipe.model.dtype), device=device
+        name, dtype=getattr(torch, recipe.model.dtype), device=device
     )
     if base.router is not None or hasattr(base.model, "peft_config"):
         raise RecipeError(

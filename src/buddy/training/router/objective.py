@@ -37,7 +37,7 @@ class Spots:
 
 def find_spots(
     batch: Batch,
-    by_row: Float[Tensor, " batch"],
+    row_weights: Float[Tensor, " batch"],
     examples: Sequence[Example],
     *,
     prompt_loss: float,
@@ -49,7 +49,7 @@ def find_spots(
 
     Args:
         batch: Rows of this process.
-        by_row: Weight of each row's mean answer loss; over the rows of all processes, 1.
+        row_weights: Weight of each row's mean answer loss; over the rows of all processes, 1.
         examples: Of all processes, as often as each is in a batch.
         prompt_loss: Weight of the prompts' mean loss.
         teacher: Its weight, and where it teaches.
@@ -65,7 +65,7 @@ def find_spots(
     is_answer = torch.zeros_like(batch.token_ids[:, :-1], dtype=torch.bool)
     is_answer[batch.rows, batch.columns] = True
     is_token = column < (prompt + answer - 1)[:, None]
-    in_answers = by_row / answer.clamp(min=1)
+    in_answers = row_weights / answer.clamp(min=1)
     in_prompts = prompt_loss / max(1, sum(len(example.prompt) - 1 for example in examples))
     data = torch.where(is_answer, in_answers[:, None], in_prompts) * is_token
     taught = torch.zeros_like(data)

@@ -11,6 +11,7 @@ is told runs exactly the blocks of its order; a fit by least squares only comes 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,9 @@ from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.routing.decision import DecisionModule
-from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.predictor.standardise import Standard, draw_summaries
 from buddy.training.router.model import read_prior
 from buddy.training.router.recipe import OrderSettings
+from buddy.training.summaries import Standard, draw_summaries, router_summaries
 
 _PENALTY: Final = 1e-3
 """Penalty on squared weights of the regression; without it prompts are learned by heart."""
@@ -69,9 +69,9 @@ def fit_orders(
             f"router.orders: no training row is of source {missing[0]!r}: expected one of "
             f"{', '.join(sorted(by_source))}"
         )
-    prompts, drawn, sources = RewardModel(model), [], []
+    read, drawn, sources = partial(router_summaries, model, router), [], []
     for source, rows in sorted(by_source.items()):
-        drawn.append(draw_summaries(prompts, rows, seed))
+        drawn.append(draw_summaries(read, rows, seed))
         sources += [source] * len(drawn[-1])
     summaries = torch.cat(drawn)
     standard = Standard.of(summaries)

@@ -14,6 +14,7 @@ from torch import Tensor
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.listed_files import MANIFEST, check_files
 from buddy.checkpoint.manifest import read_manifest
+from buddy.checkpoint.resolve import Resolved
 from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
@@ -28,7 +29,7 @@ from buddy.training.router.model import build_model, check_recipe
 from buddy.training.router.orders import fit_orders
 from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
 from buddy.training.router.start import start_router
-from buddy.training.router.trainer import JointTrainer
+from buddy.training.router.trainer import JointTrainer, StepReport
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.schedule import open_steps
 from buddy.training.state import CHECKPOINT, STATE, make_folder
@@ -49,8 +50,8 @@ _NEWER = (("optim", "average"), ("optim", "prompt_loss"), ("budget", "curriculum
 class TrainingMethod:
     """What differs between the methods that train adapters by one loop."""
 
-    build: Callable[[Any, Any], BuddyForCausalLM] = build_model
-    """Makes the model that is trained, from a recipe and a device."""
+    build: Callable[[Any, Resolved, Any], BuddyForCausalLM] = build_model
+    """Makes the model that is trained, from a recipe, the base model and a device."""
     trainer: type[JointTrainer] = JointTrainer
     """Takes the steps."""
     evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]] = evaluate
@@ -85,9 +86,9 @@ class TrainingMethod:
         is_main = accelerator.is_main_process
         run = Run(recipe, out, resume=resume, listener=listener if is_main else None)
         _check_places(recipe)
-        check_recipe(recipe)
+        check_recipe(recipe, run.named)
         with accelerator.main_process_first():  # the others find the model in the cache
-            model = self.build(recipe, accelerator.device)
+            model = self.build(recipe, run.named, accelerator.device)
         rows = run.read_rows()
         run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
         start_router(model, rows.train, spread=recipe.router.spread, seed=recipe.optim.seed)
@@ -173,17 +174,17 @@ def _digest(path: Path) -> str:
         raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-class _AdapterSteps(Steps[JointTrainer]):
+class _AdapterSteps(Steps[Recipe, JointTrainer]):
     """The steps that train adapters, and a router or a method's part with them."""
 
     def __init__(
         self,
-        run: Run,
+        run: Run[Recipe],
         trainer: JointTrainer,
         evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]],
         rows: Rows,
     ) -> None:
-        recipe: Recipe = run.recipe
+        recipe = run.recipe
         identity = _identity(recipe, trainer.model, rows.train)
         if trainer.teacher is not None:
             identity["taught_by"] = trainer.teacher.facts()
@@ -193,6 +194,7 @@ class _AdapterSteps(Steps[JointTrainer]):
         self._budgets = budget_range(
             BudgetSettings(choices=recipe.log.evaluate_budgets), trainer.model.num_blocks
         )
+        self._report: StepReport | None = None
         self._routes = RouteCounts()
         self._evaluations: list[Evaluation] = []
         self._seconds = 0.0
@@ -207,6 +209,7 @@ class _AdapterSteps(Steps[JointTrainer]):
     def log_line(self) -> dict[str, Any]:
         """The last step's losses, and the routes since the last line."""
         blocks, report, routes = self._model.num_blocks, self._report, self._routes
+        assert report is not None  # a line follows a step
         self._routes = RouteCounts()
         return {
             "loss": report.loss,

@@ -7,6 +7,7 @@ them; zero starts from the prior alone.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -17,8 +18,7 @@ from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.routing.router import Router
-from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.predictor.standardise import Standard, draw_summaries
+from buddy.training.summaries import Standard, draw_summaries, router_summaries
 
 _SMALLEST: Final = 1e-4
 """Deviation of scores below which it is rounding alone; prompts that differ make it near to 1."""
@@ -42,7 +42,7 @@ def start_router(
     router = model.router
     if router is None or router.config.planner.pool == "scores":
         return
-    summaries = draw_summaries(RewardModel(model), examples, seed)
+    summaries = draw_summaries(partial(router_summaries, model, router), examples, seed)
     with torch.no_grad():
         _standardise(router, summaries, seed)
         if spread > 0:

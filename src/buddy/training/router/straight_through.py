@@ -10,7 +10,7 @@ is zero, and whose derivative by `g` is the straight-through gradient.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,27 +21,8 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.depth.plan import DepthPlan, LaneSet
 from buddy.depth.policy import DepthPolicy
-from buddy.engine.feed import Feed
-from buddy.engine.state.lanes import Lanes
-from buddy.engine.state.passing import PassingKV
 from buddy.training.batches import Batch
-from buddy.training.packing import PackedRun
-
-SomeRun = TypeVar("SomeRun", bound=PackedRun)
-
-
-def begin_pass(kind: type[SomeRun], backbone: Backbone, batch: Batch) -> SomeRun:
-    """A run over prompts and answers whose route sees the prompts alone.
-
-    Pads stand right: under causal attention no token sees them, so they run along as tokens do, or
-    are not computed.
-    """
-    feed = Feed.of_batch(batch.token_ids, router_sees=batch.is_prompt)
-    lanes = Lanes.prompts(feed.counts, feed.token_ids.device)
-    kv = PassingKV(backbone.project, lanes)
-    run = kind(backbone, lanes, kv, feed.token_ids, feed.router_sees)
-    run.is_pad = batch.is_pad.flatten()
-    return run
+from buddy.training.packing import PackedRun, begin_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +64,38 @@ class StraightThroughPass:
 
 
 class StraightThroughRun(PackedRun):
-    """A pass in which gates get gradients.
+    """A pass in which gates get gradients; there are none before `open` names them."""
 
-    Attributes:
-        gates: [plans, blocks]; None before the plans are known, and where there are none.
-        plan_of_lane: By lane, its plan.
-        is_dense: Compute skipped blocks too, for their gates' gradients.
-    """
+    _gates: Float[Tensor, "plans blocks"] | None = None
+    _plan_of_lane: Int[Tensor, " lanes"]
+    _is_dense: bool
 
-    gates: Float[Tensor, "plans blocks"] | None = None
-    plan_of_lane: Int[Tensor, " lanes"]
-    is_dense = False
+    def open(
+        self,
+        gates: Float[Tensor, "plans blocks"] | None,
+        plan_of_lane: Int[Tensor, " lanes"],
+        *,
+        is_dense: bool,
+    ) -> None:
+        """Go on with gates, once the plans are known.
+
+        Args:
+            gates: None where there are none.
+            plan_of_lane: By lane, its plan.
+            is_dense: Compute skipped blocks too, for their gates' gradients.
+        """
+        self._gates, self._plan_of_lane, self._is_dense = gates, plan_of_lane, is_dense
 
     def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
         """Run one block for some lanes, and let its gate see what it did."""
-        if self.gates is None or not self.gates.requires_grad:
+        if self._gates is None or not self._gates.requires_grad:
             super().one_block(block, run, skip)
             return
         before = self.hidden
-        dense = self._done_dense(block, skip) if self.is_dense else None
+        dense = self._done_dense(block, skip) if self._is_dense else None
         super().one_block(block, run, skip)
         done = (self.hidden - before).detach() if dense is None else dense
-        gate = self.gates[self.plan_of_lane, block]
+        gate = self._gates[self._plan_of_lane, block]
         straight = (gate - gate.detach())[:, None].to(done.dtype)
         self.hidden = self.hidden + straight * done
 
@@ -159,8 +150,7 @@ def straight_through_pass(
     rows, routes, budgets = kinds.to(depths.device)
     scores = _scores(policy, states, rows, routes, budgets)
     choice = choose(scores, rows, budgets)
-    run.gates, run.is_dense = choice.gates, is_dense
-    run.plan_of_lane = torch.from_numpy(place).to(depths.device)
+    run.open(choice.gates, torch.from_numpy(place).to(depths.device), is_dense=is_dense)
     plan = choice.plan.select(place)
     run.blocks(range(policy.context_layer, backbone.num_blocks), plan)
     # By row, the first token after the prompt: the prompt may run at a depth of its own.

@@ -1,10 +1,13 @@
 """The frozen model whose distributions are taught: it runs at full depth, beside each step."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buddy.checkpoint.resolve import load_tokenizer
+from buddy.checkpoint.resolve import resolve
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, check_context
@@ -14,12 +17,15 @@ from buddy.training.router.recipe import Recipe
 from buddy.training.router.straight_through import straight_through_pass
 
 
-def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
+def check_teacher(
+    recipe: Recipe, student: BuddyForCausalLM, load_tokenizer: Callable[[], Any]
+) -> None:
     """Refuse a teacher that cannot teach this student, before weights are fetched.
 
     Args:
         recipe: That may name one.
         student: Or its outline.
+        load_tokenizer: Loads the student's.
 
     Raises:
         RecipeError: It predicts other tokens than the student, or holds shorter examples.
@@ -28,8 +34,9 @@ def check_teacher(recipe: Recipe, student: BuddyForCausalLM) -> None:
     name, own = recipe.teacher.name, recipe.model.name
     if name is None:
         return
-    outline = BuddyForCausalLM.outline(name)
-    words, wanted = (load_tokenizer(model).get_vocab() for model in (name, own))
+    teacher = resolve(name)
+    outline = BuddyForCausalLM.outline(teacher)
+    words, wanted = teacher.load_tokenizer().get_vocab(), load_tokenizer().get_vocab()
     if words != wanted:
         raise RecipeError(
             f"teacher.name: {name} has another vocabulary ({len(words):,} tokens) than {own} "

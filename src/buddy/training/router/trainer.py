@@ -19,8 +19,7 @@ from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, BatchOrder, collate
 from buddy.training.fast import fast_passes
-from buddy.training.losses import Teaching, mean_by_row, weighted_losses
-from buddy.training.predictor.grpo import group_advantages
+from buddy.training.losses import Teaching, group_advantages, mean_by_row, weighted_losses
 from buddy.training.router.averaging import WeightMean
 from buddy.training.router.budgets import Draws, budget_range, draw_step
 from buddy.training.router.choosing import training_choice
@@ -105,10 +104,6 @@ class JointTrainer:
         self.model, self.recipe = model, recipe
         optim = recipe.optim
         self.order = BatchOrder(examples, optim.batch_size, optim.seed)
-        if self.order.per_epoch == 0:
-            raise RecipeError(
-                f"{len(examples)} training rows do not fill one batch of {optim.batch_size}"
-            )
         if optim.batch_size < process[1]:
             raise RecipeError(
                 f"batch_size {optim.batch_size} is below the number of processes, {process[1]}"
@@ -244,7 +239,7 @@ class JointTrainer:
                     by_row, out.log_prob, samples, len(examples)
                 )
             loss.backward()  # type: ignore[no-untyped-call]
-        return self._report(by_row, budgets, out.plan.executed_sets, weights)
+        return self._exchange(by_row, budgets, out.plan.executed_sets, weights)
 
     @property
     def _samples(self) -> int:
@@ -299,7 +294,7 @@ class JointTrainer:
             columns.append(after if chance < wanted and len(example.answer) > 1 else width)
         return torch.tensor(columns, device=share.batch.token_ids.device)
 
-    def _report(
+    def _exchange(
         self,
         losses: Float[Tensor, " rows"],
         depths: Iterable[int | Tensor],

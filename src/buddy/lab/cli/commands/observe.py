@@ -102,17 +102,18 @@ class _Observed:
     def __init__(
         self, model: str, out: Path, texts: list[str], tokens: int, inputs: InputOptions
     ) -> None:
-        from buddy.checkpoint.resolve import load_tokenizer
+        from buddy.checkpoint.resolve import resolve
         from buddy.cli.loading import load_to_measure
         from buddy.cli.views.display import stderr
         from buddy.importance.calibration import cut_windows, read_text, spread
 
         contents = {source: read_text(source, inputs.data_dir) for source in texts}
         self._console, self._out, self._batch = stderr(), out, inputs.batch
+        resolved = resolve(model)
         self._model = load_to_measure(
-            model, tokens, self._console, dtype=inputs.dtype, check=_check_ranking
+            resolved, tokens, self._console, dtype=inputs.dtype, check=_check_ranking
         )
-        tokenizer = load_tokenizer(model)
+        tokenizer = resolved.load_tokenizer()
         self._inputs = {
             source: spread(cut_windows(tokenizer, content, tokens=tokens), inputs.inputs)
             for source, content in contents.items()

@@ -61,7 +61,7 @@ class GivenPlans(DepthPolicy):
 
 
 @torch.inference_mode()
-def answer_losses(
+def losses_under(
     model: BuddyForCausalLM,
     policy: Policy,
     budgets: Callable[[int, Sequence[int]], tuple[int, ...]],
@@ -267,7 +267,7 @@ class _Bench:
 
         def measure(places: Sequence[int]) -> list[Answered]:
             examples = [self.examples[i] for i in places]
-            losses = answer_losses(self.model, policy_of(places), condition.budgets, examples)
+            losses = losses_under(self.model, policy_of(places), condition.budgets, examples)
             return [self._answered(i, *loss) for i, loss in zip(places, losses, strict=True)]
 
         new = [(key, i) for i, key in keys.items() if key not in self._known]

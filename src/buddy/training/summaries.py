@@ -6,19 +6,20 @@ what tells prompts apart. Mean and deviation fit into the first linear layer, so
 nothing at inference and no checkpoint holds them.
 """
 
-import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.data.examples import Example
-from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.training.predictor.reward_model import Prompts
+from buddy.generation.budgets import read_summary
+from buddy.model import BuddyForCausalLM
+from buddy.routing.router import Router
+from buddy.training.batches import collate
 
 PROMPTS: Final = 320
 """Prompts that mean and deviation are taken of, at most."""
@@ -57,42 +58,23 @@ class Standard:
         layer.bias.sub_(layer.weight @ self.mean.to(layer.weight.device))
 
 
+def router_summaries(
+    model: BuddyForCausalLM, router: Router, examples: Sequence[Example]
+) -> Float[Tensor, "batch summary"]:
+    """What a model's router sees of each prompt."""
+    batch = collate(examples, model.device)
+    everything = torch.ones_like(batch.is_prompt)
+    return read_summary(model.backbone, router, batch.token_ids, everything, batch.is_prompt)
+
+
 def draw_summaries(
-    prompts: Prompts, examples: Sequence[Example], seed: int
+    read: Callable[[Sequence[Example]], Float[Tensor, "batch summary"]],
+    examples: Sequence[Example],
+    seed: int,
 ) -> Float[Tensor, "prompts summary"]:
-    """Summaries of up to `PROMPTS` prompts, drawn by the seed."""
+    """Summaries, as `read` gives them, of up to `PROMPTS` prompts that the seed draws."""
     drawn = random.Random(seed).sample(list(examples), min(PROMPTS, len(examples)))
     drawn.sort(key=lambda example: example.num_tokens)
     starts = range(0, len(drawn), _BATCH)
     with torch.no_grad():
-        return torch.cat([prompts.summaries(drawn[start : start + _BATCH]) for start in starts])
-
-
-def folded(predictor: BudgetPredictor, standard: Standard | None) -> BudgetPredictor:
-    """A copy that reads summaries as they are; `predictor` goes on learning from standardised."""
-    ready = copy.deepcopy(predictor)
-    if standard is not None:
-        standard.fold(ready.down)
-    return ready
-
-
-class StandardisedPrompts:
-    """Prompts whose summaries come standardised.
-
-    Args:
-        prompts: Where they come from; losses are passed on.
-        standard: What they are measured against.
-    """
-
-    def __init__(self, prompts: Prompts, standard: Standard) -> None:
-        self.prompts, self.standard = prompts, standard
-
-    def summaries(self, examples: Sequence[Example]) -> Float[Tensor, "batch summary"]:
-        """Each over the deviation, less the mean."""
-        return self.standard(self.prompts.summaries(examples))
-
-    def losses(
-        self, examples: Sequence[Example], blocks: Int[Tensor, "batch depths"]
-    ) -> Float[Tensor, "batch depths"]:
-        """Losses of the prompts beneath; they are not standardised."""
-        return self.prompts.losses(examples, blocks)
+        return torch.cat([read(drawn[start : start + _BATCH]) for start in starts])
