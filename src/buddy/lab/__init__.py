@@ -5,6 +5,8 @@
     `samples.py` is the log that a run goes on from, `against.py` an earlier run beside it.
 `observe`
     Whether a block's importance depends on the input and on its context.
+`search`
+    The best set of blocks at each depth, by exchanges.
 `load`
     An open-loop load on a server.
 `plots`

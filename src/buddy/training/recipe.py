@@ -45,6 +45,18 @@ class DataSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepLogSettings(RecipeTable):
+    """What is written while a training takes steps."""
+
+    every: Annotated[int, STEPS] = 10
+    """Steps of one line of the log."""
+    save_every: Annotated[int, STEPS] = 100
+    """Steps between two training states, from which a run can go on."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside the JSON lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
     """What `buddy train` made; none of it is trained any more."""
 

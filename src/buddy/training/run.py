@@ -22,7 +22,7 @@ from buddy.data.examples import check_source, read_all
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
 from buddy.training.log import TrainingLog, need_tensorboard
-from buddy.training.recipe import CheckpointSettings, DataSettings, ModelSettings
+from buddy.training.recipe import CheckpointSettings, DataSettings, ModelSettings, StepLogSettings
 from buddy.training.state import (
     CHECKPOINT,
     RECORD,
@@ -69,26 +69,6 @@ class Rows:
     tokenizer: Any
 
 
-class LogTable(Protocol):
-    """What a recipe says of the steps between two things that are written."""
-
-    @property
-    def every(self) -> int:
-        """Steps of one line of the log."""
-
-    @property
-    def evaluate_every(self) -> int:
-        """Steps between two evaluations; 0 = at the end alone."""
-
-    @property
-    def save_every(self) -> int:
-        """Steps between two training states."""
-
-    @property
-    def tensorboard(self) -> bool:
-        """Whether TensorBoard events are written beside the JSON lines."""
-
-
 @runtime_checkable
 class RunRecipe(Protocol):
     """Tables that every recipe has."""
@@ -107,7 +87,7 @@ class SteppedRecipe(RunRecipe, Protocol):
     """What a recipe has beside, whose training takes steps."""
 
     @property
-    def log(self) -> LogTable:
+    def log(self) -> StepLogSettings:
         """Logs and states."""
 
 
@@ -249,7 +229,12 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
         trainer: Takes the steps.
         identity: All that the result depends on; a state of another identity is refused.
         rows: That are trained on.
+
+    Attributes:
+        evaluate_every: Steps between two evaluations; 0 = at the end alone.
     """
+
+    evaluate_every = 0
 
     def __init__(
         self,
@@ -325,7 +310,7 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
         settings, last = self.run.recipe.log, done == self.steps
         if last or done % settings.every == 0:
             log.write(done, "train", **self.log_line())
-        if last or (settings.evaluate_every and done % settings.evaluate_every == 0):
+        if last or (self.evaluate_every and done % self.evaluate_every == 0):
             self.evaluate(log, done)
         if last or done % settings.save_every == 0:
             save_state(self.run.out / STATE, step=done, extra=self.carried(), **self._saved())

@@ -9,11 +9,10 @@ from torch.testing import assert_close
 
 from buddy.backbone.backbone import Backbone
 from buddy.errors import ModelError, ResultError
-from buddy.importance.calibration import spread
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.skipping import skip_losses
 from buddy.lab.observe.agreement import halves, moved, over_inputs, rank_blocks, spearman
-from buddy.lab.observe.inputs import EachInput, EachToken
+from buddy.lab.observe.inputs import EachInput, EachToken, spread
 from buddy.lab.observe.observations import observe_context, observe_ranks
 from buddy.resume import ResumeFile, fingerprint
 from tests.tiny import NUM_BLOCKS, every_family, random_ids, tiny_model

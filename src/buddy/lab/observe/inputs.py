@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.errors import ResultError
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.skipping import skip_losses
 
@@ -86,3 +87,17 @@ class EachToken:
         nll = self._losses[:, :, max(start - 1, 0) : end - 1].double().mean(-1)
         perplexity = nll.exp()
         return perplexity[:, :-1] - perplexity[:, -1:]
+
+
+def spread(windows: Int[Tensor, "windows tokens"], count: int) -> Int[Tensor, "chosen tokens"]:
+    """Windows as far apart in the text as it allows, so that all its topics have a part.
+
+    Raises:
+        ResultError: There are not as many.
+    """
+    if count > len(windows):
+        raise ResultError(
+            f"the text has {len(windows)} windows of {windows.shape[1]} tokens, less than the "
+            f"{count} inputs asked for: give more text, or fewer or shorter inputs"
+        )
+    return windows[torch.linspace(0, len(windows) - 1, count).round().long()]

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 from buddy.errors import RecipeError, shown
 from buddy.methods.gated.gates import GatedPart
+from buddy.methods.rival import check_rival
 from buddy.policies.registry import find_method, methods
 from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import SHARE
@@ -13,7 +14,6 @@ from buddy.training.router.recipe import (
     LogSettings,
     Recipe,
     RouterSettings,
-    check_rival,
 )
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from buddy.methods.rival import check_rival
 from buddy.settings import Range, RecipeTable
 from buddy.training.recipe import SHARE
-from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings, check_rival
+from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings
 
 Curriculum = Literal["rotational", "gradual"]
 

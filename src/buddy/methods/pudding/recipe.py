@@ -1,7 +1,7 @@
 """The recipe of PuDDing: sets, targets, classifier."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, RecipeTable
@@ -10,10 +10,10 @@ from buddy.training.recipe import (
     LEARNING_RATE,
     ROWS,
     RUN_SEED,
-    STEPS,
     WEIGHT_DECAY,
     DataSettings,
     ModelSettings,
+    StepLogSettings,
 )
 from buddy.training.router.recipe import BudgetSettings
 
@@ -89,20 +89,6 @@ class FitSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FitLogSettings(RecipeTable):
-    """What is written while the classifier learns."""
-
-    every: Annotated[int, STEPS] = 10
-    """Steps that one line of the log averages over."""
-    evaluate_every: ClassVar[int] = 0
-    """An evaluation comes at the end alone."""
-    save_every: Annotated[int, STEPS] = 100
-    """Steps between two training states, from which a run can go on."""
-    tensorboard: bool = True
-    """Write TensorBoard events beside the JSON lines."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PuddingRecipe:
     """Sets and classifier for a model that stays as it is."""
 
@@ -118,7 +104,7 @@ class PuddingRecipe:
     """Its size."""
     optim: FitSettings = field(default_factory=FitSettings)
     """Optimiser."""
-    log: FitLogSettings = field(default_factory=FitLogSettings)
+    log: StepLogSettings = field(default_factory=StepLogSettings)
     """Logs and states."""
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from buddy.training.recipe import (
     WEIGHT_DECAY,
     CheckpointSettings,
     DataSettings,
+    StepLogSettings,
 )
 
 
@@ -49,19 +50,15 @@ class MeasureSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictorLogSettings(RecipeTable):
+class PredictorLogSettings(StepLogSettings):
     """What is written while training."""
 
     every: Annotated[int, STEPS] = 50
-    """Steps that one line of the log averages over."""
     evaluate_every: Annotated[int, Range(0, 10**9)] = 1000
     """Steps between two evaluations; 0 = at the end alone."""
     evaluate_rows: Annotated[int, ROWS] = 64
     """Validation rows of an evaluation, drawn once; each is measured at every depth."""
     save_every: Annotated[int, STEPS] = 1000
-    """Steps between two training states, from which a run can go on."""
-    tensorboard: bool = True
-    """Write TensorBoard events beside the JSON lines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

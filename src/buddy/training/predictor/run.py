@@ -122,6 +122,7 @@ class _PredictorSteps(Steps[BudgetRecipe, PredictorTrainer]):
         validation: LossTable | None,
     ) -> None:
         super().__init__(run, trainer, identity, rows)
+        self.evaluate_every = run.recipe.log.evaluate_every
         self._standard, self._validation = standard, validation
         self._evaluation: PredictorEvaluation | None = None
         self._seconds = 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from buddy.budget.request import read_budget
 from buddy.errors import RecipeError, shown
@@ -19,6 +19,7 @@ from buddy.training.recipe import (
     WEIGHT_DECAY,
     DataSettings,
     ModelSettings,
+    StepLogSettings,
 )
 
 Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
@@ -241,21 +242,15 @@ class OptimSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogSettings(RecipeTable):
+class LogSettings(StepLogSettings):
     """What is written while training."""
 
-    every: Annotated[int, STEPS] = 10
-    """Steps between two lines of the log."""
     evaluate_every: Annotated[int, Range(0, 10**9)] = 200
     """Steps between two evaluations; 0 = at the end alone."""
     evaluate_budgets: tuple[str, ...] = ("1.0", "0.875", "0.75", "0.625", "0.5")
     """Budgets of an evaluation."""
     evaluate_rows: Annotated[int, ROWS] = 64
     """Validation rows of an evaluation, drawn once."""
-    save_every: Annotated[int, STEPS] = 100
-    """Steps between two training states, from which a run can go on."""
-    tensorboard: bool = True
-    """Write TensorBoard events beside the JSON lines."""
 
     def __post_init__(self) -> None:
         RecipeTable.__post_init__(self)
@@ -300,26 +295,3 @@ class Recipe:
             raise RecipeError("nothing to train: lora.rank is 0 and the policy is not routed")
         if self.lora.rank == 0 and self.optim.router_learning_rate == 0:
             raise RecipeError("nothing to train: lora.rank and optim.router_learning_rate are 0")
-
-
-def check_rival(recipe: Recipe, method: str, **absent: tuple[Any, str]) -> None:
-    """Refuse what the training of a rival method does not have.
-
-    Args:
-        recipe: Of the method.
-        method: Its name.
-        **absent: Tables that its recipe does not have: what stands there by default, and why.
-
-    Raises:
-        RecipeError: One of them is there, a teacher is named, or prompts have a weight.
-    """
-    for table, (default, why) in absent.items():
-        if getattr(recipe, table) != default:
-            raise RecipeError(f"{table}: {why}: leave the table out")
-    if recipe.teacher.name is not None:
-        raise RecipeError(f"teacher: {method} is trained without one: leave the table out")
-    if recipe.optim.prompt_loss > 0:
-        raise RecipeError(
-            f"optim.prompt_loss: {method} is trained on answers alone: leave it out, got "
-            f"{recipe.optim.prompt_loss:g}"
-        )

@@ -190,6 +190,7 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
             identity["taught_by"] = trainer.teacher.facts()
         super().__init__(run, trainer, identity, rows)
         self._recipe, self._model, self._evaluate = recipe, trainer.model, evaluate
+        self.evaluate_every = recipe.log.evaluate_every
         self._validation = draw_rows(rows.validation, recipe.log.evaluate_rows, recipe.optim.seed)
         self._budgets = budget_range(
             BudgetSettings(choices=recipe.log.evaluate_budgets), trainer.model.num_blocks

@@ -105,7 +105,8 @@ class _Observed:
         from buddy.checkpoint.resolve import resolve
         from buddy.cli.loading import load_to_measure
         from buddy.cli.views.display import stderr
-        from buddy.importance.calibration import cut_windows, read_text, spread
+        from buddy.importance.calibration import cut_windows, read_text
+        from buddy.lab.observe.inputs import spread
 
         contents = {source: read_text(source, inputs.data_dir) for source in texts}
         self._console, self._out, self._batch = stderr(), out, inputs.batch

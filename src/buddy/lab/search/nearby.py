@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.importance.calibration import Passages
 from buddy.importance.forward import Windows
 from buddy.importance.search.bounded import BoundedLosses, Pruning
+from buddy.lab.search.passages import Passages
 
 
 class NearbyLosses(BoundedLosses):

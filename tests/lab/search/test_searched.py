@@ -8,11 +8,11 @@ import torch
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.errors import PolicyError, ResultError
-from buddy.importance.calibration import Passages, answers_alone
 from buddy.importance.forward import Windows
 from buddy.importance.search.bounded import Pruning
-from buddy.importance.search.nearby import NearbyLosses
-from buddy.importance.search.searched import swap_search
+from buddy.lab.search.nearby import NearbyLosses
+from buddy.lab.search.passages import Passages, answers_alone
+from buddy.lab.search.searched import swap_search
 from tests.tiny import NUM_BLOCKS, delete_blocks, every_family, random_ids, tiny_model
 
 ORDER = (3, 1, 4, 2)

@@ -12,10 +12,10 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.budget.blocks import least_blocks
 from buddy.errors import PolicyError
-from buddy.importance.calibration import Passages
 from buddy.importance.search.bounded import SearchWork
-from buddy.importance.search.nearby import NearbyLosses
 from buddy.importance.work import BATCH, resume_file
+from buddy.lab.search.nearby import NearbyLosses
+from buddy.lab.search.passages import Passages
 from buddy.resume import ResumeFile
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from buddy.cli.views.bars import Bars
     from buddy.data.examples import Source
-    from buddy.importance.calibration import Passages
-    from buddy.importance.search.searched import SearchedSet
+    from buddy.lab.search.passages import Passages
+    from buddy.lab.search.searched import SearchedSet
     from buddy.model import BuddyForCausalLM
 
 
@@ -78,7 +78,7 @@ def search(
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import computed_by, load_to_measure
     from buddy.cli.views.display import stderr
-    from buddy.importance.search.searched import check_depths, swap_search
+    from buddy.lab.search.searched import check_depths, swap_search
     from buddy.policies.measured import read_order
 
     wanted, source, console = _parse(depths), passages.source(), stderr()
@@ -136,7 +136,8 @@ def _cut(
 ) -> "tuple[Passages, list[str]]":
     """Windows of the text, or answers after their instructions; and which were left out, said."""
     from buddy.data.examples import read_examples
-    from buddy.importance.calibration import Passages, answers_alone, cut_windows
+    from buddy.importance.calibration import cut_windows
+    from buddy.lab.search.passages import Passages, answers_alone
 
     tokens, limit, notes = passages.tokens, passages.windows, list[str]()
     if isinstance(source, str):

@@ -1,0 +1,1 @@
+"""The search of the best set of blocks at each depth, for the policy `searched`."""

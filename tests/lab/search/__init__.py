@@ -1,0 +1,1 @@
+"""The search of the best sets: exchanges against losses."""
