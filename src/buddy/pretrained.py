@@ -72,8 +72,7 @@ class Pretrained:
         return self.backbone.head
 
     def tie_weights(self, *args: Any, **options: Any) -> None:
-        """The wrapped model's own."""
-        cast(Any, self.model).tie_weights(*args, **options)
+        """Change nothing: weights that are one are one since they were loaded."""
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Parameters of the wrapped model, the router and the predictor, each counted once.

@@ -110,6 +110,7 @@ class Backbone:
         """Put another output projection in the place of the model's."""
         self.head = head
         setattr(self._model, self.family.head, head)
+        cast(Any, self._model)._tied_weights_keys = {}  # or transformers would tie the new one
 
     @property
     def device(self) -> torch.device:

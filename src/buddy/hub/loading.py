@@ -112,6 +112,7 @@ def load_model(
                 output_loading_info=True,
             )
     _check_whole(where, report)
+    _state_ties(model)
     model.config.name_or_path = str(where)
     model.generation_config = generation_config  # here, as from_pretrained would make another of it
     model = model.eval().to(torch.device(device))
@@ -150,6 +151,12 @@ def _check_whole(where: Path, report: Any) -> None:
         )
 
 
+def _state_ties(model: Any) -> None:
+    """Have the config say whether the head is the embedding: other programs would make it so."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    model.config.tie_word_embeddings = head.weight is embedding.weight
+
+
 def write_model(model: Any, folder: Path, **options: Any) -> None:
     """Write config, generation config and weights, as transformers does.
 
@@ -166,6 +173,7 @@ def write_model(model: Any, folder: Path, **options: Any) -> None:
         OSError: A file cannot be written.
     """
     advice = "correct model.generation_config"
+    _state_ties(model)
     with quiet_transformers():
         with explained("the model's generation config cannot be written", advice, (OSError,)):
             model.generation_config.save_pretrained(folder)
