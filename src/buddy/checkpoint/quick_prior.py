@@ -21,6 +21,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.resolve import Resolved
+from buddy.data.tokens import begin_of_text
 from buddy.depth.prior import OnProgress, Prior
 from buddy.engine.influence import summary_cosine
 from buddy.errors import PolicyError, ResultError
@@ -196,7 +197,7 @@ def quick_text() -> str:
 
 def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
     """Windows of the text, far apart; each begins as the tokenizer begins a text."""
-    begin = [token for token in tokenizer("")["input_ids"] if token == tokenizer.bos_token_id]
+    begin = begin_of_text(tokenizer)
     ids = tokenizer(quick_text(), add_special_tokens=False, verbose=False)["input_ids"]
     step = width - len(begin)
     whole = list(range(0, len(ids) - step + 1, step)) or [0]

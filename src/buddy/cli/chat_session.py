@@ -129,8 +129,12 @@ class ChatSession:
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]], *, raw: bool) -> Any:
         """Token ids [1, tokens] of a conversation, or of the last message as it stands."""
+        import torch
+
+        from buddy.data.tokens import encode
+
         if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
-            return self.tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
+            return torch.tensor([encode(self.tokenizer, messages[-1]["content"])])
         self.check_chat()
         from buddy.data.chat import apply_chat
 

@@ -9,7 +9,7 @@ _MOST = 400
 
 
 def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
-    """A conversation in the model's chat template, ready for the answer.
+    """A conversation in the model's chat template, by default ready for the answer.
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
@@ -19,8 +19,9 @@ def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options:
     Raises:
         PromptError: The template is no Jinja, or refuses the conversation.
     """
+    options = {"add_generation_prompt": True, **options}
     try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
+        return tokenizer.apply_chat_template(list(messages), **options)
     # The template is a program of somebody else's, so it can raise whatever Python can.
     except BaseException as error:
         if not is_failure(error):

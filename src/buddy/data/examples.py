@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from buddy.data.chat import apply_chat
 from buddy.data.rows import Note, Row, read_rows, refused
+from buddy.data.tokens import encode, end_of_turn
 from buddy.errors import DataError, reason, shown
 from buddy.files import check_readable
 from buddy.settings import Range, check_ranges
@@ -117,10 +119,10 @@ def read_examples(
     Raises:
         DataError: Rows are missing, malformed or of no kind that is understood, or none is left.
     """
-    encode = encoder(source.template, tokenizer)
+    encode_row = encoder(source.template, tokenizer)
 
     def read(where: str, row: Row) -> Example | str:
-        prompt, answer = encode(row, where)
+        prompt, answer = encode_row(row, where)
         if not answer:
             return "an empty answer"
         if not prompt:
@@ -219,8 +221,9 @@ def encoder(template: Template, tokenizer: Any) -> Encode:
 
     It raises a `DataError` for a row of no kind that is understood.
     """
+    end = cache(lambda: _end(tokenizer, template))
 
-    def encode(row: Row, where: str) -> tuple[list[int], list[int]]:
+    def encode_row(row: Row, where: str) -> tuple[list[int], list[int]]:
         fields = next((kind for kind in _KINDS if set(kind) <= row.keys()), None)
         if fields is None:
             names = shown(", ".join(row))[1:-1] or "none"
@@ -243,13 +246,13 @@ def encoder(template: Template, tokenizer: Any) -> Encode:
                 input=f"### Input:\n{extra}\n\n" if extra else "",
                 with_input=", paired with an input that provides further context" if extra else "",
             )
-            prompt = list(tokenizer(text, verbose=False)["input_ids"])
+            prompt = encode(tokenizer, text)
         else:
             prompt = encode_chat(tokenizer, f"{instruction}\n\n{extra}" if extra else instruction)
         answer = tokenizer(output, add_special_tokens=False, verbose=False)["input_ids"]
-        return prompt, [*answer, *_end(tokenizer)]
+        return prompt, [*answer, *end()]
 
-    return encode
+    return encode_row
 
 
 def encode_chat(tokenizer: Any, request: str) -> list[int]:
@@ -270,14 +273,16 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _end(tokenizer: Any) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+def _end(tokenizer: Any, template: Template) -> list[int]:
+    """What ends an answer: in the model's own template the end of a turn, else that of a text."""
+    end = end_of_turn(tokenizer) if template == "chat" else None
+    end = tokenizer.eos_token_id if end is None else end
+    return [] if end is None else [int(end)]
 
 
 def _split(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """Tokens as they are when the text is read whole, as evaluation reads it."""
-    before = list(tokenizer(prompt, verbose=False)["input_ids"])
-    whole = list(tokenizer(prompt + completion, verbose=False)["input_ids"])
+    before, whole = encode(tokenizer, prompt), encode(tokenizer, prompt + completion)
     if whole[: len(before)] != before:
         alone = tokenizer(completion, add_special_tokens=False, verbose=False)
         return before, list(alone["input_ids"])

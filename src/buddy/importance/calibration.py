@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from buddy.data.rows import MAX_DATA_BYTES, Note
+from buddy.data.tokens import begin_of_text
 from buddy.errors import ResultError
 from buddy.files import read_text as read_whole
 
@@ -50,8 +51,10 @@ def cut_windows(
 ) -> Int[Tensor, "windows tokens"]:
     """Tokenise and cut into whole windows from the start; the rest is left out.
 
+    Each window begins as the tokenizer begins a text.
+
     Args:
-        tokenizer: A Hugging Face tokenizer; no special tokens are added.
+        tokenizer: A Hugging Face tokenizer.
         text: Of any length.
         tokens: Of each window.
         limit: At most this many windows.
@@ -65,12 +68,14 @@ def cut_windows(
         ids: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
+    begin = begin_of_text(tokenizer)
+    width = tokens - len(begin)
     # Only as much text as can be needed: a token is rarely more than 16 characters.
-    needed = len(text) if limit is None else tokens * limit
+    needed = len(text) if limit is None else width * limit
     ids = ids_of(text[: 16 * needed])
     if len(ids) <= needed and 16 * needed < len(text):  # rarely; the last may be cut in two
         ids = ids_of(text)
-    count = len(ids) // tokens if limit is None else min(limit, len(ids) // tokens)
+    count = len(ids) // width if limit is None else min(limit, len(ids) // width)
     if count == 0:
         raise ResultError(
             f"the calibration text has {len(ids)} tokens, less than one window of {tokens}: "
@@ -78,4 +83,5 @@ def cut_windows(
         )
     if limit is not None and count < limit:
         note(f"the text fills {count} of the {limit} windows of {tokens} tokens asked for")
-    return torch.tensor(ids[: count * tokens]).view(count, tokens)
+    cut = torch.tensor(ids[: count * width]).view(count, width)
+    return torch.cat([torch.tensor(begin, dtype=cut.dtype).expand(count, -1), cut], dim=1)

@@ -34,6 +34,16 @@ def test_windows_score_every_later_token_once():
         sliding_windows(range(40), window=WINDOW, stride=WINDOW)
 
 
+def test_each_window_begins_as_the_tokenizer_begins_a_text():
+    windows = sliding_windows(range(40), window=WINDOW, stride=STRIDE, begin=[99])
+    assert windows.shape == (6, WINDOW)
+    assert windows[:, 0].tolist() == [99] * 6
+    assert windows[:, 1:].equal(sliding_windows(range(40), window=WINDOW - 1, stride=STRIDE))
+    assert len(sliding_windows(range(11), window=WINDOW, stride=WINDOW - 1, begin=[99])) == 1
+    with pytest.raises(DataError, match="less than one window"):
+        sliding_windows(range(10), window=WINDOW, stride=STRIDE, begin=[99])
+
+
 @torch.no_grad()
 def test_losses_are_those_of_the_forward_pass_routed_from_the_tokens_before():
     model = tiny_buddy()

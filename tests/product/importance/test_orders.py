@@ -84,6 +84,16 @@ def test_importance_that_is_no_number_is_refused():
         measure(build_indicator("delta-ppl", Backbone(model)), random_ids(2, 8))
 
 
+def tokenizer_that_begins(bos):
+    """A tokenizer of letters that puts a token before each text."""
+
+    def tokenizer(text, add_special_tokens=True, **options):
+        return {"input_ids": [bos] * add_special_tokens + [ord(c) for c in text]}
+
+    tokenizer.bos_token_id = bos
+    return tokenizer
+
+
 def test_calibration_text_is_cut_into_whole_windows(tmp_path):
     def tokenizer(text, **options):
         return {"input_ids": [ord(c) for c in text]}
@@ -104,6 +114,13 @@ def test_calibration_text_is_cut_into_whole_windows(tmp_path):
         limit=2,
     )
     assert words.tolist() == [[len(long)] * 3] * 2
+    begins = tokenizer_that_begins(5)
+    assert cut_windows(begins, "abcdefgh", tokens=3).tolist() == [
+        [5, 97, 98],
+        [5, 99, 100],
+        [5, 101, 102],
+        [5, 103, 104],
+    ]
     with pytest.raises(ResultError, match="2 tokens, less than one window of 3"):
         cut_windows(tokenizer, "ab", tokens=3)
     with pytest.raises(ResultError, match="cannot be read"):

@@ -61,25 +61,37 @@ class WindowLoss(NamedTuple):
 
 
 def sliding_windows(
-    token_ids: Sequence[int], *, window: int, stride: int, limit: int | None = None
+    token_ids: Sequence[int],
+    *,
+    window: int,
+    stride: int,
+    limit: int | None = None,
+    begin: Sequence[int] = (),
 ) -> Int[Tensor, "windows tokens"]:
     """Windows that overlap by `window - stride` tokens; a rest that fills none is left out.
 
     Of each window the last `stride` tokens are scored, so every token but the first
     `window - stride` is scored once, with at least that many before it.
 
+    Args:
+        token_ids: Of the text alone.
+        window: Tokens of each.
+        stride: From one to the next.
+        limit: At most this many; None = all.
+        begin: What each window begins with, in the place of as many tokens of the text.
+
     Raises:
         DataError: The text does not fill one window, or the stride does not fit the window.
     """
     check_windows(window, stride)
-    count = (len(token_ids) - window) // stride + 1
-    if count < 1:
+    width = window - len(begin)
+    if len(token_ids) < width:
         raise DataError(
             f"the text has {len(token_ids)} tokens, less than one window of {window}: give more "
             "text or shorter windows"
         )
-    ids = torch.tensor(token_ids)
-    return ids.unfold(0, window, stride)[:limit]
+    ids = torch.tensor(token_ids).unfold(0, width, stride)[:limit]
+    return torch.cat([torch.tensor(begin, dtype=ids.dtype).expand(len(ids), -1), ids], dim=1)
 
 
 def check_windows(window: int, stride: int) -> None:

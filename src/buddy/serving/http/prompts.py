@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from buddy.data.chat import apply_chat
+from buddy.data.tokens import encode
 from buddy.errors import PromptError, shown
 from buddy.hub.wrap_errors import explained
 from buddy.serving.http.schema import Message
@@ -104,7 +105,7 @@ class PromptReader:
 
     def _of_text(self, text: str) -> tuple[int, ...]:
         with explained("the model's tokenizer cannot read this text", "send another"):
-            ids = self._tokenizer(_whole(text))["input_ids"]
+            ids = encode(self._tokenizer, _whole(text))
         return self._checked(ids)
 
     def _checked(self, ids: Any) -> tuple[int, ...]:

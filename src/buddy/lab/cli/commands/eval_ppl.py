@@ -27,9 +27,10 @@ def ppl(
 ) -> None:
     """Perplexity over sliding windows.
 
-    Each window is routed from the tokens before those it scores. Interrupted, the same command
-    goes on where it stopped.
+    Each window begins as the model's tokenizer begins a text, and is routed from the tokens before
+    those it scores. Interrupted, the same command goes on where it stopped.
     """
+    from buddy.data.tokens import begin_of_text
     from buddy.importance.calibration import read_text
     from buddy.lab.evaluation.perplexity import (
         WindowedText,
@@ -56,7 +57,10 @@ def ppl(
         windows = {}
         for name, content in texts.items():
             ids = run.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
-            windows[name] = sliding_windows(ids, window=window, stride=stride, limit=limit)
+            begin = begin_of_text(run.tokenizer)
+            windows[name] = sliding_windows(
+                ids, window=window, stride=stride, limit=limit, begin=begin
+            )
         run.total(len(run.conditions) * sum(map(len, windows.values())))
         results: dict[str, list[Any]] = {"points": [], "execution": []}
         for name, ids in windows.items():

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from buddy.data.examples import encode_chat
 from buddy.data.rows import STRING, FieldCheck, Note
+from buddy.data.tokens import encode
 from buddy.errors import DataError, reason
 from buddy.lab.evaluation.local_tasks import read_split
 
@@ -86,7 +87,7 @@ def prompt_ids(tokenizer: Any, dialogue: str) -> list[int]:
     """The tokens that ask for a summary."""
     asked = f"{INSTRUCTION}\n\n{dialogue}"
     if not has_chat(tokenizer):
-        return list(tokenizer(f"{asked}\n\nSummary:", verbose=False)["input_ids"])
+        return encode(tokenizer, f"{asked}\n\nSummary:")
     return encode_chat(tokenizer, asked)
 
 
