@@ -23,8 +23,10 @@ from buddy.hub.safe_paths import user_path
 
 SOURCE_FILE: Final = "source.json"
 """Where a model came from and how long its files are."""
-SOURCE_FORMAT: Final = 1
+SOURCE_FORMAT: Final = 2
 """Raised when a conversion changes, so that models converted before are not mistaken for new."""
+_SAME_FOR_WHEELS: Final = 1
+"""Since this one, what published wheels are converted to has not changed."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -135,7 +137,8 @@ def find_damage(folder: Path) -> str | None:
     source = read_source(folder)
     if not isinstance(source.get("files"), dict):
         return f"{SOURCE_FILE} is missing or damaged"
-    if source.get("format") != SOURCE_FORMAT:
+    same = (_SAME_FOR_WHEELS, SOURCE_FORMAT) if "wheel" in source else (SOURCE_FORMAT,)
+    if source.get("format") not in same:
         return f"expected conversion {SOURCE_FORMAT}, got {source.get('format')}"
     for file_name, num_bytes in source["files"].items():
         file = folder / file_name

@@ -22,6 +22,7 @@ from buddy.hub.fetch import (
     sha256_of,
 )
 from buddy.hub.folder import (
+    SOURCE_FORMAT,
     cache_home,
     exclusive,
     find_damage,
@@ -147,7 +148,8 @@ def ensure_published(
 def resolve_gguf(path: str | Path, *, on_progress: OnFetch | None = None) -> Path:
     """Folder that a GGUF file of the user's was converted into, now or earlier.
 
-    A file that has changed since, or moved, is another file and is converted again.
+    A file that has changed since, or moved, is another file and is converted again; so is one that
+    an earlier version of Buddy converted.
 
     Raises:
         CheckpointError: The file cannot be converted, or its cached conversion is damaged.
@@ -157,10 +159,13 @@ def resolve_gguf(path: str | Path, *, on_progress: OnFetch | None = None) -> Pat
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}; expected the path of a .gguf file")
     name = _gguf_name(gguf)
-    if is_cached(name):
+    is_old = read_source(model_dir(name)).get("format", SOURCE_FORMAT) != SOURCE_FORMAT
+    if not is_old and is_cached(name):
         return model_dir(name)
     report = on_progress or silent
     header = read_header(gguf)
+    if is_old:
+        remove(name)
     try:
         with exclusive(name, report) as staging:
             if not is_cached(name):

@@ -139,8 +139,9 @@ def _write_tokenizer(writer, rule, values):
     writer.add_tokenizer_model("gpt2")
     if rule is not None:
         writer.add_tokenizer_pre(rule)
-    if values.pop("tokens", True):
-        writer.add_token_list(TOKENS)
+    tokens = values.pop("tokens", TOKENS)
+    if tokens:
+        writer.add_token_list(tokens)
     writer.add_token_types([3] * len(_SPECIAL) + [1] * (len(TOKENS) - len(_SPECIAL)))
     writer.add_token_merges(["Ġ Ġ", "1 2"])
     writer.add_bos_token_id(BEGIN)
@@ -150,8 +151,16 @@ def _write_tokenizer(writer, rule, values):
 
 
 def _write_value(writer, key, value):
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
-    add[type(value)](key, value)
+    writer.kv_data[0].pop(key, None)
+    add = {
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        list: writer.add_array,
+    }
+    if value is not None:
+        add[type(value)](key, value)
 
 
 def _tensors(model):

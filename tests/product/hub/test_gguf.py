@@ -14,6 +14,7 @@ from transformers.utils import logging as chatter
 from buddy.errors import CheckpointError
 from buddy.hub.convert import convert_gguf
 from buddy.hub.gguf.header import read_header
+from buddy.hub.gguf.rope import rope_scaling
 from buddy.hub.progress import silent
 from tests.product.hub.gguf_files import (
     BEGIN,
@@ -89,9 +90,76 @@ def test_a_turn_that_ends_with_another_token_ends_the_text_too(convert):
     assert load(folder).generation_config.eos_token_id == [END_OF_TEXT, END]
 
 
+@pytest.mark.parametrize("stated", ["nothing", "a template", "eom"])
+def test_a_turn_that_ends_with_a_token_that_no_key_names_ends_the_text_too(convert, stated):
+    # llama.cpp knows these by their names; others are known by the template or a key.
+    named = {"tokenizer__ggml__eos_token_id": END_OF_TEXT, "tokenizer__chat_template": None}
+    if stated == "a template":
+        turns = CHAT_TEMPLATE.replace("<|im_end|>", "<|turn_end|>")
+        tokens = [token.replace("<|im_end|>", "<|turn_end|>") for token in TOKENS]
+        named |= {"tokens": tokens, "tokenizer__chat_template": turns}
+    elif stated == "eom":
+        tokens = [token.replace("<|im_end|>", "<|any|>") for token in TOKENS]
+        named |= {"tokens": tokens, "tokenizer__ggml__eom_token_id": END}
+    assert load(convert(**named)).generation_config.eos_token_id == [END_OF_TEXT, END]
+
+
+USER, BREAK = "<\uff5cUser\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
+
+
+def test_control_tokens_of_any_letters_are_one_token_of_the_vocabulary(convert):
+    tokens = [BREAK, USER, *TOKENS[2:-1], "<\uff5ctool\uff5c>"]
+    types = [3, 3, 3, *[1] * (len(tokens) - 4), 4]
+    folder = convert(
+        rule="deepseek-r1-qwen",
+        tokens=tokens,
+        tokenizer__ggml__token_type=types,
+        tokenizer__ggml__bos_token_id=1,
+        tokenizer__ggml__eos_token_id=0,
+        tokenizer__ggml__add_bos_token=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == len(tokens)
+    assert tokenizer(f"x{USER}y{BREAK}<\uff5ctool\uff5c>").input_ids == [
+        *(1, tokens.index("x"), 1, tokens.index("y"), 0, len(tokens) - 1)
+    ]
+    assert tokenizer.eos_token_id == 0
+    assert tokenizer.decode([1, tokens.index("x"), 261]) == f"{USER}x<\uff5ctool\uff5c>"
+    assert tokenizer.decode([1, tokens.index("x"), 0], skip_special_tokens=True) == "x"
+    assert load(folder).generation_config.eos_token_id == [0, END]
+
+
+@pytest.mark.parametrize("prefix", [None, True, False])
+def test_a_sentencepiece_vocabulary_has_a_space_before_a_text_where_the_file_says_so(
+    convert, prefix
+):
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["\u2581", "a", "\u2581a"]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *words]
+    folder = convert(
+        model=tiny_model(vocab_size=len(tokens)),
+        rule="default",
+        tokens=tokens,
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__token_type=[2, 3, 3, *[6] * 256, 1, 1, 1],
+        tokenizer__ggml__scores=[0.0] * 259 + [-2.0, -1.0, -1.5],
+        tokenizer__ggml__merges=None,
+        tokenizer__ggml__unknown_token_id=0,
+        tokenizer__ggml__add_space_prefix=prefix,
+        tokenizer__chat_template=None,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    begin = "a" if prefix is False else "\u2581a"
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a a").input_ids) == ["<s>", begin, "\u2581a"]
+    assert tokenizer.decode(tokenizer("a a").input_ids, skip_special_tokens=True) == "a a"
+    spaced = tokenizer.decode([261, 260])  # what an answer begins with
+    assert spaced == (" aa" if prefix is False else "aa")
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
+        ("default", ["x", "Ġ", "Ġ", "12"]),
         ("smollm", ["x", "ĠĠ", "1", "2"]),  # digits apart, and so the spaces stay together
         ("gpt-2", ["x", "Ġ", "Ġ", "12"]),
         (None, ["x", "Ġ", "Ġ", "12"]),
@@ -153,6 +221,57 @@ def test_linear_rope_survives(convert):
     assert_close(got, expected, rtol=0, atol=0)
 
 
+def scaled(architecture, **keys):
+    return {f"{architecture}__rope__{key}": value for key, value in keys.items()}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(convert, architecture):
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    model = tiny_model(architecture, rope_parameters=rope)
+    converted = load(convert(model, **scaled(architecture, scaling__factor=4.0)))
+    got, expected = converted.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq
+    assert_close(got, expected, rtol=0, atol=0)
+
+
+_LINEAR_4 = {"rope_type": "linear", "factor": 4.0}
+_YARN_4 = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("stated", "scaling"),
+    [
+        ({"scaling__factor": 4.0}, _LINEAR_4),
+        ({"scale_linear": 4.0}, _LINEAR_4),
+        ({"scaling__type": "linear", "scale_linear": 4.0}, _LINEAR_4),
+        ({"scaling__factor": 4.0, "scale_linear": 2.0, "scaling__finetuned": True}, _LINEAR_4),
+        ({"scaling__factor": 1.0}, {}),
+        ({"scaling__type": "linear"}, {}),
+        ({"scaling__type": "none", "scaling__factor": 4.0}, {}),
+        ({"scaling__original_context_length": 32}, {}),
+        ({"scaling__attn_factor": 1.0, "scaling__yarn_ext_factor": 0.0}, {}),
+        (
+            {
+                "scaling__type": "yarn",
+                "scaling__factor": 4.0,
+                "scaling__original_context_length": 16,
+                "scaling__attn_factor": 1.0,
+                "scaling__yarn_ext_factor": 1.0,
+                "scaling__yarn_attn_factor": 1.0,
+                "scaling__yarn_beta_fast": 32.0,
+                "scaling__yarn_beta_slow": 1.0,
+                "scaling__yarn_log_multiplier": 0.0,
+            },
+            _YARN_4 | {"original_max_position_embeddings": 16},
+        ),
+    ],
+    ids=str,
+)
+def test_scaling_is_read_as_llama_cpp_reads_it(tmp_path, stated, scaling):
+    write_gguf(tmp_path / "model.gguf", **scaled("llama", **stated))
+    assert rope_scaling(read_header(tmp_path / "model.gguf")) == scaling
+
+
 LINEAR = {"llama__rope__scaling__type": "linear"}
 
 
@@ -175,6 +294,27 @@ LINEAR = {"llama__rope__scaling__type": "linear"}
         (LINEAR | {"llama__rope__scaling__factor": math.nan}, "factor is nan, expected a finite"),
         (LINEAR | {"llama__rope__scaling__factor": 0.0}, "'linear' with the factor 0.0"),
         (LINEAR | {"llama__rope__scaling__factor": -4.0}, "'linear' with the factor -4.0"),
+        (scaled("llama", scaling__factor=-4.0), "'linear' with the factor -4.0"),
+        (scaled("llama", scaling__alpha=1000.0), "'linear' with alpha 1000.0"),
+        (scaled("llama", scaling__attn_factor=0.5), "attn_factor 0.5"),
+        (scaled("llama", scaling__yarn_ext_factor=1.0), "yarn_ext_factor 1.0"),
+        (scaled("llama", scaling__type="yarn", scaling__yarn_beta_fast=8.0), "beta_fast 8.0"),
+        (
+            {"llama__rope__scaling__factor": 4.0, "rope_factors": [1.0, 2.0, 3.0, 4.0]},
+            "both a table and 'linear'",
+        ),
+        ({"llama__attention__scale": 0.5}, "sets llama.attention.scale to 0.5, which Buddy does"),
+        ({"llama__logit_scale": 8.0}, "sets llama.logit_scale to 8.0"),
+        ({"llama__attention__sliding_window": 16}, "sets llama.attention.sliding_window to 16"),
+        ({"llama__final_logit_softcapping": 30.0}, "sets llama.final_logit_softcapping to 30.0"),
+        ({"llama__attention__causal": False}, "sets llama.attention.causal to False"),
+        ({"llama__pooling_type": 3}, "sets llama.pooling_type to 3"),
+        ({"llama__rope__freq_base_swa": 1e4}, "sets llama.rope.freq_base_swa"),
+        ({"llama__context_length": None}, "says nothing of llama.context_length"),
+        (
+            {"llama__attention__layer_norm_rms_epsilon": None},
+            "says nothing of llama.attention.layer_norm_rms_epsilon",
+        ),
         ({"llama__rope__dimension_count": 4}, "rotates 4 of the 8 numbers of a head"),
         ({"llama__attention__layer_norm_rms_epsilon": math.inf}, "epsilon is inf, expected"),
         ({"tokenizer__ggml__eot_token_id": "x"}, "cannot be read: TypeError"),

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from buddy.errors import CheckpointError, FetchError, ModelError
 from buddy.hub import fetch, store
+from tests.hostile.folders import edit
 from tests.product.hub.gguf_files import MODEL_FILES, write_gguf
 
 
@@ -155,6 +156,20 @@ def test_what_is_no_gguf_file_leaves_no_trace(home, tmp_path):
     with pytest.raises(CheckpointError, match="is not a GGUF file"):
         store.resolve_gguf(tmp_path / "text.gguf")
     assert not home.exists()
+
+
+def test_what_an_earlier_version_converted_is_converted_again(home, gguf_path):
+    folder = store.resolve_gguf(gguf_path)
+    edit(folder / "source.json", lambda source: source.update(format=1))
+    (folder / "config.json").write_bytes(b"{}")
+    assert store.resolve_gguf(gguf_path) == folder
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    assert store.is_cached(folder.name)
+    edit(folder / "source.json", lambda source: source.update(format=1))
+    with pytest.raises(CheckpointError, match="expected conversion 2, got 1"):
+        store.is_cached(folder.name)
+    edit(folder / "source.json", lambda source: source.update(wheel={}))
+    assert store.is_cached(folder.name)  # published ones are as they were
 
 
 def test_a_failed_conversion_leaves_no_model(home, tmp_path):

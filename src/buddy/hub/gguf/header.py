@@ -18,6 +18,21 @@ from buddy.errors import CheckpointError
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """Architectures that are converted; Mistral files call themselves llama."""
 
+_SIZES: Final = frozenset(
+    {
+        *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
+        *("attention.head_count", "attention.head_count_kv"),
+        *("attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon"),
+        *("rope.dimension_count", "rope.freq_base", "rope.scale_linear"),
+    }
+)
+"""What a file may say of its model, beside `rope.scaling`."""
+_REQUIRED: Final = ("context_length", "attention.layer_norm_rms_epsilon")
+"""Of these, what shows nowhere in the weights, and has no value where a file states none."""
+_UNUSED: Final = frozenset({"tensor_data_layout", "expert_used_count"})
+"""What llama.cpp makes nothing of, in dense models of these architectures."""
+_NOTHING: Final = (0, "", "none")
+_CAUSAL: Final = "attention.causal"
 _BLOCK: Final = re.compile(r"blk\.\d+\.")
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SCALARS: Final = {
@@ -221,6 +236,7 @@ def _require_convertible(header: GgufHeader) -> None:
             f"{header.path} is damaged: it says that it has {str(stated)[:80]} blocks, and has "
             f"tensors of {header.num_blocks}; copy or download it again"
         )
+    _require_known(header)
     for key, value in header.metadata.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise CheckpointError(
@@ -231,3 +247,23 @@ def _require_convertible(header: GgufHeader) -> None:
         raise CheckpointError(
             f"{header.path} holds no tokenizer; convert the model again with its vocabulary"
         )
+
+
+def _require_known(header: GgufHeader) -> None:
+    """Refuse what a file says of its model and no reader here would obey."""
+    prefix = f"{header.architecture}."
+    lacking = [key for key in _REQUIRED if header.of_model(key) is None]
+    if lacking:
+        raise CheckpointError(
+            f"{header.path} is damaged: it says nothing of {prefix}{lacking[0]}; copy or download "
+            "it again"
+        )
+    for key, value in header.metadata.items():
+        name = key.removeprefix(prefix)
+        if name == key or name in _SIZES | _UNUSED or name.startswith("rope.scaling."):
+            continue
+        if value is not True if name == _CAUSAL else value not in _NOTHING:
+            raise CheckpointError(
+                f"{header.path} sets {key[:80]} to {str(value)[:80]}, which Buddy does not "
+                "compute; use the model's safetensors folder instead"
+            )

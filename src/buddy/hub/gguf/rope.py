@@ -14,6 +14,17 @@ _LLAMA3_CONTEXT: Final = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 _SCALINGS: Final = ("linear", "yarn")
 _SCALING_KEYS: Final = frozenset({"type", "factor", "original_context_length", "finetuned"})
+_FIXED: Final = {
+    "attn_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+    "yarn_log_multiplier": 0.0,
+}
+"""Other keys, and the one value of each that transformers computes for these architectures.
+
+Source: llama.cpp, src/llama-hparams.h and src/llama-context.cpp, where nothing is stated.
+"""
 
 
 def rope_scaling(header: GgufHeader) -> dict[str, Any]:
@@ -24,22 +35,32 @@ def rope_scaling(header: GgufHeader) -> dict[str, Any]:
             rotates a part of each head.
     """
     _require_whole_heads(header)
-    kind = header.of_model("rope.scaling.type", "none")
-    if header.rope_factors is not None and set(header.rope_factors) != {1.0}:
-        if kind != "none":
-            raise _refusal(header, f"both a table and {kind!r}")
-        return _llama3(header, header.rope_factors)
-    if kind == "none":
-        return {}
     prefix = f"{header.architecture}.rope.scaling."
-    stated = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
-    if kind not in _SCALINGS or not stated <= _SCALING_KEYS or "factor" not in stated:
-        raise _refusal(header, f"{kind!r} with {', '.join(sorted(stated))}")
-    factor = header.of_model("rope.scaling.factor")
+    stated = {
+        key.removeprefix(prefix): value
+        for key, value in header.metadata.items()
+        if key.startswith(prefix)
+    }
+    # A file without a type means linear, and an older one has another name for its factor.
+    kind = stated.get("type", "linear")
+    factor = stated.get("factor", header.of_model("rope.scale_linear", 1.0))
     if factor <= 0:
         raise _refusal(header, f"{kind!r} with the factor {factor}")
+    computed = _FIXED | {"yarn_ext_factor": 1.0 if kind == "yarn" else 0.0}
+    for key, value in stated.items():
+        if key not in _SCALING_KEYS and value != computed.get(key):
+            raise _refusal(header, f"{kind!r} with {key[:80]} {str(value)[:80]}")
+    if kind != "none" and kind not in _SCALINGS:
+        raise _refusal(header, f"{kind!r} with {', '.join(sorted(stated))}")
+    is_scaled = kind != "none" and factor != 1
+    if header.rope_factors is not None and set(header.rope_factors) != {1.0}:
+        if is_scaled:
+            raise _refusal(header, f"both a table and {kind!r}")
+        return _llama3(header, header.rope_factors)
+    if not is_scaled:
+        return {}
     scaling = {"rope_type": kind, "factor": factor}
-    context = header.of_model("rope.scaling.original_context_length")
+    context = stated.get("original_context_length")
     if kind == "yarn" and context is not None:
         scaling["original_max_position_embeddings"] = context
     return scaling
