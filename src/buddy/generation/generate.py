@@ -110,7 +110,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         `attention_mask`, pad ids are taken for pads as transformers does.
 
         Args:
-            inputs: The prompt's token ids; or pass `input_ids` by name.
+            inputs: The prompt's token ids, on any device; or pass `input_ids` by name.
             budget: One for all rows, or one per row; None = full depth. "auto" is chosen from the
                 row's prompt and holds to its end. "mean:0.7" is a mean over the
                 answer's tokens, which the model's ledger spends; the prompt runs that mean, rounded
@@ -132,8 +132,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         """
         prompt, draft_budget = _prompt_of(inputs, options), options.pop("draft_budget", None)
         prepared, options = Prepared.read(self, options)
-        mask = options.pop("attention_mask", None)
-        mask = prepared.mask_from_pads(prompt) if mask is None else mask
+        device, mask = self.backbone.device, options.pop("attention_mask", None)
+        prompt = prompt.to(device)
+        mask = prepared.mask_from_pads(prompt) if mask is None else mask.to(device)
         session = options.get("cache")
         check_shapes(prompt, valid=mask, prompt_mask=None, session=session, backbone=self.backbone)
         wanted = self.read_sources(budget, prefill_budget, len(prompt))

@@ -48,7 +48,7 @@ class PaddedBatch:
         """Check what a caller feeds.
 
         Args:
-            token_ids: New tokens, [batch, tokens].
+            token_ids: New tokens, [batch, tokens]; they and the masks may be on any device.
             attention_mask: 0 = pad, over the new columns or all so far; None = no pads.
             prompt_mask: Tokens that the route may see; None = all.
             session: What was fed before; anything else than a `Session` or None is refused.
@@ -60,6 +60,10 @@ class PaddedBatch:
         """
         if token_ids is None:
             raise PromptError("there are no new tokens: expected input_ids")
+        device = backbone.device
+        token_ids = token_ids.to(device)
+        attention_mask = None if attention_mask is None else attention_mask.to(device)
+        prompt_mask = None if prompt_mask is None else prompt_mask.to(device)
         valid = _new_columns(token_ids, attention_mask)
         check_shapes(
             token_ids, valid=valid, prompt_mask=prompt_mask, session=session, backbone=backbone

@@ -173,6 +173,18 @@ def test_few_arenas_are_kept_for_sessions_to_come(monkeypatch):
     assert len(decoder._arenas) == 8
 
 
+def test_an_arena_outlives_inference_mode(monkeypatch):
+    graphs, general, decoder = twins(monkeypatch)
+    ids, options = random_ids(2, 6), {"budget": "4 blocks", "max_new_tokens": 6, "do_sample": False}
+    with torch.inference_mode():
+        inside = graphs.generate(ids, **options)
+    assert len(decoder._arenas) == 1
+    expected = general.generate(ids, **options)
+    assert torch.equal(inside, expected)
+    assert torch.equal(graphs.generate(ids, **options), expected)
+    assert len(decoder._arenas) == 1
+
+
 def test_angles_that_follow_the_length_are_not_captured():
     model = tiny_model()
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "dynamic"}

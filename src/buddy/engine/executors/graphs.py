@@ -119,6 +119,8 @@ class Arena:
         session: Its batch and capacity are the arena's.
     """
 
+    @torch.inference_mode(False)  # it outlives whoever decodes first
+    @torch.no_grad()
     def __init__(self, backbone: Backbone, capture: Capture, session: Session) -> None:
         self._backbone = backbone
         self._key = _key(session)
@@ -171,8 +173,7 @@ class Arena:
         backbone, rows = self._backbone, len(self.tokens)
         empty = torch.zeros(0, dtype=backbone.dtype, device=self.tokens.device)
         self.hidden = empty.new_zeros(rows, 1, backbone.config.hidden_size)
-        with torch.no_grad():
-            self.logits = torch.zeros_like(backbone.logits(self.hidden))
+        self.logits = torch.zeros_like(backbone.logits(self.hidden))
         cos, sin = backbone.rotary(self.hidden, self.slot)
         self._rotary = torch.zeros_like(cos), torch.zeros_like(sin)
         shape = (rows, 1, 1, len(self._every_slot))

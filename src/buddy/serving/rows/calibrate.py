@@ -117,12 +117,15 @@ class Bench:
             sequences.append(self._session.sequences[number])
             counts.append(sample.prompt)
         backbone = self._model.backbone
-        token = 5 % backbone.embedding.num_embeddings
+        token, device = 5 % backbone.embedding.num_embeddings, backbone.device
         parts = self._passes(
             len(sample.depths), [sequence.length for sequence in sequences], counts
         )
         feeds = [
-            Feed(token_ids=torch.full((sum(counts[part]),), token), counts=tuple(counts[part]))
+            Feed(
+                token_ids=torch.full((sum(counts[part]),), token, device=device),
+                counts=tuple(counts[part]),
+            )
             for part in parts
         ]
         started_s = clock()
@@ -134,8 +137,8 @@ class Bench:
                 batch_route=self._route,
             )
             run_step(backbone, self._policy, self._session, step, executor=self._executor)
-        if backbone.device.type == "cuda":
-            torch.cuda.synchronize(backbone.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         taken = clock() - started_s
         self._session.leave(*numbers)
         return taken

@@ -1,0 +1,110 @@
+"""A pretend CUDA device: tensors that say they are there, and refuse to meet those of the CPU.
+
+They are tensors of the CPU, marked in Python, so no driver and no compiler is needed. What two
+devices would refuse raises `MixedDevices`; times, streams and memory are not pretended.
+"""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda:0")
+_MOVES = {torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.cuda}
+_TAKE_INDICES = {
+    *(torch.Tensor.__getitem__, torch.Tensor.__setitem__),
+    *(torch.Tensor.index_put, torch.Tensor.index_put_, torch.Tensor.type_as),
+}
+"""Indices may be of the CPU; and what is set may be, as it is copied."""
+
+
+class MixedDevices(RuntimeError):
+    """An operation was given tensors of both."""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on the device."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return _run(function, args, kwargs or {})
+
+
+class PretendDevice(TorchFunctionMode):
+    """Within, what names the device makes tensors on it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return _run(function, args, kwargs or {})
+
+
+def move(module):
+    """Put all parameters and buffers of a module there."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = _marked(tensor)
+        for name, value in vars(part).items():
+            if type(value) is torch.Tensor:
+                setattr(part, name, _marked(value))
+    return module
+
+
+def _marked(tensor):
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    marked = tensor.detach().as_subclass(OnDevice)
+    return torch.nn.Parameter(marked, tensor.requires_grad) if is_parameter else marked
+
+
+def _run(function, args, kwargs):
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
+    here = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
+    name = getattr(function, "__name__", "")
+    if name == "__get__" and function == torch.Tensor.device.__get__:
+        return DEVICE if there else torch.device("cpu")
+    if function is torch.Tensor.numpy and there:
+        raise MixedDevices("numpy reads no memory of the device")
+    named, args, kwargs = _named_device(function, args, kwargs)
+    if there and function not in _MOVES:
+        others = [t for t in here if _shape(t)]
+        if others and (function not in _TAKE_INDICES or not isinstance(args[0], OnDevice)):
+            raise MixedDevices(f"{name} of tensors of both devices: {list(map(_shape, others))}")
+    with torch._C.DisableTorchFunctionSubclass():
+        out = function(*args, **kwargs)
+    is_there = isinstance(args[0], OnDevice) if function is torch.Tensor.copy_ else bool(there)
+    if function is torch.Tensor.cpu:
+        is_there = False
+    if named is not None:
+        is_there = named == "cuda"
+
+    def mark(value):
+        if not isinstance(value, torch.Tensor) or isinstance(value, OnDevice) == is_there:
+            return value
+        return value.as_subclass(OnDevice if is_there else torch.Tensor)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return tree_map(mark, out)
+
+
+def _shape(tensor):
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(tensor.shape)
+
+
+def _named_device(function, args, kwargs):
+    """The device that a call names, and the call without it."""
+
+    def device_of(value):
+        if isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda"):
+            return value.partition(":")[0]
+        return value.type if isinstance(value, torch.device) else None
+
+    named = device_of(kwargs.get("device"))
+    if named is not None:
+        kwargs = {**kwargs, "device": "cpu"}
+    if function is torch.Tensor.to:
+        positional = [device_of(value) for value in args[1:]]
+        named = next((device for device in positional if device), named)
+        rest = [value for value, device in zip(args[1:], positional, strict=True) if not device]
+        args = (args[0], *rest) if rest or kwargs else (args[0], "cpu")
+    return named, args, kwargs
