@@ -10,7 +10,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from buddy.errors import BudgetError, DataError
+from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.samples import SampleLog
@@ -264,12 +264,64 @@ def test_an_answer_longer_than_the_context_is_refused_by_its_row(model, route_on
 
 
 def test_an_unknown_route_or_setting_is_refused(model):
-    from buddy.errors import PolicyError
-
     with pytest.raises(PolicyError, match="route_on must be one of prompt, full"):
         BuddyLM(model, tokenizer=word_tokenizer(), route_on="answer")
-    with pytest.raises(PolicyError, match="no setting budgt: expected one of budget, kv_policy"):
+    with pytest.raises(PolicyError, match="no setting budgt: expected one of add_bos_token, bud"):
         BuddyLM(model, tokenizer=word_tokenizer(), budgt=0.5)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"peft": "an/adapter"},
+        {"delta": "some/deltas"},
+        {"revision": "v2"},
+        {"subfolder": "inner"},
+        {"gguf_file": "model.gguf"},
+        {"softmax_dtype": "float64"},
+        {"mixed_precision_dtype": "bfloat16"},
+        {"parallelize": True},
+        {"tp_plan": "auto"},
+        {"autogptq": True},
+        {"logits_cache": False},
+        {"backend": "seq2seq"},
+        {"device": "cpu"},
+        {"dtype": "float16"},
+        {"kwargs": 1},
+        {"batch_size": "auto:x"},
+        {"batch_size": 0},
+    ],
+    ids=str,
+)
+def test_what_lm_eval_would_take_and_buddy_not_do_is_refused_by_name(model, ignored):
+    [name] = ignored
+    with pytest.raises(PolicyError, match=name) as caught:
+        harness(model, **ignored)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        ({"batch_size": "auto:4"}, 16),
+        ({"batch_size": "auto"}, 16),
+        ({"batch_size": "3"}, 3),
+        ({"batch_size": "auto", "max_batch_size": 2}, 2),
+        ({"revision": "main", "peft": None, "trust_remote_code": True, "subfolder": ""}, 16),
+    ],
+    ids=str,
+)
+def test_batches_of_any_form_and_settings_that_ask_for_nothing(model, asked, size):
+    requests = loglikelihoods(*DOCUMENTS[:2])
+    ours = harness(model, **asked)
+    assert ours.batch_size == size
+    assert len(ours.loglikelihood(requests)) == 4
+
+
+@pytest.mark.parametrize("dtype", ["foat32", "int8", "float33"])
+def test_a_number_format_that_is_none_is_refused(dtype):
+    with pytest.raises(PolicyError, match="dtype must be auto or such as bfloat16"):
+        BuddyLM("no-such-model", dtype=dtype)
 
 
 def teardown_module():

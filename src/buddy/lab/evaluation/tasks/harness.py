@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, cast
@@ -24,6 +25,15 @@ from buddy.model import BuddyForCausalLM
 
 ROUTES: Final = ("prompt", "full")
 DEFAULT_BATCH: Final = 16
+_FOLLOWED: Final = frozenset(
+    {
+        *("add_bos_token", "max_length", "prefix_token_id", "truncation", "max_batch_size"),
+        *("chat_template_args", "enable_thinking", "think_end_token"),
+    }
+)
+"""Settings of lm-eval's `hf` model that act here too."""
+_PERMISSIONS: Final = frozenset({"trust_remote_code", "use_fast_tokenizer"})
+"""Those that allow what Buddy never does, or does always."""
 
 
 _Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -104,16 +114,17 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         pretrained: As `buddy generate --model` takes it; or a model, with `tokenizer`.
         device: Where to put the weights.
         dtype: The weights' number format.
-        batch_size: Questions, or prompts of a generation, at a time.
-        tokenizer: For a model that is given as an object.
+        batch_size: Questions, or prompts of a generation, at a time; "auto" is 16.
+        tokenizer: A tokenizer, or a name as of `pretrained`; a model that is given as an object
+            needs one.
         log: Keeps every sample, and gives back those it has.
         on_sample: Called after each document or generation.
         **settings: Those of `Routing`, and lm-eval's own `add_bos_token`, `max_length`,
             `prefix_token_id` ...
 
     Raises:
-        BuddyError: The model cannot be loaded, a setting is unknown, or the condition cannot be
-            run.
+        BuddyError: The model cannot be loaded, a setting is unknown or would do nothing, or the
+            condition cannot be run.
     """
 
     def __init__(
@@ -130,21 +141,23 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
     ) -> None:
         own = {field.name for field in fields(Routing)}
         routing = Routing(**{name: settings.pop(name) for name in own & settings.keys()})
-        known = inspect.signature(HFLM.__init__).parameters
-        if unknown := sorted(settings.keys() - known):
-            raise PolicyError(
-                f"no setting {', '.join(unknown)}: expected one of {', '.join(sorted(own))}, or "
-                "of lm-eval's `hf` model"
-            )
+        settings = _followed(settings, own)
+        size = _batch_of(batch_size, settings.pop("max_batch_size", None))
+        if isinstance(tokenizer, str):
+            tokenizer = load_tokenizer(tokenizer)
         if isinstance(pretrained, str):
-            number = None if dtype in (None, "auto") else getattr(torch, str(dtype))
+            number = _number_format(dtype)
             if device is not None and "cuda" in device and not torch.cuda.is_available():
                 device = None  # lm-eval's own default; its `hf` class falls back alike
             model = BuddyForCausalLM.from_pretrained(pretrained, dtype=number, device=device)
-            tokenizer = load_tokenizer(pretrained)
+            tokenizer = tokenizer or load_tokenizer(pretrained)
+        elif device is not None or dtype is not None:
+            raise PolicyError(
+                "device and dtype are of a model that is loaded by its name: move or load the "
+                "model that is given as an object"
+            )
         else:
             model = pretrained
-        size = DEFAULT_BATCH if batch_size in (None, "auto") else batch_size
         super().__init__(model, tokenizer=tokenizer, batch_size=size, **settings)
         self.log = log
         """Where samples are kept."""
@@ -320,3 +333,49 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         )
         self._plans += trace.steps[0].plans
         return out
+
+
+def _followed(settings: dict[str, Any], own: set[str]) -> dict[str, Any]:
+    """Settings of lm-eval's `hf` model that act here; those that ask for nothing are left out.
+
+    Raises:
+        PolicyError: One is unknown, or would do nothing.
+    """
+    known = inspect.signature(HFLM.__init__).parameters
+    for name, value in settings.items():
+        is_known = name in known and name not in ("self", "kwargs")
+        if name in _FOLLOWED | _PERMISSIONS or (is_known and value in (None, known[name].default)):
+            continue
+        what = f"{name}={str(value)[:80]} does nothing here" if is_known else f"no setting {name}"
+        raise PolicyError(
+            f"{what}: expected one of {', '.join(sorted(own | _FOLLOWED))}; adapters, revisions "
+            "(ORG/NAME@REVISION) and GGUF files are named by pretrained"
+        )
+    return {name: value for name, value in settings.items() if name in _FOLLOWED}
+
+
+def _batch_of(batch_size: int | str | None, most: int | None) -> int:
+    """How many questions run at a time; `auto`, in any form, is a fixed number.
+
+    Raises:
+        PolicyError: It is no number, or not above 0.
+    """
+    if batch_size is None or re.fullmatch(r"auto(:\d+(\.\d+)?)?", str(batch_size)):
+        batch_size = min(DEFAULT_BATCH, DEFAULT_BATCH if most is None else int(most))
+    if not re.fullmatch(r"[1-9]\d*", str(batch_size)):
+        raise PolicyError(f"batch_size must be a number above 0 or auto, got {batch_size!r}")
+    return int(batch_size)
+
+
+def _number_format(dtype: Any) -> torch.dtype | None:
+    """The number format of weights; None leaves them as saved.
+
+    Raises:
+        PolicyError: There is none of that name.
+    """
+    if dtype in (None, "auto"):
+        return None
+    number = getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not (isinstance(number, torch.dtype) and number.is_floating_point):
+        raise PolicyError(f"dtype must be auto or such as bfloat16 or float32, got {dtype!r}")
+    return number
