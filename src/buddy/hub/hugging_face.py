@@ -1,40 +1,58 @@
 """Models of the Hugging Face hub: fetched, listed and removed through the hub's own cache."""
 
+from pathlib import Path
 from typing import Any
 
 from buddy.errors import FetchError, ModelError
 from buddy.hub.wrap_errors import reason
 
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""Never *.bin, *.pt or *.py: what is read must not be able to run code."""
-
 
 def pull_from_hub(hub_id: str, *, config_only: bool = False) -> str:
-    """Fetch a model's safetensors, config and tokenizer; return the folder.
+    """Fetch a model's config and tokenizer, and the safetensors that it names; return the folder.
 
-    What is in the hub's cache already is not fetched again, and needs no network.
+    Nothing else is fetched: no code, and no second copy of the weights in another form. What is in
+    the hub's cache already is not fetched again, and needs no network.
+
+    Args:
+        hub_id: `ORG/NAME`, or `ORG/NAME@REVISION`: a branch, a tag or a commit.
+        config_only: Fetch config.json alone.
 
     Raises:
         FetchError: No such model, no access, or no network.
+        CheckpointError: Its index of weights is damaged.
     """
+    from buddy.hub.config import CONFIG, GENERATION_CONFIG
+    from buddy.hub.tokenizer import TEMPLATES, TOKENIZER_FILES
+    from buddy.hub.weights import INDEX, weight_names
+
+    if config_only:
+        return _fetch(hub_id, [CONFIG])
+    names = [CONFIG, GENERATION_CONFIG, INDEX, *TOKENIZER_FILES, f"{TEMPLATES}/*.jinja"]
+    return _fetch(hub_id, [*names, *weight_names(Path(_fetch(hub_id, names)))])
+
+
+def _fetch(hub_id: str, patterns: list[str]) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
+    name, _, revision = hub_id.partition("@")
     try:
-        patterns = ["config.json"] if config_only else _FILES
-        return str(snapshot_download(hub_id, allow_patterns=patterns))
+        return str(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except GatedRepoError as error:
         raise FetchError(
             f"{hub_id} is gated: accept its licence on the hub's page of it, then run "
             "`hf auth login`"
         ) from error
+    except RevisionNotFoundError as error:
+        raise FetchError(f"the hub has no revision {revision!r} of {name}: check it") from error
     except RepositoryNotFoundError as error:
         raise FetchError(
-            f"the hub has no model {hub_id}, or shows it to its owners alone: check the name, or "
+            f"the hub has no model {name}, or shows it to its owners alone: check the name, or "
             "run `hf auth login`"
         ) from error
     except (OSError, ValueError) as error:

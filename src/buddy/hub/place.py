@@ -83,10 +83,13 @@ def find_model(name: str | Path) -> ModelPlace:
         return ModelPlace(name=text, kind="gguf", where=str(path))
     if path.is_dir():
         return ModelPlace(name=text, kind="folder", where=str(path))
-    if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+    hub_id, at, revision = text.partition("@")
+    is_path = text.startswith((".", "/", "~")) or hub_id.count("/") > 1 or bool(at and not revision)
+    if path.exists() or is_path:
         raise ModelError(
             f"no model at {text}: expected a folder with config.json and *.safetensors, a .gguf "
-            "file, a hub id such as org/name, or a name that `buddy models` lists"
+            "file, a hub id such as org/name or org/name@revision, or a name that `buddy models` "
+            "lists"
         )
     if "/" not in text:
         raise ModelError(
@@ -99,8 +102,14 @@ def find_model(name: str | Path) -> ModelPlace:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that is no model, or that has no safetensors to read."""
     if not (folder / CONFIG).exists():
+        hint = ""
+        if (folder / "adapter_config.json").exists():
+            hint = (
+                "; it is an adapter of another model: merge it into that one with PEFT's "
+                "merge_and_unload, and save the result"
+            )
         raise CheckpointError(
             f"{folder} is no model: expected config.json in it, or buddy.json "
-            "for a Buddy checkpoint"
+            f"for a Buddy checkpoint{hint}"
         )
     weight_files(folder)

@@ -29,7 +29,8 @@ TOKENIZER_FILES: Final = (
     "chat_template.jinja",
 )
 """The files that tokenizers of the supported families are read from."""
-_TEMPLATES: Final = "additional_chat_templates"
+TEMPLATES: Final = "additional_chat_templates"
+"""Folder of templates beside the one of `chat_template.jinja`."""
 _NOT_PASSED: Final = frozenset(
     {
         *("auto_map", "name_or_path", "init_inputs", "gguf_file", "tokenizer_object"),
@@ -51,8 +52,8 @@ def tokenizer_files(folder: Path) -> list[str]:
     Raises:
         CheckpointError: One may not be read.
     """
-    templates = sorted(path.name for path in (folder / _TEMPLATES).glob("*.jinja"))
-    names = [CONFIG, *TOKENIZER_FILES, *(f"{_TEMPLATES}/{name}" for name in templates)]
+    templates = sorted(path.name for path in (folder / TEMPLATES).glob("*.jinja"))
+    names = [CONFIG, *TOKENIZER_FILES, *(f"{TEMPLATES}/{name}" for name in templates)]
     return [name for name in names if find_inside(folder, name) is not None]
 
 

@@ -37,16 +37,26 @@ def weight_files(folder: Path) -> list[Path]:
         CheckpointError: There are none, or the index is damaged or names anything but safetensors
             of this folder.
     """
-    whole = find_inside(folder, WEIGHTS)
-    if whole is not None:
-        return [whole]
-    if find_inside(folder, INDEX) is None:
+    names = weight_names(folder)
+    if names == [WEIGHTS] and find_inside(folder, WEIGHTS) is None:
         unsafe = sorted(path.name for path in folder.glob("*.bin"))
         others = f"found only {unsafe[0]}, which can run code when read" if unsafe else "found none"
         raise CheckpointError(
             f"{folder} has no weights that are safe to load: expected {WEIGHTS} or {INDEX}, "
             f"{others}; convert them with transformers' save_pretrained"
         )
+    return [file_inside(folder, name) for name in names]
+
+
+def weight_names(folder: Path) -> list[str]:
+    """Names of the files that hold the model's weights, there or not; as `weight_files`.
+
+    Raises:
+        CheckpointError: The index is damaged, or names anything but safetensors of this folder, or
+            not the single file that lies there too.
+    """
+    if find_inside(folder, INDEX) is None:
+        return [WEIGHTS]
     places = read_table(folder, INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / INDEX} has no weight_map: fetch or copy the model again")
@@ -57,7 +67,13 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{folder / INDEX} names {str(name)[:200]!r} as a file of weights: expected plain "
                 "names of *.safetensors in the same folder, not hidden; nothing else is read"
             )
-    return [file_inside(folder, name) for name in sorted(set(places.values()))]
+    names = sorted(set(places.values()))
+    if WEIGHTS not in names and find_inside(folder, WEIGHTS) is not None:
+        raise CheckpointError(
+            f"{folder} has {WEIGHTS}, and {INDEX} that names other files: delete the one that is "
+            "not the model's"
+        )
+    return names
 
 
 @contextmanager

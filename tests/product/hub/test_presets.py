@@ -5,12 +5,14 @@ import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.cli.commands.models import pull
@@ -154,3 +156,59 @@ def test_names_are_regular_and_facts_hold_together():
             assert 0.99 < preset.download_gb / (2e-9 * preset.params) < 1.3
     assert PRESETS["qwen2.5-3b"].licence == "Qwen Research"
     assert len({preset.hub_id for preset in PRESETS.values()}) == len(PRESETS) - 1
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository of the hub, and what was asked of it: revisions, and files by name."""
+    hub, cache, asked = tmp_path / "hub", tmp_path / "cache", []
+
+    def snapshot(name, *, revision, allow_patterns):
+        files = [path.relative_to(hub).as_posix() for path in hub.rglob("*") if path.is_file()]
+        chosen = filter_repo_objects(files, allow_patterns=allow_patterns)
+        for file in chosen:
+            target = cache / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(hub / file, target)
+        asked.append((name, revision))
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    return hub, cache, asked
+
+
+def test_only_what_is_read_is_fetched_from_the_hub(repository):
+    hub, cache, _ = repository
+    tiny_model("qwen3").save_pretrained(hub, max_shard_size="30KB")
+    word_tokenizer().save_pretrained(hub)
+    shards = {path.name for path in hub.glob("model-*.safetensors")}
+    assert len(shards) > 1
+    others = ("consolidated.safetensors", "consolidated.00.pth", "original/params.json")
+    others += ("original/tokenizer.model", "onnx/config.json", "model-00009-of-00009.safetensors")
+    for name in (*others, "README.md", "model.py", "pytorch_model.bin"):
+        (hub / name).parent.mkdir(exist_ok=True)
+        (hub / name).write_text("{}")
+    loaded = BuddyForCausalLM.from_pretrained("org/name")
+    assert loaded.config.model_type == "qwen3"
+    fetched = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
+    assert shards <= fetched
+    assert fetched - shards == {
+        *("config.json", "generation_config.json", "model.safetensors.index.json"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+
+
+def test_a_revision_may_be_pinned_and_is_kept(repository, tmp_path):
+    hub, _, asked = repository
+    tiny_model("qwen3").save_pretrained(hub)
+    loaded = BuddyForCausalLM.from_pretrained("org/name@v1.0")
+    assert set(asked) == {("org/name", "v1.0")}
+    loaded.save_pretrained(tmp_path / "saved")
+    asked.clear()
+    assert BuddyForCausalLM.from_pretrained(tmp_path / "saved").origin.source == "org/name@v1.0"
+    assert set(asked) == {("org/name", "v1.0")}
+    asked.clear()
+    BuddyForCausalLM.from_pretrained("org/name")
+    assert set(asked) == {("org/name", None)}
+    with pytest.raises(ModelError, match="or org/name@revision"):
+        BuddyForCausalLM.from_pretrained("org/name@")
