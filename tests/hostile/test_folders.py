@@ -187,6 +187,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model_folder):
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
         ({"compression_config": {"quant_method": "sparseml"}}, "its weights are quantised"),
         ({"use_bidirectional_attention": True}, "is not supported"),
+        ({"is_encoder_decoder": True}, "with is_encoder_decoder is not supported"),
     ],
 )
 def test_an_impossible_config_is_refused(model_folder, change, says):

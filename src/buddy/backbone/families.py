@@ -116,8 +116,8 @@ def find_family(config: Any) -> Family:
     """The row of the table that fits a Hugging Face config.
 
     Raises:
-        FamilyError: There is none, and the message says how to add it; or the config asks for
-            attention to what follows, which no cache can serve.
+        FamilyError: There is none, and the message says how to add it; or the config asks for an
+            encoder, or for attention to what follows, which no cache can serve.
     """
     model_type = getattr(config, "model_type", None)
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -127,6 +127,11 @@ def find_family(config: Any) -> Family:
             f"{', '.join(sorted(FAMILIES))}; for another decoder-only family add a row to "
             "FAMILIES in buddy/backbone/families.py that names its parts, and its tiny config "
             "to tests/tiny.py"
+        )
+    if getattr(config, "is_encoder_decoder", None):
+        raise FamilyError(
+            f"{family.title} with is_encoder_decoder is not supported: it has no encoder; set it to "
+            "false"
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise FamilyError(

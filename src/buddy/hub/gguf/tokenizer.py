@@ -7,7 +7,7 @@ With the wrong rule the model still talks, only a little worse, so an unknown na
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from buddy.data.tokens import end_of_turn
 from buddy.errors import CheckpointError, PromptError
@@ -120,7 +120,7 @@ def _mend_spelling(tokenizer: Any, header: GgufHeader) -> None:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
     from transformers.integrations.gguf.gguf_tokenizer_mapping import get_gguf_tokenizer
 
-    letters = bytes_to_unicode()
+    letters: dict[int, str] = cast(Any, bytes_to_unicode)()
     _, parts, _ = get_gguf_tokenizer(str(header.path))
     kinds = zip(parts["tokens"], parts.get("token_type") or (), strict=False)
     misspelt = {
