@@ -130,8 +130,8 @@ def find_family(config: Any) -> Family:
         )
     if getattr(config, "is_encoder_decoder", None):
         raise FamilyError(
-            f"{family.title} with is_encoder_decoder is not supported: it has no encoder; set it to "
-            "false"
+            f"{family.title} with is_encoder_decoder is not supported: it has no encoder; set the "
+            "key to false"
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise FamilyError(
