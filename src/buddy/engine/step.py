@@ -101,7 +101,10 @@ def logits_of(
         logits = None
         if executor is not None and out.engine == executor.name:
             logits = executor.logits(hidden)
-        return (backbone.logits(hidden) if logits is None else logits)[..., :num_logits]
+        if logits is None:  # compiled code leaves float32
+            hidden = hidden if out.engine == GENERAL else hidden.to(backbone.dtype)
+            logits = backbone.logits(hidden)
+        return logits[..., :num_logits]
 
 
 def check_context(sequences: Sequence[SequenceState], feed: Feed, backbone: Backbone) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from buddy.backbone.quantised import quantise_backbone
 from buddy.serving.control.protocol import NoControl, Orders
 from buddy.serving.request import Delta
 from tests.budgets import auto, default, fixed
@@ -118,14 +119,56 @@ def test_a_beginning_that_was_computed_before_changes_nothing(kv_policy, engine)
         check_blocks(asked, heard)
 
 
-def test_a_seeded_prompt_is_computed_anew_but_for_its_own_answers():
-    bench = Bench(byte_buddy("static:2,3,4,1"))
-    prompt = prompts(1, 2, 12, 12)[0]
+@pytest.mark.parametrize("engine", ["auto", "general"])
+def test_a_seeded_prompt_begins_as_one_beside_it_that_is_seeded_and_as_no_other(engine):
+    bench = Bench(byte_buddy("static:2,3,4,1", engine=engine))
+    prompt = prompts(1, 2, 60, 60)[0]
     bench.run(request(prompt))
-    asked = [request(prompt, seed=seed, temperature=0.9) for seed in (5, 6)]
-    both = [asked[0], replace(asked[1], is_first=False)]
-    cached = [answer.finished.usage.cached_tokens for answer in bench.run(*both)]
-    assert cached == [0, 11]
+    asked = [request([*prompt[:-1], at], seed=5, temperature=0.9) for at in (1, 2)]
+    (alone,) = bench.run(asked[1])
+    company = bench.run(request(prompt), asked[0], replace(asked[1], is_first=False))
+    cached = [answer.finished.usage.cached_tokens for answer in (alone, *company)]
+    assert cached == [0, 59, 0, 32 if engine == "auto" else 0]
+    assert company[2].tokens == alone.tokens
+
+
+def in_format(number_format, engine):
+    """The tiny model in another number format."""
+    buddy = byte_buddy("static:2,3,4,1", engine=engine)
+    if number_format != "float32":
+        buddy.to(torch.bfloat16)
+    if number_format == "int8":
+        quantise_backbone(buddy.backbone, "int8")
+    return buddy
+
+
+class Drawn(NoControl):
+    """Feeds another number of prompt tokens at each pass, as load makes it."""
+
+    draw = random.Random(0)
+
+    def decide(self, rows, queue):
+        return Orders(prompt_tokens=self.draw.choice([1, 16, 33, 64, 200]))
+
+
+@pytest.mark.parametrize("engine", ["auto", "general"])
+@pytest.mark.parametrize("number_format", ["float32", "bfloat16", "int8"])
+def test_what_a_seed_gives_is_bit_equal_in_any_company(number_format, engine):
+    buddy = in_format(number_format, engine)
+    lengths = (1, 12, 15, 17, 31, 33, 47, 90, 100, 120)
+    asked = [
+        request(
+            prompts(1, n, n, n)[0], 5, seed=n, temperature=0.8, top_logprobs=2, budget=3 + n % 4
+        )
+        for n in lengths
+    ]
+    others = [request(p, 6, temperature=0.8) for p in prompts(8, 12, 60, 120)]
+    separately = [Bench(buddy, slots=128).run(wanted)[0] for wanted in asked]
+    mixed = [*others[:4], *asked, *others[4:]]
+    together = Bench(buddy, slots=128, control=Drawn()).run(*mixed)[4:-4]
+    for single, company in zip(separately, together, strict=True):
+        assert single.tokens == company.tokens
+        assert [d.logprobs for d in single.deltas] == [d.logprobs for d in company.deltas]
 
 
 def test_other_plans_share_no_beginning():

@@ -67,6 +67,7 @@ class GraphDecoder:
 
     name: Final = "graphs"
     makes_some_logits: Final = False
+    steady_lanes: Final = 0
 
     def __init__(self, backbone: Backbone, capture: Capture = capture_cuda) -> None:
         rope = rope_of_length(backbone.config)

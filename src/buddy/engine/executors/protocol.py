@@ -61,6 +61,13 @@ class Executor(Protocol):
     def makes_some_logits(self) -> bool:
         """Whether logits of some token ids cost less than those of all."""
 
+    @property
+    def steady_lanes(self) -> int:
+        """New tokens of a pass up to which no lane's numbers depend on the others; 0 = they do.
+
+        But for those of its own sequence: see `serving/rows/passes.py`, `cut`.
+        """
+
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for it; it has no gradients."""
 

@@ -22,7 +22,7 @@ from buddy.errors import BuddyError, is_failure, is_out_of_memory
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, Usage
-from buddy.serving.rows.passes import Pass, PassRunner
+from buddy.serving.rows.passes import LEAST_CUT, Pass, PassRunner, cut
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
 from buddy.serving.rows.sampler import Picked, Picker, pick
@@ -205,7 +205,7 @@ class Batcher:
             if left < 1:
                 break
             if row.prompt_left and (row.sequence is not None or self._begins(row, before)):
-                count = min(left, row.prompt_left) if row.planned else row.prompt_left
+                count = self._runner.part(row, left)
                 left -= count
                 parts.append((row, count))
             before.append(row)
@@ -226,21 +226,35 @@ class Batcher:
             if row.planned is None or int(row.planned.block_mask.sum()) != row.depth:
                 ids = torch.from_numpy(row.prompt).to(self._device)
                 row.planned = plan_prompt(self._runner.policy, ids, row.depth)
-            least = self.options.least_shared
-            # A beginning that an earlier pass made differs in its last bits from one's own, and a
-            # drawn text with them; answers of one request share the first one's.
-            is_seeded = row.request.sampling.seed is not None and row.request.is_first
-            if self.pool.most_kept and not is_seeded:
-                begin, waits = best_beginning(row, before, least)
+            if self.pool.most_kept:
+                begin, waits = self._beginning(row, before)
                 if waits:
                     return False
-                number, length = self.pool.find(row.prompt, row.planned.block_mask)
-                length = min(length, len(row.prompt) - 1)
-                begin = max(begin, (number, length), key=lambda beginning: beginning[1])
-                begin = begin if begin[1] >= least else (-1, 0)
         row.sequence = self.pool.join(row.depth, begin)
         row.num_fed = row.num_cached = begin[1]
         return True
+
+    def _beginning(self, row: Row, before: Sequence[Row]) -> tuple[tuple[int, int], bool]:
+        """The sequence that a row may begin as, and how many tokens; whether to wait for another.
+
+        What an earlier request left differs in its last bits from a prompt of one's own, and a
+        drawn text with them. So a row with a seed begins as another with one that runs beside it,
+        whose prompt is computed as its own would be, up to where both may be cut; or with nothing.
+        """
+        least = self.options.least_shared
+        if row.is_seeded:
+            if not self._runner.steady_lanes:
+                return (-1, 0), False
+            ahead = [other for other in before if other.is_seeded]
+            (number, length), waits = best_beginning(row, ahead, max(least, LEAST_CUT))
+            begin = number, cut(len(row.prompt), length)
+        else:
+            begin, waits = best_beginning(row, before, least)
+            assert row.planned is not None
+            number, length = self.pool.find(row.prompt, row.planned.block_mask)
+            length = min(length, len(row.prompt) - 1)
+            begin = max(begin, (number, length), key=lambda beginning: beginning[1])
+        return (begin if begin[1] >= least else (-1, 0)), waits
 
     # A pass
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -54,6 +55,16 @@ class Pass:
             [part for part in self.parts if not part[0].is_gone],
         )
 
+    def apart(self) -> list["Pass"]:
+        """The rows without a seed together, and each with one by itself."""
+        rest = Pass(
+            [row for row in self.decoding if not row.is_seeded],
+            [part for part in self.parts if not part[0].is_seeded],
+        )
+        seeded = [Pass([row], []) for row in self.decoding if row.is_seeded]
+        seeded += [Pass([], [part]) for part in self.parts if part[0].is_seeded]
+        return [rest, *seeded] if rest.rows else seeded
+
     def halves(self) -> tuple["Pass", "Pass"]:
         """Two of which each has some of the rows; of both kinds, each has one kind."""
         if self.decoding and self.parts:
@@ -63,6 +74,23 @@ class Pass:
             Pass(self.decoding[:decoding], self.parts[:parts]),
             Pass(self.decoding[decoding:], self.parts[parts:]),
         )
+
+
+_TOGETHER: Final = 16
+"""Tokens of a prompt that the kernel attends together, if a pass has as many of them."""
+LEAST_CUT: Final = 2 * _TOGETHER
+"""Tokens of a prompt with a seed below which it is not cut."""
+_ALONE: Final = 64
+"""Tokens of a part of a prompt with a seed, where no pass is steady."""
+
+
+def cut(tokens: int, at: int) -> int:
+    """Where a prompt with a seed may be cut, at or before a place: its numbers stay what they are.
+
+    The kernel attends 16 tokens at a time in other orders of sums than fewer, so each part has
+    whole sixteens, and none has fewer.
+    """
+    return tokens if at >= tokens else max(0, min(at, tokens - _TOGETHER) // _TOGETHER * _TOGETHER)
 
 
 class PassRunner:
@@ -81,19 +109,50 @@ class PassRunner:
             self.policy: Policy = model.inference_policy()
         self._executor = model.executor.fast_path()
         self._session, self._batch_route = session, batch_route
+        steady = self._executor if self.policy.plans_ahead else None
+        self.steady_lanes = 0 if steady is None else steady.steady_lanes
+        """Tokens of a pass in which a seed holds in company; 0 = none."""
+
+    def part(self, row: Row, left: int) -> int:
+        """Tokens of a row's prompt that are fed next, of as many as may be.
+
+        A prompt whose plan is not known ahead is fed whole. Numbers of one with a seed must not
+        depend on how much was left of a pass: see `cut`. They may be a few more than are left.
+        """
+        if row.planned is None:
+            return row.prompt_left
+        if not row.is_seeded:
+            return min(left, row.prompt_left)
+        if not self.steady_lanes:
+            return min(_ALONE - row.num_fed % _ALONE, row.prompt_left)
+        stop = cut(len(row.prompt), row.num_fed + min(left, self.steady_lanes))
+        if stop > row.num_fed:
+            return stop - row.num_fed
+        return _TOGETHER if row.prompt_left >= LEAST_CUT else row.prompt_left
 
     def divide(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> list[Pass]:
         """All in one pass where the fast path takes it; else prompts in passes of their own.
 
-        The general path pads all sequences of a pass to the longest.
+        The general path pads all sequences of a pass to the longest. A row with a seed is in a pass
+        with others where its numbers are what they are without them.
         """
         whole = Pass(decoding, parts)
-        if not parts or (len(parts) == 1 and not decoding):
+        passes = [whole] if self.steady_lanes else whole.apart()
+        passes = [small for large in passes for small in self._fitting(large)]
+        return [
+            small
+            for large in passes
+            for small in ([large] if self.steady_lanes and self._fits(large) else large.apart())
+        ]
+
+    def _fitting(self, whole: Pass) -> list[Pass]:
+        if len(whole.rows) == 1 or not whole.parts or self._fits(whole):
             return [whole]
-        if fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts):
-            return [whole]
-        alone = [Pass([], [part]) for part in parts]
-        return [Pass(decoding, []), *alone] if decoding else alone
+        alone = [Pass([], [part]) for part in whole.parts]
+        return [Pass(whole.decoding, []), *alone] if whole.decoding else alone
+
+    def _fits(self, whole: Pass) -> bool:
+        return fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts)
 
     def run(self, members: Pass) -> tuple[StepOutput, StepReport]:
         """Run a pass, and note in its rows what they were fed and what ran for it."""
@@ -158,7 +217,7 @@ class PassRunner:
             routed_alone=[
                 sequence_id
                 for sequence_id, row in zip(sequence_ids, rows, strict=True)
-                if row.request.sampling.seed is not None
+                if row.is_seeded
             ],
         )
 

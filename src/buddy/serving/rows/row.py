@@ -93,9 +93,14 @@ class Row:
         return max(0, len(self.prompt) - self.num_fed)
 
     @property
+    def is_seeded(self) -> bool:
+        """Whether its text may depend on the request alone."""
+        return self.request.sampling.seed is not None
+
+    @property
     def is_elastic(self) -> bool:
         """Whether its depth may be changed."""
-        return self.request.budget.is_elastic(is_seeded=self.request.sampling.seed is not None)
+        return self.request.budget.is_elastic(is_seeded=self.is_seeded)
 
     def view(self) -> RowView:
         """What control sees."""

@@ -92,6 +92,11 @@ class NativeDecoder:
             return MOST_BESIDE_TORCH["quantised"]
         return MOST_BESIDE_TORCH["bfloat16" if model.is_bf16 else "float32"]
 
+    @property
+    def steady_lanes(self) -> int:
+        """As many as it takes; none where a vector has other numbers alone, as int8 by tiles."""
+        return 0 if self._weights.is_in_bytes else self.most_lanes
+
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel."""
         return lanes.num <= self.most_lanes
@@ -251,7 +256,6 @@ class NativeRun(PassRun):
         """Run the last blocks, and the output projection where all lanes may want it."""
         if self.lanes.num > MOST_LANES:
             self._run(blocks, self._host(plan), None)
-            self.hidden = self.hidden.to(self._backbone.dtype)
             return None
         width = self._backbone.vocab if num_logits is None else num_logits
         logits = _float32(self.lanes.num, width)

@@ -78,6 +78,7 @@ class BoundWeights:
 
     Attributes:
         model: The structure.
+        is_in_bytes: Whether tiles read vectors in bytes, where they are several.
     """
 
     def __init__(self, backbone: Backbone, has_tiles: bool) -> None:
@@ -86,6 +87,7 @@ class BoundWeights:
         self._held: list[Any] = []
         self._positions = 0
         self.model = layout.Model()
+        self.is_in_bytes = False
         self._bind()
 
     def refresh(self, positions: int) -> None:
@@ -190,4 +192,7 @@ class BoundWeights:
             and all(map(_fits_tiles, products))
             and all(map(_is_of_one_format, blocks)),
             is_bf16=is_bf16,
+        )
+        self.is_in_bytes = bool(self.model.by_tiles) and any(
+            matrix.format == layout.INT8 for matrix in products
         )
