@@ -107,7 +107,7 @@ def run_step(
         session.commit(SessionState(committed, session.state.columns + step.columns))
         return out
     except BaseException:
-        session.discard_uncommitted()
+        session.discard_uncommitted(has_failed=True)
         raise
 
 

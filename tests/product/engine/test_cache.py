@@ -179,3 +179,23 @@ def test_a_branch_that_fails_leaves_no_sequence(monkeypatch):
     with pytest.raises(MemoryError):
         session.branch(next(iter(before)), 4, ConstantBudget(4))
     assert session.sequences == before
+
+
+@torch.no_grad()
+def test_a_pass_that_fails_leaves_zeros(monkeypatch):
+    buddy = BuddyForCausalLM(tiny_model(), policy="static:1,3", engine="general")
+    session = buddy.new_session(1, 20)
+    buddy(random_ids(1, 4), cache=session)
+    run_block = buddy.backbone.run_block
+
+    def fails(block, *parts):
+        if block == 3:
+            raise MemoryError
+        return run_block(block, *parts)
+
+    monkeypatch.setattr(buddy.backbone, "run_block", fails)
+    with pytest.raises(MemoryError):
+        buddy(random_ids(1, 5), cache=session)
+    keys, values, _ = session.kv.buffers()
+    assert all(buffer[0, :, :4].all() for buffer in (*keys, *values))
+    assert not any(buffer[0, :, 4:].any() for buffer in (*keys, *values))

@@ -198,15 +198,20 @@ class Session:
         self._state = state
         self.discard_uncommitted()
 
-    def discard_uncommitted(self) -> None:
-        """Clear what a pass that was cut short has left behind; it may be cut short itself."""
+    def discard_uncommitted(self, *, has_failed: bool = False) -> None:
+        """Clear what a pass that was cut short has left behind; it may be cut short itself.
+
+        Args:
+            has_failed: Clear keys and values too, which else are scratch that a later stretch of
+                blocks may go on from.
+        """
         if not self._uncommitted:
             return
         length = {sequence.row: sequence.length for sequence in self.sequences.values()}
         for row, stop in self._uncommitted.items():
             first = length.get(row, 0)
             self.kv.cut(row, first)
-            if first < stop:
+            if has_failed and first < stop:
                 self.kv.clear(row, first, stop)
         self._uncommitted = {}
 
