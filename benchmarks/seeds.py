@@ -21,7 +21,7 @@ from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
 from buddy.serving.request import Delta, Finished, GenerationRequest, Sampling
 from buddy.serving.rows.batcher import BatcherOptions
-from buddy.serving.rows.engine import Engine
+from buddy.serving.rows.engine import ServingThread
 
 
 class Answer:
@@ -77,7 +77,7 @@ def main():
         args.model, merge_adapter=True, engine=args.engine, quant=args.quant
     )
     tokenizer, draw = load_tokenizer(args.model), random.Random(0)
-    engine = Engine(model, tokenizer, "seeds", options=BatcherOptions(rows=args.rows))
+    engine = ServingThread(model, tokenizer, "seeds", options=BatcherOptions(rows=args.rows))
     seeded = [drawn(args, model, draw, seed) for seed in range(args.requests)]
     company = [Answer() for _ in seeded]
     for request, answer in zip(track(seeded, "in company"), company, strict=True):
