@@ -164,3 +164,29 @@ def test_answers_end_before_their_stop_string():
     assert used == len(told.tokens) < 24
     (told,) = Bench(buddy).run(request(prompt, 24, stop=(text[-1] + "more",)))
     assert (told.text, told.finished.reason) == (text, "length")
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, fallback_tokenizer])
+def test_special_tokens_between_the_bytes_of_a_character_lose_nothing(make):
+    """They are no text; among what is not complete they pushed its first bytes out."""
+    text, tokenizer = "Hello 😀 €é", make()
+    special = tokenizer.eos_token_id
+    for times in (1, 5, 20):
+        ids = [
+            number
+            for token in tokenizer(text, add_special_tokens=False)["input_ids"]
+            for number in (*[special] * times, token)
+        ]
+        stream = TokenText(tokenizer)
+        given = "".join(stream.push(token) for token in ids) + stream.flush()
+        assert given == tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True)
+        assert "\ufffd" not in given
+
+
+def test_a_stop_token_ends_an_answer_and_is_no_part_of_it():
+    bench = Bench(byte_buddy("static:2,3,4,1"))
+    whole = bench.run(request([1, 2], 12))[0]
+    last = whole.tokens[7]
+    place = whole.tokens.index(last)
+    told = bench.run(request([1, 2], 12, stop_tokens=frozenset({last}), ignore_eos=True))[0]
+    assert (told.tokens, told.finished.reason) == (whole.tokens[:place], "stop")

@@ -1,12 +1,20 @@
 """Text of tokens as they come: no half characters, and nothing of a stop string."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 _BROKEN: Final = "\ufffd"
 _WINDOW: Final = 16
 _LONGEST: Final = 4
 """Tokens that a character of UTF-8 may have: each has at least one of its bytes."""
+
+
+@lru_cache(maxsize=8)
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Tokens of a tokenizer that are no text."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return frozenset(number for number, token in added.items() if token.special)
 
 
 class TokenText:
@@ -26,6 +34,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
+        self._special = special_tokens(tokenizer)
         self._ids: list[int] = []
         """The last tokens: some that have been given, which others join to, and the open ones."""
         self._read = 0
@@ -33,6 +42,7 @@ class TokenText:
         self._given = 0
         """Characters of the window that have been given."""
         self.length = 0
+        before = [token for token in before if token not in self._special]
         for first in range(1, min(len(before), _WINDOW) + 1):
             text = self._text(before[-first:])
             if text and not text.endswith(_BROKEN):
@@ -40,7 +50,9 @@ class TokenText:
                 break
 
     def push(self, token: int) -> str:
-        """The new text; none where a character is not complete."""
+        """The new text; none of a special token, or where a character is not complete."""
+        if token in self._special:  # it would push what is not complete out of the window
+            return ""
         self._ids.append(token)
         text = self._text(self._ids)
         sure = len(text.rstrip(_BROKEN))
