@@ -55,6 +55,8 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     """Strings that end the answer and are no part of it."""
+    stop_tokens: frozenset[int] = frozenset()
+    """Tokens that end the answer and are no part of it, beside those of the model."""
     top_logprobs: int | None = None
     """How many alternatives come with each token's logprob; None = no logprobs."""
     grammar: Grammar | None = None
@@ -62,6 +64,8 @@ class GenerationRequest:
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
+    owner: str = ""
+    """Whose it is: cached prompts are shared with requests of the same owner alone."""
     is_first: bool = True
     """Whether it is the first of the answers that a client asked for at once. What is promised for
     a first token is promised for this one: the others may wait for it."""
@@ -121,9 +125,11 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """The last event of an answer that cannot be given: the engine's fault, not the request's."""
+    """The last event of an answer that cannot be given."""
 
     message: str
+    param: str | None = None
+    """The field of the request that is at fault; None = the engine is."""
 
 
 Event = Delta | Finished | Failed

@@ -181,6 +181,17 @@ def test_other_plans_share_no_beginning():
     assert same.tokens == first.tokens
 
 
+def test_nothing_is_shared_with_requests_of_somebody_else():
+    """How many tokens were cached, and how soon, would tell what others have asked."""
+    bench = Bench(kept_prefixes=3)
+    prompt = prompts(1, 9, 12, 12)[0]
+    both = bench.run(request(prompt, owner="a"), request(prompt, owner="b"))
+    later = [bench.run(request(prompt, owner=owner))[0] for owner in ("c", "a", "b", "")]
+    cached = [told.finished.usage.cached_tokens for told in (*both, *later)]
+    assert cached == [0, 0, 0, 11, 11, 0]
+    assert len({tuple(told.tokens) for told in (*both, *later)}) == 1
+
+
 def test_what_is_kept_is_bounded_and_the_oldest_goes():
     bench = Bench(kept_prefixes=2)
     first, two, three = prompts(3, 6, 10, 14)

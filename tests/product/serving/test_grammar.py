@@ -120,3 +120,35 @@ def test_a_tokenizer_that_cannot_be_read_is_said_when_a_grammar_is_asked_for():
     maker.prepare()
     with pytest.raises(GrammarError, match="cannot be followed with this model's tokenizer"):
         maker.compile(Grammar())
+
+
+ENDLESS = [
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS, ids=range(3))
+def test_a_schema_without_end_is_refused_at_once_and_on_one_line(maker, schema):
+    with pytest.raises(GrammarError, match="the schema cannot be followed") as refused:
+        maker.compile(Grammar(schema=json.dumps(schema)))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_answer_that_its_grammar_ends_is_the_requests_fault_and_nobody_elses(maker, buddy):
+    state = maker.compile(Grammar())
+    state.forbidden = _too_complex
+    bench = Bench(buddy)
+    told, other = bench.add(request([1], 4), grammar=state), bench.add(request([1, 2], 4))
+    while bench.batcher.has_work:
+        bench.batcher.step()
+    assert (told.events[-1].message, told.events[-1].param) == ("too complex", "response_format")
+    assert other.finished.reason == "length"
+
+
+def _too_complex():
+    raise GrammarError("too complex")

@@ -21,7 +21,7 @@ from buddy.engine.step import StepOutput
 from buddy.errors import BuddyError, is_failure, is_out_of_memory
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
-from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, Usage
+from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, GrammarError, Usage
 from buddy.serving.rows.passes import LEAST_CUT, Pass, PassRunner, cut
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
@@ -251,7 +251,8 @@ class Batcher:
         else:
             begin, waits = best_beginning(row, before, least)
             assert row.planned is not None
-            number, length = self.pool.find(row.prompt, row.planned.block_mask)
+            plan = row.planned.block_mask
+            number, length = self.pool.find(row.prompt, plan, row.request.owner)
             length = min(length, len(row.prompt) - 1)
             begin = max(begin, (number, length), key=lambda beginning: beginning[1])
         return (begin if begin[1] >= least else (-1, 0)), waits
@@ -308,17 +309,13 @@ class Batcher:
         if row.is_gone:
             return
         request, token = row.request, picked.token
-        error = picked.error
-        is_end = error is None and token in self._ends and not request.ignore_eos
-        if error is None and not is_end:
-            try:
-                row.picker.take(token)
-            except BuddyError as refused:
-                error = str(refused)
-        if error is not None:
-            self._tell(row.submitted, Failed(message=error))
+        if picked.error is not None:
+            self._tell(row.submitted, Failed(message=picked.error, param=picked.param))
             self._let_go(row, "failed")
             return
+        is_end = token in request.stop_tokens or (token in self._ends and not request.ignore_eos)
+        if not is_end:
+            row.picker.take(token)
         row.note_token(token, runs, now_s)
         if is_end:
             text = row.stop.push(row.text.flush())[0] + row.stop.flush()
@@ -345,7 +342,8 @@ class Batcher:
 
     def _fail(self, row: Row, error: BaseException) -> None:
         """End a row alone by what went wrong with it, if the engine can serve others still."""
-        self._tell(row.submitted, Failed(message=_why(error, row.submitted)))
+        param = "response_format" if isinstance(error, GrammarError) else None
+        self._tell(row.submitted, Failed(message=_why(error, row.submitted), param=param))
         self._let_go(row, "failed")
         if row.sequence is not None and not isinstance(error, BuddyError):
             self._runner.try_one()

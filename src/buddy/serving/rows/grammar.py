@@ -66,7 +66,12 @@ class GrammarMaker:
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())[:400] or "no reason"
             raise GrammarError(f"the schema cannot be followed: {why}")
-        return GrammarState(matcher, self.vocab)
+        state = GrammarState(matcher, self.vocab)
+        try:
+            state.forbidden()  # a schema without end is found out here, and not by an answer
+        except GrammarError as error:
+            raise GrammarError(f"the schema cannot be followed: {error}") from error
+        return state
 
     def _guide(self) -> Any:
         """The tokenizer as the library wants it; made once, which takes a while."""
@@ -105,9 +110,7 @@ class GrammarState:
         bits = self._bits
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), 4 * len(bits))
         if self._matcher.is_error():
-            raise GrammarError(
-                f"the text cannot go on under its grammar: {self._matcher.get_error().strip()}"
-            )
+            raise GrammarError(f"the text cannot go on under its grammar: {self._why()}")
         allowed = (bits[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
         return allowed.flatten()[: self._vocab] == 0
 
@@ -118,9 +121,12 @@ class GrammarState:
             GrammarError: The grammar does not allow it.
         """
         if not self._matcher.consume_token(token):
-            raise GrammarError(
-                f"token {token} is not allowed by the grammar: {self._matcher.get_error().strip()}"
-            )
+            raise GrammarError(f"token {token} is not allowed by the grammar: {self._why()}")
+
+    def _why(self) -> str:
+        """The first line: what follows is the state of the library, with the text in it."""
+        lines: list[str] = self._matcher.get_error().strip().splitlines()
+        return lines[0][:400] if lines else "no reason"
 
     @property
     def is_done(self) -> bool:

@@ -22,10 +22,12 @@ class Fed:
     Attributes:
         tokens: [tokens], ids.
         runs: [tokens, blocks], what each of them ran.
+        owner: Who may begin with it: whether a prompt is here tells what somebody else has asked.
     """
 
     tokens: NDArray[np.int64]
     runs: NDArray[np.bool_]
+    owner: str = ""
 
     def shared(self, prompt: NDArray[np.int64], runs: NDArray[np.bool_]) -> int:
         """How many tokens it has in common with a prompt whose tokens all run these blocks."""
@@ -68,9 +70,15 @@ class Pool:
         """Tokens of these; may be asked from any thread."""
         return sum(len(fed.tokens) for fed in tuple(self._kept.values()))
 
-    def find(self, prompt: NDArray[np.int64], runs: NDArray[np.bool_]) -> tuple[int, int]:
-        """The kept sequence that shares most with a prompt under a plan, and how many tokens."""
-        lengths = ((fed.shared(prompt, runs), number) for number, fed in self._kept.items())
+    def find(
+        self, prompt: NDArray[np.int64], runs: NDArray[np.bool_], owner: str = ""
+    ) -> tuple[int, int]:
+        """The owner's sequence that shares most with a prompt under a plan, and how many tokens."""
+        lengths = (
+            (fed.shared(prompt, runs), number)
+            for number, fed in self._kept.items()
+            if fed.owner == owner
+        )
         length, number = max(lengths, default=(0, -1))
         return number, length
 
@@ -113,7 +121,8 @@ def _begins(longer: Fed, shorter: Fed) -> bool:
     """Whether all of the shorter is how the longer begins."""
     count = len(shorter.tokens)
     return (
-        count <= len(longer.tokens)
+        longer.owner == shorter.owner
+        and count <= len(longer.tokens)
         and np.array_equal(longer.tokens[:count], shorter.tokens)
         and np.array_equal(longer.runs[:count], shorter.runs)
     )

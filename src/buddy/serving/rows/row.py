@@ -148,7 +148,7 @@ class Row:
         runs = np.broadcast_to(self.planned.block_mask, (known, len(self.planned.block_mask)))
         if self.ran:
             runs = np.concatenate([runs, np.stack(self.ran)])
-        return Fed(tokens, runs)
+        return Fed(tokens, runs, self.request.owner)
 
     def usage(self) -> Usage:
         """What it took."""
@@ -184,6 +184,8 @@ def best_beginning(row: Row, ahead: Sequence[Row], least: int) -> tuple[tuple[in
     most, best, soon = len(row.prompt) - 1, (-1, 0), 0
     for other in ahead:
         if other.planned is None or other.sequence is None:
+            continue
+        if other.request.owner != row.request.owner:
             continue
         if not np.array_equal(other.planned.block_mask, row.planned.block_mask):
             continue

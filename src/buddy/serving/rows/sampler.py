@@ -16,7 +16,7 @@ from torch import Tensor
 
 from buddy.errors import BuddyError, ModelError
 from buddy.generation.next_token import best_token
-from buddy.serving.request import Sampling, TokenLogprobs
+from buddy.serving.request import GrammarError, Sampling, TokenLogprobs
 from buddy.serving.rows.grammar import GrammarState
 
 _CANDIDATES: Final = 1024
@@ -31,6 +31,8 @@ class Picked:
     token: int = -1
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    param: str | None = None
+    """The field of the request that is at fault, where it is."""
 
 
 class Picker:
@@ -127,8 +129,8 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
             for value, token in zip(most.tolist(), best.tolist(), strict=True)
         ]
     logits = logits.detach().float().cpu()
-    errors: dict[int, str] = {
-        row: _damaged()
+    errors: dict[int, Picked] = {
+        row: Picked(error=_damaged())
         for row, value in enumerate(logits.amax(-1).tolist())
         if not math.isfinite(value)
     }
@@ -149,10 +151,12 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
                     "no token may follow: the penalties, the grammar and logit_bias leave none"
                 )
         except BuddyError as error:
-            errors[row] = str(error)
+            param = "response_format" if isinstance(error, GrammarError) else None
+            errors[row] = Picked(error=str(error), param=param)
         except Exception:  # what one row asks for must hurt nobody else
             _LOG.exception("no token can be chosen for a row")
-            errors[row] = "no token can be chosen with these sampling parameters"
+            why = "no token can be chosen with these sampling parameters"
+            errors[row] = Picked(error=why)
     good = [row for row in range(len(pickers)) if row not in errors]
     tokens: dict[int, int] = dict(enumerate(best_token(logits).tolist()))
     drawing = [row for row in good if not pickers[row].is_greedy]
@@ -160,7 +164,7 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
         chosen = sample(logits[drawing], [pickers[row] for row in drawing])
         tokens.update(zip(drawing, chosen, strict=True))
     return [
-        Picked(error=errors[row])
+        errors[row]
         if row in errors
         else Picked(tokens[row], _logprobs(logprobs.get(row), tokens[row], picker.top_logprobs))
         for row, picker in enumerate(pickers)
