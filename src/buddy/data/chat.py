@@ -14,12 +14,14 @@ def apply_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options:
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
         messages: The conversation, each with `role` and `content`.
-        **options: As transformers' `apply_chat_template` takes them, or the template.
+        **options: As transformers' `apply_chat_template` takes them, or the template. A model that
+            may think aloud first does not, unless `enable_thinking` says so: prompts are the same
+            in training, evaluation and use.
 
     Raises:
         PromptError: The template is no Jinja, or refuses the conversation.
     """
-    options = {"add_generation_prompt": True, **options}
+    options = {"enable_thinking": False, "add_generation_prompt": True, **options}
     try:
         return tokenizer.apply_chat_template(list(messages), **options)
     # The template is a program of somebody else's, so it can raise whatever Python can.

@@ -268,7 +268,6 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
         tokenizer,
         [{"role": "user", "content": request}],
         tokenize=False,
-        enable_thinking=False,  # read by the templates of models that think aloud
     )
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 

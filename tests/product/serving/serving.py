@@ -9,6 +9,7 @@ from typing import Any
 
 from buddy.serving.http.app import make_app
 from buddy.serving.http.budget_rules import BudgetRules
+from buddy.serving.http.defaults import Defaults
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.server import Address, listen, make_server, url_of
 from buddy.serving.http.service import Service
@@ -52,7 +53,17 @@ class Running:
 
 
 @contextmanager
-def served(engine=None, *, tokenizer=None, keys=None, patience=None, rules=None, **options):
+def served(
+    engine=None,
+    *,
+    tokenizer=None,
+    keys=None,
+    patience=None,
+    rules=None,
+    defaults=None,
+    connections=None,
+    **options,
+):
     """A server in a thread; options are the scripted engine's."""
     tokenizer = tokenizer or chat_tokenizer()
     if engine is None:
@@ -63,8 +74,9 @@ def served(engine=None, *, tokenizer=None, keys=None, patience=None, rules=None,
         means=engine.facts.means,
         num_pinned=engine.facts.least_blocks,
     )
-    service = Service(engine=engine, reader=PromptReader(tokenizer), rules=rules)
-    server = make_server(make_app(service, keys=keys, patience=patience))
+    reader = PromptReader(tokenizer, context=engine.facts.context)
+    service = Service(engine=engine, reader=reader, rules=rules, defaults=defaults or Defaults())
+    server = make_server(make_app(service, keys=keys, patience=patience), connections=connections)
     with listen(Address(host="127.0.0.1", port=0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

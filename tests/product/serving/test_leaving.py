@@ -111,10 +111,10 @@ from buddy.serving.http.server import Address, listen, serve, url_of
 from buddy.serving.http.budget_rules import BudgetRules
 
 class Letters:
-    chat_template = None
+    chat_template = bos_token_id = None
     def __len__(self):
         return 128
-    def __call__(self, text):
+    def __call__(self, text, **options):
         return {"input_ids": [ord(letter) % 128 for letter in text]}
     def decode(self, ids):
         return "".join(map(chr, ids))

@@ -3,10 +3,13 @@
 import openai
 import pytest
 
+from buddy.data.examples import encode_chat
+from buddy.serving.http.bodies import Message
+from buddy.serving.http.prompts import PromptReader
 from buddy.serving.request import Grammar
 from tests.budgets import default, fixed
 from tests.product.serving.scripted import token_at
-from tests.product.serving.serving import served
+from tests.product.serving.serving import chat_tokenizer, served
 
 ASKED = [{"role": "user", "content": "w10 w11"}]
 
@@ -138,6 +141,21 @@ def test_a_stop_string_ends_the_answer(client, running):
     assert made.choices[0].finish_reason == "stop"
 
 
+def test_a_special_token_as_a_stop_string_is_a_stop_token(client, running):
+    client.completions.create(model="tiny", prompt="w9", max_tokens=2, stop=["<s>", "w"])
+    request = running.engine.seen[-1]
+    assert (request.stop, request.stop_tokens) == (("<s>", "w"), frozenset({1}))
+
+
+def test_a_template_that_knows_of_thinking_thinks_only_where_it_is_asked_to(running):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = "{{ 'w7' if enable_thinking | default(true) else 'w8' }}"
+    reader = PromptReader(tokenizer)
+    asked = [Message(role="user", content="w10")]
+    assert reader.chat(asked) == (8,) == tuple(encode_chat(tokenizer, "w10"))
+    assert reader.chat(asked, thinks=True) == (7,)
+
+
 def test_logprobs_of_a_chat(client, running):
     made = client.chat.completions.create(
         model="tiny", messages=ASKED, max_tokens=2, logprobs=True, top_logprobs=2
@@ -162,6 +180,8 @@ def test_logprobs_of_a_completion_whole_and_streamed(client):
     whole = choice.logprobs
     assert len(whole.tokens) == len(whole.token_logprobs) == len(whole.top_logprobs) == 3
     assert whole.text_offset == [choice.text.index(token.strip()) for token in whole.tokens]
+    drawn = zip(whole.top_logprobs, whole.tokens, whole.token_logprobs, strict=True)
+    assert all(top[token] == value for top, token, value in drawn)
     parts = [
         chunk.choices[0].logprobs
         for chunk in client.completions.create(**options, stream=True)
@@ -200,16 +220,23 @@ def test_sampling_and_grammar_are_passed_on(client, running):
     )
 
 
-def test_null_is_as_good_as_nothing_and_the_unknown_is_ignored(client, running):
+def test_null_is_as_good_as_nothing_and_what_asks_for_nothing_is_taken(client, running):
+    echoed = {"role": "assistant", "content": None, "refusal": None, "tool_calls": []}
     client.chat.completions.create(
         model="tiny",
-        messages=ASKED,
+        messages=[*ASKED, echoed, *ASKED],
         max_tokens=1,
         temperature=None,
-        extra_body={"stop": None, "store": True, "never_heard_of": {"x": 1}, "budget": None},
+        top_p=0,
+        store=False,
+        metadata={"trace": "7"},
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        tool_choice="none",
+        extra_body={"stop": None, "budget": None},
     )
     request = running.engine.seen[-1]
-    assert request.sampling.temperature == 1.0
+    assert request.prompt == (10, 11, 10, 11, 5)
+    assert (request.sampling.temperature, request.sampling.top_p) == (1.0, 0.0)
     assert request.budget == default(least=3, most=30)
 
 

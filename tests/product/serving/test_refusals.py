@@ -16,7 +16,7 @@ COMPLETION = {"prompt": "w10", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def running():
-    with served(has_predictor=False, patience=Patience(body_bytes=4096)) as running:
+    with served(has_predictor=False, patience=Patience(body_bytes=300_000)) as running:
         yield running
 
 
@@ -54,6 +54,7 @@ def test_wrong_budgets_of_every_kind_are_400(client, running):
     assert len(running.engine.seen) == before
 
 
+TEMPLATE_OPTION = "chat_template_kwargs.chat_template"
 FIELDS = [
     ("chat", {"messages": []}, "messages"),
     ("chat", {"messages": "w10"}, "messages"),
@@ -72,7 +73,22 @@ FIELDS = [
     ("chat", {"temperature": -1}, "temperature"),
     ("chat", {"temperature": 2.5}, "temperature"),
     ("chat", {"temperature": True}, "temperature"),
-    ("chat", {"top_p": 0}, "top_p"),
+    ("chat", {"top_p": -0.1}, "top_p"),
+    ("chat", {"temprature": 0}, "temprature"),
+    ("chat", {"store": True}, "store"),
+    ("chat", {"tool_choice": "required"}, "tool_choice"),
+    ("chat", {"chat_template_kwargs": {"chat_template": "{{ 7 }}"}}, TEMPLATE_OPTION),
+    ("chat", {"chat_template_kwargs": {"enable_thinking": True}}, "messages"),
+    ("chat", {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ("chat", {"messages": [{"role": "user", "content": "w", "id": 7}]}, "messages.0.id"),
+    (
+        "chat",
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
+        "messages.0.tool_calls",
+    ),
+    ("chat", {"messages": [CHAT["messages"][0]] * 4097}, "messages"),
+    ("chat", {"stop": "<s>\n"}, "stop"),
+    ("completion", {"messages": CHAT["messages"]}, "messages"),
     ("chat", {"top_k": -2}, "top_k"),
     ("chat", {"min_p": 2}, "min_p"),
     ("chat", {"presence_penalty": 3}, "presence_penalty"),
@@ -177,12 +193,12 @@ def test_a_form_is_no_json(client):
 
 
 def test_a_body_that_is_too_large_is_413_whether_it_says_so_or_not(client):
-    large = {**CHAT, "user": "a" * 5000}
+    large = {**CHAT, "user": "a" * 300_000}
     assert refusal(client.post("/v1/chat/completions", json=large), 413)["code"] == "body_too_large"
 
     def pieces():
         for _ in range(50):
-            yield b" " * 100
+            yield b" " * 10_000
 
     refusal(client.post("/v1/chat/completions", content=pieces()), 413)
 
@@ -284,6 +300,20 @@ def test_an_answer_that_fails_whole_is_500():
         response = client.post("/v1/completions", json={**COMPLETION, "n": 2})
         assert refusal(response, 500)["message"] == "the row was lost"
         until(lambda: running.engine.in_flight == 0)
+
+
+def test_an_answer_that_fails_by_a_field_is_400_and_names_it():
+    with served(step_s=0.5) as running, httpx.Client(base_url=running.url, timeout=10) as client:
+        submit = running.engine.submit
+
+        def submitted(request, deliver):
+            number = submit(request, deliver)
+            deliver(Failed(message="the text cannot go on", param="response_format"))
+            return number
+
+        running.engine.submit = submitted
+        error = refusal(client.post("/v1/completions", json=COMPLETION))
+        assert (error["message"], error["param"]) == ("the text cannot go on", "response_format")
 
 
 def test_without_keys_another_host_name_is_refused(client):

@@ -16,7 +16,7 @@ from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, failed
 from buddy.serving.http.replies import DONE, ChatShape, CompletionShape, Extras, Reply, event
 from buddy.serving.http.service import Service
-from buddy.serving.request import Delta, Finished, TokenLogprobs, Usage
+from buddy.serving.request import Delta, Failed, Finished, TokenLogprobs, Usage
 from tests.product.serving.made import byte_tokenizer
 from tests.product.serving.scripted import ScriptedEngine
 
@@ -81,7 +81,7 @@ def replies():
                 whole.add(0, delta)
             whole.end(0, Finished(reason="stop", usage=usage(0)))
             whole.end(1, Finished(reason="length", usage=usage(1, lowered_from=30)))
-            yield f"{name} whole", JSONResponse(whole.whole()).body
+            yield f"{name} whole", whole.whole()
             chunks = [stream.chunk(0, delta) for delta in deltas()]
             for index, reason in enumerate(("stop", "length")):
                 stream.end(index, Finished(reason=reason, usage=usage(index)))
@@ -94,7 +94,7 @@ def replies():
     yield "model", JSONResponse(service.model()).body
     refusal = Refusal(404, "not\nhere", param="model", code="model_not_found")
     yield "refusal", bytes(refusal.response().body)
-    yield "failure", event(failed("the server failed").body()) + DONE
+    yield "failure", event(failed(Failed(message="the server failed")).body()) + DONE
 
 
 def test_every_reply_is_what_it_was_to_the_byte(monkeypatch):
@@ -120,3 +120,10 @@ def test_every_reply_is_of_its_model():
             kind, events = kinds[name.split()[0]], [b"data: " + body]
         for line in events:
             TypeAdapter(kind).validate_json(line.removeprefix(b"data: "), strict=True)
+
+
+def test_a_completions_alternatives_have_the_drawn_token_too():
+    drawn = TokenLogprobs(token=72, logprob=-3.0, top=((101, -0.25),))
+    made = CompletionShape().logprobs([drawn], PromptReader(byte_tokenizer()))
+    names = PromptReader(byte_tokenizer()).token_text
+    assert made["top_logprobs"] == [{names(101)[0]: -0.25, names(72)[0]: -3.0}]

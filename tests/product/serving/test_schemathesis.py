@@ -34,7 +34,7 @@ GETS = ["/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics"]
 # What a drawn body asks for is mostly refused for one of these; without them more is answered.
 OFTEN_REFUSED = ["model", "budget", "tools", "functions", "echo", "suffix", "best_of", "logit_bias"]
 OFTEN_REFUSED += ["stream_options", "top_logprobs", "response_format", "max_tokens"]
-OFTEN_REFUSED += ["max_completion_tokens"]
+OFTEN_REFUSED += ["max_completion_tokens", "chat_template_kwargs"]
 
 
 @pytest.fixture(scope="module")

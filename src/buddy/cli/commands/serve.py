@@ -133,6 +133,7 @@ def serve(
     from buddy.cli.views.display import stderr
     from buddy.serving.http.app import make_app
     from buddy.serving.http.auth import Keys
+    from buddy.serving.http.defaults import Defaults
     from buddy.serving.http.guards import Patience
     from buddy.serving.http.prompts import PromptReader
     from buddy.serving.http.server import Address, check_reach, listen
@@ -148,9 +149,10 @@ def serve(
         resolved = resolve(model)
         loaded = load_checked(resolved, budget_rules.rules, console, execution)
         tokenizer, rules = resolved.load_tokenizer(), budget_rules.rules(loaded)
+        defaults = Defaults.read(loaded.generation_config)
         client = _start(loaded, tokenizer, model, capacity, rules, batch_route)
-        reader = PromptReader(tokenizer, loaded.config.vocab_size)
-        service = Service(engine=client, reader=reader, rules=rules)
+        reader = PromptReader(tokenizer, loaded.config.vocab_size, client.facts.context)
+        service = Service(engine=client, reader=reader, rules=rules, defaults=defaults)
         app = make_app(service, keys=keys, patience=patience)
         show_panel(console, listener, client, _limits(capacity, key_file))
         is_whole = answer(app, service, listener, drain_s=drain_s)

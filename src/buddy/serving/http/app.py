@@ -7,7 +7,7 @@ hears of a client that leaves.
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from buddy import __version__
 from buddy.errors import BuddyError
 from buddy.serving.http.auth import Keys
+from buddy.serving.http.bodies import ChatBody, CompletionBody
 from buddy.serving.http.guards import Bounded, CutOff, Guarded, Patience, foreign_host
 from buddy.serving.http.logs import Logged
 from buddy.serving.http.openai import add_openai
@@ -24,13 +25,10 @@ from buddy.serving.http.refusals import (
     Refusal,
     failed,
     refusal_of,
-    refusal_of_validation,
 )
-from buddy.serving.http.schema import (
-    Health,
-    HealthStatus,
-)
+from buddy.serving.http.schema import Health, HealthStatus
 from buddy.serving.http.service import Service
+from buddy.serving.request import Failed
 
 
 def make_app(
@@ -90,15 +88,10 @@ def _add_watched(api: FastAPI, service: Service) -> None:
 
 
 def _add_errors(api: FastAPI) -> None:
-    @api.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refusal_of_validation(error.errors(), error.body).response()
-
     @api.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         message = {
-            400: "the body is no JSON",
             404: f"there is nothing at {request.url.path[:200]}: see /docs",
         }.get(error.status_code, str(error.detail).lower())
         refusal = Refusal(error.status_code, message, code=code, headers=error.headers)
@@ -110,12 +103,17 @@ def _add_errors(api: FastAPI) -> None:
 
     @api.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return failed("the server failed: its log says why").response()
+        return failed(Failed(message="the server failed: its log says why")).response()
 
 
 def _document(api: FastAPI, *, has_keys: bool) -> None:
-    """Let OpenAPI tell what is so: wrong bodies are 400 here, and keys are needed or not."""
+    """Let OpenAPI tell what is so: what bodies hold, that wrong ones are 400, who needs a key."""
     document = api.openapi()
+    _, bodies = models_json_schema(
+        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
+    document["components"]["schemas"].update(bodies["$defs"])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)

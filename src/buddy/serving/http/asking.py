@@ -2,24 +2,25 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BudgetError, PromptError, shown
-from buddy.serving.client import EngineFacts
+from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
-from buddy.serving.http.schema import ChatBody, CompletionBody, RequestFields
+from buddy.serving.http.service import Service
 from buddy.serving.request import GenerationRequest, Grammar, Sampling
 
 _COMPLETION_TOKENS: Final = 16
 """Length of a completion that names none, as OpenAI has it; a chat may fill the context."""
 _SAMPLED: Final = (
-    *("temperature", "top_p", "min_p"),
+    *("temperature", "top_p", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Numbers that bodies and `Sampling` name alike; what a body leaves out has its default there."""
+"""Numbers that bodies and `Sampling` name alike."""
 _MOST_REQUESTS: Final = 128
 """Prompts times answers to each."""
 
@@ -49,28 +50,32 @@ def budget_of(body: RequestFields, rules: BudgetRules, served: str) -> ResolvedB
 
 
 def chat_requests(
-    body: ChatBody, budget: ResolvedBudget, facts: EngineFacts, reader: PromptReader
+    body: ChatBody, budget: ResolvedBudget, service: Service
 ) -> list[GenerationRequest]:
     """One for each answer to a conversation.
 
     Raises:
         Refusal: A field asks for what cannot be.
     """
-    _refuse_given("tools", body.tools, "this server calls no tools: leave tools out")
+    if body.tool_choice != "none":
+        _refuse_given("tools", body.tools, "this server calls no tools: leave tools out")
     _refuse_given("functions", body.functions, "this server calls no functions: leave them out")
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    options = body.chat_template_kwargs
     try:
-        prompt = reader.chat(body.messages)
+        prompt = service.reader.chat(
+            body.messages, thinks=None if options is None else options.enable_thinking
+        )
     except PromptError as error:
         raise refusal_of(error, "messages") from error
     most = body.max_completion_tokens or body.max_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return _requests(body, [prompt], most, facts.context, top, budget, facts, reader)
+    return _requests(body, [prompt], most, service.engine.facts.context, top, budget, service)
 
 
 def completion_requests(
-    body: CompletionBody, budget: ResolvedBudget, facts: EngineFacts, reader: PromptReader
+    body: CompletionBody, budget: ResolvedBudget, service: Service
 ) -> list[GenerationRequest]:
     """One for each answer to each prompt, those to one prompt together.
 
@@ -82,7 +87,7 @@ def completion_requests(
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refusal(400, "best_of is not supported: ask for n answers", param="best_of")
     try:
-        prompts = reader.prompts(body.prompt)
+        prompts = service.reader.prompts(body.prompt)
     except PromptError as error:
         raise refusal_of(error, "prompt") from error
     if len(prompts) * (body.n or 1) > _MOST_REQUESTS:
@@ -91,9 +96,8 @@ def completion_requests(
             f"{len(prompts)} prompts with {body.n} answers each are more than {_MOST_REQUESTS}",
             param="n",
         )
-    return _requests(
-        body, prompts, body.max_tokens, _COMPLETION_TOKENS, body.logprobs, budget, facts, reader
-    )
+    top = body.logprobs
+    return _requests(body, prompts, body.max_tokens, _COMPLETION_TOKENS, top, budget, service)
 
 
 def _refuse_given(name: str, value: object, message: str) -> None:
@@ -105,12 +109,12 @@ def _requests(
     body: RequestFields,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: int | None,
-    default_tokens: int,
+    usual_tokens: int,
     top_logprobs: int | None,
     budget: ResolvedBudget,
-    facts: EngineFacts,
-    reader: PromptReader,
+    service: Service,
 ) -> list[GenerationRequest]:
+    facts, defaults = service.engine.facts, service.defaults
     if body.stream_options is not None and not body.stream:
         raise Refusal(400, "stream_options needs stream: true", param="stream_options")
     answers, most = len(prompts) * (body.n or 1), facts.most_answers
@@ -121,14 +125,20 @@ def _requests(
             "fewer",
             param="n",
         )
-    grammar, stop = _grammar(body), _stop(body)
+    grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
     return [
         GenerationRequest(
             prompt=prompt,
-            max_tokens=_room(prompt, max_tokens, default_tokens, facts.context),
+            max_tokens=_room(
+                len(prompt),
+                max_tokens,
+                defaults.most_tokens(len(prompt), usual_tokens),
+                facts.context,
+            ),
             budget=budget,
-            sampling=_sampling(body, answer, reader),
+            sampling=_sampling(body, answer, service),
             stop=stop,
+            stop_tokens=stop_tokens,
             top_logprobs=top_logprobs,
             grammar=grammar,
             continues=isinstance(body, CompletionBody),
@@ -140,14 +150,14 @@ def _requests(
     ]
 
 
-def _room(prompt: tuple[int, ...], asked: int | None, default: int, context: int) -> int:
+def _room(prompt_tokens: int, asked: int | None, default: int, context: int) -> int:
     """Tokens that the answer may have."""
-    room = context - len(prompt)
+    room = context - prompt_tokens
     if room < 1 or (asked or 1) > room:
         answer = "" if asked is None else f" and an answer of {asked}"
         raise Refusal(
             400,
-            f"a prompt of {len(prompt)} tokens{answer} does not fit the context of {context}: "
+            f"a prompt of {prompt_tokens} tokens{answer} does not fit the context of {context}: "
             "ask for less",
             param="messages" if asked is None else "max_tokens",
             code="context_length_exceeded",
@@ -155,24 +165,27 @@ def _room(prompt: tuple[int, ...], asked: int | None, default: int, context: int
     return min(default, room) if asked is None else asked
 
 
-def _sampling(body: RequestFields, answer: int, reader: PromptReader) -> Sampling:
+def _sampling(body: RequestFields, answer: int, service: Service) -> Sampling:
     """Sampling of one answer: with one seed, several answers to a prompt would be the same."""
     try:
-        bias = reader.bias(body.logit_bias)
+        bias = service.reader.bias(body.logit_bias)
     except PromptError as error:
         raise refusal_of(error, "logit_bias") from error
-    named = {name: float(value) for name in _SAMPLED if (value := getattr(body, name)) is not None}
-    return Sampling(
-        **named,
-        top_k=max(0, body.top_k or 0),
-        logit_bias=bias,
-        seed=None if body.seed is None else (body.seed + answer) % 2**63,
-    )
+    named = {name: value for name in _SAMPLED if (value := getattr(body, name)) is not None}
+    if "top_k" in named:
+        named["top_k"] = max(0, named["top_k"])
+    seed = None if body.seed is None else (body.seed + answer) % 2**63
+    return replace(service.defaults.sampling, **named, logit_bias=bias, seed=seed)
 
 
-def _stop(body: RequestFields) -> tuple[str, ...]:
-    stop = body.stop or ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _stop(body: RequestFields, reader: PromptReader) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Strings that end the answer, and tokens that do: a special token is no text of it."""
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    try:
+        tokens = [reader.special_token(text) for text in stop]
+    except PromptError as error:
+        raise refusal_of(error, "stop") from error
+    return stop, frozenset(token for token in tokens if token is not None)
 
 
 def _grammar(body: RequestFields) -> Grammar | None:

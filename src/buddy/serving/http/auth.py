@@ -16,6 +16,8 @@ _LEAST: Final = 16
 _MOST_BYTES: Final = 2**20
 _OPEN: Final = ("/", "/health", "/ready", "/docs", "/openapi.json")
 _OPEN_FOLDER: Final = "/playground/"
+OWNER: Final = "buddy.owner"
+"""Where a request's scope says whose it is, by the digest of a key."""
 
 
 class Keys:
@@ -73,6 +75,7 @@ class Keys:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         kind, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         if kind.lower() == b"bearer" and self.takes(key.strip()):
+            scope[OWNER] = _digest(key.strip()).hex()
             return None
         return Refusal(
             401,

@@ -2,15 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from buddy.errors import ServingError
-from buddy.serving.http.refusals import Refusal
+from buddy.serving.client import Overloaded
+from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.settings import Range, check_ranges
 
+SMALL_BODY: Final = 2**14
+"""Bytes of a body that is soon read."""
+_BODIES: Final = 16
+"""So many of the largest bodies may be held at once; small ones are always taken."""
+_TAKES_BODIES: Final = "/v1/"
+_ANNOUNCE_BODY: Final = (b"content-length", b"transfer-encoding")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -33,36 +40,56 @@ class Patience:
         check_ranges(self, ServingError)
 
 
+@dataclass(slots=True)
+class _Body:
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
 class Bounded:
     """ASGI middleware: bodies are read whole before the application sees them, or refused.
 
     What comes after the body is passed on, so that the application hears of a client that leaves.
+    No path but OpenAI's takes a body: what is sent to another is not read.
     """
 
     def __init__(self, app: ASGIApp, patience: Patience) -> None:
         self._app, self._patience = app, patience
+        self._bytes = 0
+        """Of the bodies of all requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body and pass it on, or answer 408 or 413."""
+        """Read the body and pass it on, or answer 408, 413 or 429."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif scope["method"] != "POST" or not scope["path"].startswith(_TAKES_BODIES):
+            is_last = any(
+                name in _ANNOUNCE_BODY and value != b"0" for name, value in scope["headers"]
+            )
+            await self._app(scope, receive, self._patient(send, is_last=is_last))
+        else:
+            body = _Body()
+            try:
+                await self._answer(body, scope, receive, send)
+            finally:
+                self._bytes -= body.size
+
+    async def _answer(self, body: _Body, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self._patience.body_s):
-                body = await self._read(scope, receive)
+                is_whole = await self._read(body, scope, receive)
         except TimeoutError:
             refusal = Refusal(408, f"no body came in {self._patience.body_s:g} s", code="timeout")
         except Refusal as error:
             refusal = error
         else:
-            if body is not None:
+            if is_whole:
                 await self._app(scope, _replayed(body, receive), self._patient(send))
             return
-        refusal.headers["Connection"] = "close"  # what is left of the body is not read
-        await refusal.response()(scope, receive, send)
+        await refusal.closing()(scope, receive, send)  # what is left of the body is not read
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None where the client left within it."""
+    async def _read(self, body: _Body, scope: Scope, receive: Receive) -> bool:
+        """Read the body; False where the client left within it."""
         most = self._patience.body_bytes
         too_large = Refusal(
             413, f"the body is larger than {most:,} bytes: send less", code="body_too_large"
@@ -71,22 +98,32 @@ class Bounded:
             # A length of thousands of digits is no number for Python.
             if name == b"content-length" and (len(value) > 15 or int(value) > most):
                 raise too_large
-        parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most:
+                return False
+            part = message.get("body", b"")
+            body.parts.append(part)
+            body.size += len(part)
+            self._bytes += len(part)
+            if body.size > most:
                 raise too_large
+            if body.size > SMALL_BODY and self._bytes > _BODIES * most:
+                raise refusal_of(Overloaded("too many large requests at once: try again later", 1))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return True
 
-    def _patient(self, send: Send) -> Send:
-        """Sending that ends where the client takes nothing."""
+    def _patient(self, send: Send, *, is_last: bool = False) -> Send:
+        """Sending that ends where the client takes nothing.
+
+        Args:
+            send: Of the server.
+            is_last: Whether the connection ends with the answer.
+        """
 
         async def sent(message: Message) -> None:
+            if is_last and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             try:
                 async with asyncio.timeout(self._patience.stall_s):
                     await send(message)
@@ -114,15 +151,15 @@ class CutOff:
             return  # uvicorn closes a connection whose answer is not complete
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    is_given = False
+def _replayed(body: _Body, receive: Receive) -> Receive:
+    """Receiving that begins with a body, which is given away and no longer held here."""
 
     async def received() -> Message:
-        nonlocal is_given
-        if is_given:
+        if not body.parts:
             return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        content = b"".join(body.parts)
+        body.parts.clear()
+        return {"type": "http.request", "body": content, "more_body": False}
 
     return received
 
@@ -141,7 +178,7 @@ class Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may be, or answer."""
         refusal = self._refuses(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+        await (self._app if refusal is None else refusal.closing())(scope, receive, send)
 
 
 def foreign_host(scope: Scope) -> Refusal | None:

@@ -1,39 +1,29 @@
 """OpenAI's routes: completions of conversations and prompts, whole or streamed, and the model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import anyio
 import anyio.to_thread
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from buddy.budget.resolved import ResolvedBudget
-from buddy.serving.http.asking import budget_of, chat_requests, completion_requests
+from buddy.errors import shown
+from buddy.serving.http.asking import budget_of
+from buddy.serving.http.auth import OWNER
+from buddy.serving.http.beginning import begin
+from buddy.serving.http.bodies import Body, ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.mailbox import Answers
-from buddy.serving.http.prompts import PromptReader
-from buddy.serving.http.refusals import (
-    RETRY_UNAVAILABLE_S,
-    Refusal,
-    failed,
-)
-from buddy.serving.http.replies import ChatShape, CompletionShape, Extras, Reply, Shape, event
-from buddy.serving.http.schema import (
-    ChatBody,
-    ChatCompletion,
-    Completion,
-    CompletionBody,
-    ErrorBody,
-    ModelBody,
-    ModelList,
-    RequestFields,
-)
+from buddy.serving.http.refusals import RETRY_UNAVAILABLE_S, Refusal, failed, not_json
+from buddy.serving.http.replies import Reply, event
+from buddy.serving.http.schema import ChatCompletion, Completion, ErrorBody, ModelBody, ModelList
 from buddy.serving.http.service import Service
-from buddy.serving.request import Delta, Failed, GenerationRequest
+from buddy.serving.request import Delta, Failed
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+_Made = TypeVar("_Made")
 
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies pass each event on at once."""
@@ -63,17 +53,29 @@ def add_openai(api: FastAPI, service: Service) -> None:
         }
         return {200: good, **_refusals(refused)}
 
-    @api.post("/v1/chat/completions", responses=answers(ChatCompletion), tags=["OpenAI"])
-    async def chat(body: ChatBody, request: Request) -> Response:
-        """Answer a conversation."""
-        extras = _extras(body, wants_logprobs=bool(body.logprobs))
-        return await _answer(service, request, body, chat_requests, ChatShape(), extras)
+    def body(name: str) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+        return {"requestBody": {"required": True, "content": content}}
 
-    @api.post("/v1/completions", responses=answers(Completion), tags=["OpenAI"])
-    async def complete(body: CompletionBody, request: Request) -> Response:
+    @api.post(
+        "/v1/chat/completions",
+        responses=answers(ChatCompletion),
+        openapi_extra=body("ChatBody"),
+        tags=["OpenAI"],
+    )
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        return await _answer(service, request, ChatBody)
+
+    @api.post(
+        "/v1/completions",
+        responses=answers(Completion),
+        openapi_extra=body("CompletionBody"),
+        tags=["OpenAI"],
+    )
+    async def complete(request: Request) -> Response:
         """Continue prompts."""
-        extras = _extras(body, wants_logprobs=body.logprobs is not None)
-        return await _answer(service, request, body, completion_requests, CompletionShape(), extras)
+        return await _answer(service, request, CompletionBody)
 
     few = {code: refused[code] for code in (401, 403, 408, 413)}
 
@@ -103,51 +105,34 @@ def _refusals(meant: dict[int, str]) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": ErrorBody, "description": text} for code, text in meant.items()}
 
 
-def _extras(body: RequestFields, *, wants_logprobs: bool) -> Extras:
-    options = body.stream_options
-    return Extras(
-        logprobs=wants_logprobs,
-        usage=options is not None and bool(options.include_usage),
-        depth=options is not None and bool(options.include_depth),
-    )
-
-
-async def _answer(
-    service: Service,
-    request: Request,
-    body: Body,
-    make: Callable[[Body, ResolvedBudget, Any, PromptReader], list[GenerationRequest]],
-    shape: Shape,
-    extras: Extras,
-) -> Response:
+async def _answer(service: Service, request: Request, kind: type[Body]) -> Response:
     """Ask the engine, and answer whole or as a stream; it refuses before any header is sent."""
-    facts = service.engine.facts
     _check_ready(service)
-    budget = budget_of(body, service.rules, facts.model)
-    loop = asyncio.get_running_loop()
-
-    def begin() -> Answers:
-        requests = make(body, budget, facts, service.reader)
-        return Answers(service.engine, requests, loop, is_streamed=bool(body.stream))
-
-    # A long text, a model's template or a large schema would hold up everybody's streams.
-    answers = await anyio.to_thread.run_sync(begin, limiter=service.beginning)
-    reply = Reply(
-        shape,
-        model=body.model or facts.model,
-        num_blocks=facts.num_blocks,
-        num_answers=answers.num_answers,
-        per_prompt=body.n or 1,
-        extras=extras,
-        reader=service.reader,
-    )
+    owner = request.scope.get(OWNER, "")
+    begun = await _unless_gone(request, begin(service, kind, await _json_of(request), owner))
+    if begun is None:
+        return Response(status_code=499)
+    answers = begun.answers
     service.under_way.add(answers)
-    if body.stream:
-        return EventStream(_stream(answers, reply), partial(_end, service, answers))
+    if begun.is_streamed:
+        return EventStream(_stream(answers, begun.reply), partial(_end, service, answers))
     try:
-        return await _unless_gone(request, _whole(answers, reply))
+        whole = await _unless_gone(request, _whole(answers, begun.reply))
+        return whole or Response(status_code=499)
     finally:
         _end(service, answers)
+
+
+async def _json_of(request: Request) -> bytes:
+    """What is sent as JSON.
+
+    Raises:
+        Refusal: It is sent as something else, such as a page's form.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and "+json" in kind):
+        raise not_json(f"got {shown(kind)}")
+    return b"".join([part async for part in request.stream()])
 
 
 def _check_ready(service: Service) -> None:
@@ -171,10 +156,12 @@ async def _whole(answers: Answers, reply: Reply) -> Response:
             if isinstance(news, Delta):
                 reply.add(index, news)
             elif isinstance(news, Failed):
-                raise failed(news.message)
+                raise failed(news)
             else:
                 reply.end(index, news)
-    return JSONResponse(reply.whole())
+    # Log-probabilities of long answers take seconds to write.
+    content = await anyio.to_thread.run_sync(reply.whole) if reply.is_long else reply.whole()
+    return Response(content, media_type="application/json")
 
 
 async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
@@ -185,7 +172,7 @@ async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
             if isinstance(news, Delta):
                 parts.append(reply.chunk(index, news))
             elif isinstance(news, Failed):
-                yield b"".join(parts) + event(failed(news.message).body())
+                yield b"".join(parts) + event(failed(news).body())
                 return
             else:
                 reply.end(index, news)
@@ -195,21 +182,21 @@ async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
     yield reply.closing()
 
 
-async def _unless_gone(request: Request, answer: Any) -> Response:
-    """An answer, unless its client leaves first; then it is given up."""
-    working = asyncio.ensure_future(answer)
-    listening = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else Response(status_code=499)
-    finally:
-        working.cancel()
-        listening.cancel()
+async def _unless_gone(request: Request, work: Awaitable[_Made]) -> _Made | None:
+    """What is made for a client; None where it leaves first, and then the rest is not made."""
+    with anyio.CancelScope() as scope:
+        listening = asyncio.ensure_future(_listen(request, scope))
+        try:
+            return await work
+        finally:
+            listening.cancel()
+    return None
 
 
-async def _gone(request: Request) -> None:
+async def _listen(request: Request, scope: anyio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    scope.cancel()
 
 
 class EventStream(StreamingResponse):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from buddy.errors import BuddyError, BudgetError, PromptError, shown
 from buddy.serving.client import Overloaded, Unavailable
 from buddy.serving.http.schema import Error, ErrorBody
-from buddy.serving.request import GrammarError
+from buddy.serving.request import Failed, GrammarError
 
 RETRY_UNAVAILABLE_S: Final = 5
 """When to ask again a server that takes nothing now."""
@@ -20,6 +20,8 @@ _TYPES: Final = {
     500: "server_error",
     503: "server_error",
 }
+_REASONS: Final = {"extra_forbidden": "there is no such field here: leave it out"}
+"""What is wrong, where pydantic's own words say less."""
 
 
 class Refusal(BuddyError):
@@ -62,10 +64,17 @@ class Refusal(BuddyError):
         body = json.dumps(self.body()).encode()
         return Response(body, self.status, self.headers, media_type="application/json")
 
+    def closing(self) -> Response:
+        """The same, and the connection ends with it: a body that follows is not read."""
+        self.headers["Connection"] = "close"
+        return self.response()
 
-def failed(message: str) -> Refusal:
-    """An answer that the engine could not give."""
-    return Refusal(500, message, code="engine_failed")
+
+def failed(why: Failed) -> Refusal:
+    """An answer that could not be given: the engine's fault, unless a field is named."""
+    if why.param is None:
+        return Refusal(500, why.message, code="engine_failed")
+    return Refusal(400, why.message, param=why.param, code="invalid_value")
 
 
 def refusal_of(error: BuddyError, param: str | None = None) -> Refusal:
@@ -94,31 +103,34 @@ def refusal_of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Ref
     each: those are joined that got deepest into what was sent.
 
     Args:
-        errors: As pydantic lists them, each place beginning with `body`.
-        body: What was sent, None where it is no JSON.
+        errors: As pydantic lists them.
+        body: What was sent.
     """
     first = errors[0]
-    if first["type"] == "json_invalid":
-        return Refusal(400, "the body is no JSON", code="invalid_json")
     place, value = _walk(first, body)
     for error in errors[1:]:
         other = _walk(error, body)
         if place and len(other[0]) > len(place) and other[0][: len(place)] == place:
             (place, value), first = other, error
     if not place:
-        return Refusal(
-            400,
-            f"the body must be a JSON object of type application/json, got {shown(value)}",
-            code="invalid_json",
-        )
+        return not_json(f"got {shown(value)}")
     name = ".".join(place)
     reasons: list[str] = []
     for error in errors:
-        reason = _lower(str(error["msg"]))
+        reason = _REASONS.get(error["type"]) or _lower(str(error["msg"]))
         if _walk(error, body)[0] == place and reason not in reasons:
             reasons.append(reason)
     got = "" if first["type"] == "missing" else f", got {shown(value)}"
     return Refusal(400, f"{name}: {' or '.join(reasons)}{got}", param=name, code="invalid_value")
+
+
+def not_json(why: str) -> Refusal:
+    """The refusal of a body that is no JSON object."""
+    return Refusal(
+        400,
+        f"the body must be a JSON object of type application/json, {why}",
+        code="invalid_json",
+    )
 
 
 def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:
@@ -127,12 +139,12 @@ def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:
     pydantic's places also name the forms of a union, which are no parts of the body.
     """
     place: list[str] = []
-    for step in error["loc"][1:]:
+    for step in error["loc"]:
         in_list = isinstance(body, list) and isinstance(step, int) and step < len(body)
         if in_list or (isinstance(body, Mapping) and step in body):
             body = body[step]
             place.append(str(step))
-    if error["type"] == "missing" and len(error["loc"]) > 1:
+    if error["type"] == "missing":
         place.append(str(error["loc"][-1]))
     return tuple(place), body
 

@@ -36,6 +36,7 @@ class ChatShape:
     """What `/v1/chat/completions` does its own way; `logprobs` of a choice are what it made."""
 
     prefix: str = "chatcmpl"
+    object: str = "chat.completion"
     chunk: schema.ChunkObject = "chat.completion.chunk"
 
     def part(
@@ -48,24 +49,14 @@ class ChatShape:
             delta = schema.ChatDelta(content=text) if text else schema.ChatDelta()
         return schema.ChatPart(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
 
-    def whole(
-        self,
-        head: schema.Head,
-        answers: Sequence[Answer],
-        logprobs: Sequence[Any],
-        usage: schema.UsageBody,
-    ) -> schema.ChatCompletion:
-        """Messages."""
-        choices = [
-            schema.ChatChoice(
-                index=index,
-                message=schema.AnswerMessage(role="assistant", content=answer.text, refusal=None),
-                logprobs=logprobs[index],
-                finish_reason=answer.reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return schema.ChatCompletion(**head, object="chat.completion", choices=choices, usage=usage)
+    def choice(self, index: int, answer: Answer, logprobs: Any) -> schema.ChatChoice:
+        """A message."""
+        return schema.ChatChoice(
+            index=index,
+            message=schema.AnswerMessage(role="assistant", content=answer.text, refusal=None),
+            logprobs=logprobs,
+            finish_reason=answer.reason,
+        )
 
     def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> schema.ChatLogprobs:
         """A list of tokens, each with its alternatives."""
@@ -83,6 +74,7 @@ class CompletionShape:
     """What `/v1/completions` does its own way."""
 
     prefix: str = "cmpl"
+    object: str = "text_completion"
     chunk: schema.ChunkObject = "text_completion"
 
     def part(
@@ -93,24 +85,11 @@ class CompletionShape:
             index=index, text=text, logprobs=logprobs, finish_reason=reason
         )
 
-    def whole(
-        self,
-        head: schema.Head,
-        answers: Sequence[Answer],
-        logprobs: Sequence[Any],
-        usage: schema.UsageBody,
-    ) -> schema.Completion:
-        """Texts."""
-        choices = [
-            schema.CompletionChoice(
-                index=index,
-                text=answer.text,
-                logprobs=logprobs[index],
-                finish_reason=answer.reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return schema.Completion(**head, object="text_completion", choices=choices, usage=usage)
+    def choice(self, index: int, answer: Answer, logprobs: Any) -> schema.CompletionChoice:
+        """A text."""
+        return schema.CompletionChoice(
+            index=index, text=answer.text, logprobs=logprobs, finish_reason=answer.reason
+        )
 
     def logprobs(
         self, given: Sequence[TokenLogprobs], reader: PromptReader
@@ -119,7 +98,8 @@ class CompletionShape:
         tops: list[dict[str, float]] = []
         for token in given:
             tops.append({})
-            for other, value in token.top:  # of tokens with one name, the first is the best
+            # The drawn token is always there; of tokens with one name, the first is the best.
+            for other, value in (*token.top, (token.token, token.logprob)):
                 tops[-1].setdefault(reader.token_text(other)[0], finite(value))
         return schema.CompletionLogprobs(
             tokens=[reader.token_text(token.token)[0] for token in given],
@@ -191,10 +171,20 @@ class Reply:
         """An answer has ended."""
         self._answers[index].finished = finished
 
-    def whole(self) -> schema.ChatCompletion | schema.Completion:
-        """The answer, once all choices have ended."""
-        logprobs = [self._logprobs(answer.logprobs) for answer in self._answers]
-        return self._shape.whole(self._head, self._answers, logprobs, self.usage())
+    @property
+    def is_long(self) -> bool:
+        """Whether it may take seconds to write."""
+        return self._extras.logprobs
+
+    def whole(self) -> bytes:
+        """The answer, once all choices have ended; other threads have their turn between two."""
+        choices = (
+            _compact(self._shape.choice(index, answer, self._logprobs(answer.logprobs)))
+            for index, answer in enumerate(self._answers)
+        )
+        head = _compact({**self._head, "object": self._shape.object})
+        usage = _compact(self.usage())
+        return f'{head[:-1]},"choices":[{",".join(choices)}],"usage":{usage}}}'.encode()
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """What came of an answer, as an event of the stream; nothing where it says nothing."""
@@ -268,6 +258,10 @@ class Reply:
         if self._extras.usage:
             more = schema.ChunkExtras(usage=None) | more  # null in all chunks but the last
         return event(schema.Chunk(**self._head, object=self._shape.chunk, choices=parts, **more))
+
+
+def _compact(body: Any) -> str:
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def event(body: schema.Chunk | schema.ErrorBody) -> bytes:

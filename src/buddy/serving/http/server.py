@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,10 +17,17 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from buddy.errors import ServingError
+from buddy.serving.http.connections import Connection
 from buddy.serving.http.service import Service
 from buddy.settings import Range, check_ranges
 
 _BACKLOG: Final = 2048
+_AT_ONCE: Final = 64
+"""Connections that asyncio accepts before it makes any: it logs each for which there is no file."""
+_CONNECTIONS: Final = 256
+"""Connections beside those that wait for answers."""
+_OTHER_FILES: Final = 256
+"""Files that may be open beside them: of the process, and of connections just made or closed."""
 _TICK_S: Final = 0.05
 _WATCH_S: Final = 0.5
 """How often it is asked whether the engine has failed."""
@@ -104,13 +113,48 @@ def url_of(listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Leaves signals to whoever runs it: uvicorn's own end kills the process by them again."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server of one process; it logs through `logging` as that is set up."""
+def most_connections(answers: int | None) -> int:
+    """Connections that may be open at once: those whose answers are made, as many more, and some.
+
+    A limit on open files is raised where it may be.
+
+    Args:
+        answers: That the engine holds at once; None = any number.
+
+    Raises:
+        ServingError: This process may not open so many files.
+    """
+    most = _CONNECTIONS + 2 * (_CONNECTIONS if answers is None else answers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + _OTHER_FILES
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+        raise ServingError(
+            f"a server that holds {answers} answers at once needs {needed} open files, and this "
+            f"process may have {hard}: raise the limit (ulimit -n), or lower --max-rows and "
+            "--max-queue"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return most
+
+
+def make_server(app: ASGIApp, *, connections: int | None = None) -> uvicorn.Server:
+    """A server of one process; it logs through `logging` as that is set up.
+
+    Args:
+        app: Of `make_app`.
+        connections: That may be open at once; None = any number.
+    """
     logging.getLogger("uvicorn.access").disabled = True  # it would write whole URLs
     return _Server(
         uvicorn.Config(
@@ -121,7 +165,9 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
             server_header=False,
             proxy_headers=False,
             ws="none",
-            backlog=_BACKLOG,
+            http=Connection,
+            backlog=_AT_ONCE,
+            limit_concurrency=connections,
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )
     )
@@ -142,11 +188,14 @@ def serve(app: ASGIApp, service: Service, listener: socket.socket, *, drain_s: f
     Returns:
         Whether the engine was whole to the end.
     """
+    gc.collect()
+    gc.freeze()  # else a large body has Python look through all that was loaded, for a second
     return asyncio.run(_serve(app, service, listener, drain_s))
 
 
 async def _serve(app: ASGIApp, service: Service, listener: socket.socket, drain_s: float) -> bool:
-    server, stopping = make_server(app), asyncio.Event()
+    connections = most_connections(service.engine.facts.most_answers)
+    server, stopping = make_server(app, connections=connections), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

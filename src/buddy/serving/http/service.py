@@ -7,6 +7,7 @@ import anyio
 
 from buddy.serving.client import EngineClient
 from buddy.serving.http.budget_rules import BudgetRules
+from buddy.serving.http.defaults import Defaults
 from buddy.serving.http.mailbox import Answers
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.schema import ModelBody, ModelFacts
@@ -18,15 +19,23 @@ class Service:
 
     Attributes:
         under_way: Requests that are being answered.
-        beginning: Lets one request at a time be read and handed to the engine.
+        reading: Lets one request at a time be read and handed to the engine.
+        reading_large: Lets one with a large body at a time wait for that.
     """
 
     engine: EngineClient
     reader: PromptReader
     rules: BudgetRules
+    defaults: Defaults = field(default_factory=Defaults)
     started: int = field(default_factory=lambda: int(time.time()))
     under_way: set[Answers] = field(default_factory=set)
-    beginning: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    reading_large: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be read."""
+        return sum(turn.statistics().tasks_waiting for turn in (self.reading, self.reading_large))
 
     def model(self, name: str | None = None) -> ModelBody:
         """The served model, as `/v1/models` lists it, by its own name or that of a request."""

@@ -1,0 +1,252 @@
+"""The JSON of requests: OpenAI's, and what of it is ours.
+
+An unknown field is refused, as OpenAI does, and so is a known one with a wrong value: numbers are
+not read from strings, and every number has a range. Reading ends at the first item of a list that
+is wrong, as each fault takes a thousand times what it is written in.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from buddy.serving.http.refusals import Refusal, not_json, refusal_of_validation
+
+MOST_ANSWERS: Final = 16
+"""Answers to one prompt (`n`)."""
+MOST_PROMPTS: Final = 64
+"""Prompts of one request."""
+MOST_MESSAGES: Final = 4096
+"""Messages of a conversation, and texts of a message."""
+_MOST_FIELDS: Final = 4096
+"""Fields of a JSON object."""
+_MOST_STOPS: Final = 16
+_MOST_BIASES: Final = 1024
+_MANY: Final = 2**31 - 1
+_SEED: Final = 2**63 - 1
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+_Stops = Annotated[list[_Stop], Field(fail_fast=True, max_length=_MOST_STOPS)]
+_TokenId = Annotated[int, Field(ge=0, le=_MANY)]
+_TokenIds = Annotated[list[_TokenId], Field(fail_fast=True, min_length=1)]
+
+Budget = _Number | str | dict[str, _Number | str]
+"""What `buddy.serving.http.budget_rules` reads."""
+
+
+def _empty(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("unsupported", "not supported here: leave it out")
+    return value
+
+
+_Unsupported = Annotated[
+    Any, AfterValidator(_empty), WithJsonSchema({"enum": [None, False, "", [], {}]})
+]
+"""A field of OpenAI's that may be there as long as it asks for nothing."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+
+class TextPart(_Body):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_MESSAGES)] | None
+    """Null in an answer without text."""
+    name: str | None = None
+    """Of who speaks, for templates that have a place for it."""
+    refusal: _Unsupported = None
+    """What answers of OpenAI's have besides text; refused, unless empty."""
+    annotations: _Unsupported = None
+    audio: _Unsupported = None
+    function_call: _Unsupported = None
+    tool_calls: _Unsupported = None
+
+    @field_validator("content")
+    @classmethod
+    def _has_text(cls, content: Any, info: Any) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise PydanticCustomError("no_text", "null is for an assistant's message alone")
+        return content
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(_Body):
+    """What a stream has besides text."""
+
+    include_usage: bool | None = None
+    """A last chunk with the usage."""
+    include_depth: bool | None = None
+    """Each chunk says which blocks made its tokens."""
+    include_obfuscation: Literal[False] | None = None
+    """Nothing hides the length of a chunk."""
+
+
+class JsonSchema(_Body):
+    """A JSON schema that the answer obeys."""
+
+    name: str | None = None
+    description: str | None = None
+    """Taken, and not used, as the name is."""
+    strict: bool | None = None
+    """A schema is always followed to the letter."""
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Body):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class TemplateOptions(_Body):
+    """What a chat template may be asked for."""
+
+    enable_thinking: bool | None = None
+    """Let the model think aloud before it answers, as it has not been trained to under a budget."""
+
+
+class RequestFields(_Body):
+    """The fields that both kinds of request have; null is as good as nothing."""
+
+    model: str | None = None
+    """The served model, or `MODEL@BUDGET`; may be left out."""
+    budget: Budget | None = None
+    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"mean": 0.7},
+    {"ms_per_token": 12} or {"tokens_per_s": 80}; but for a mean, an
+    object may also have min and max."""
+    reasoning_effort: str | None = None
+    """A budget by name, where the server gives names to budgets."""
+    stream: bool | None = None
+    """Answer with server-sent events."""
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 = the best token."""
+    top_k: Annotated[int, Field(ge=-1, le=_MANY)] | None = None
+    """Tokens that are drawn from; 0 and -1 = all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
+    """Token ids, written as strings, and what is added to their logits."""
+    seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
+    """The same text for the same request, on one machine; its prompt is not taken from a cache."""
+    stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=_MOST_STOPS)] | None = (
+        None
+    )
+    """Strings that end the answer; one that is a special token of the model's also ends it so."""
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    """Taken, and not used."""
+    ignore_eos: bool | None = None
+    """Go on to `max_tokens`; for load tests."""
+
+
+class ChatBody(RequestFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+    ]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
+    """Goes before `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    """Refused, unless empty or not to be called: this server calls no tools."""
+    tool_choice: Literal["none", "auto"] | None = None
+    """With "none" tools may be named."""
+    functions: list[Any] | None = None
+    """Refused, unless empty."""
+    chat_template_kwargs: TemplateOptions | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+    metadata: dict[str, Any] | None = None
+    """Taken, and not used, as the following are."""
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionBody(RequestFields):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+        | _TokenIds
+        | Annotated[list[_TokenIds], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    """Refused, if true."""
+    suffix: str | None = None
+    """Refused, unless empty."""
+    best_of: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    """Refused, unless it is `n`."""
+
+
+Body = TypeVar("Body", ChatBody, CompletionBody)
+
+
+def read_body(kind: type[Body], content: bytes) -> Body:
+    """The body of a request.
+
+    Raises:
+        Refusal: It is no JSON, or not what is expected.
+    """
+    try:
+        given = json.loads(content, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, Refusal):
+            raise
+        raise not_json("and it cannot be read") from error
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise refusal_of_validation(error.errors(include_url=False), given) from error
+
+
+def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len(fields) > _MOST_FIELDS:
+        raise Refusal(
+            400, f"a JSON object has {len(fields):,} fields: expected at most {_MOST_FIELDS:,}"
+        )
+    return dict(fields)
