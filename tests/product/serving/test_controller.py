@@ -12,11 +12,27 @@ from buddy.errors import BudgetError
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Controller
 from buddy.serving.control.metrics import ServingMetrics
-from buddy.serving.control.protocol import Control, Gauges, QueueView, RowView, StepReport
+from buddy.serving.control.pace import PROMPT_SHARE
+from buddy.serving.control.protocol import (
+    Control,
+    Gauges,
+    QueueView,
+    RowView,
+    StepReport,
+    StepShape,
+)
 from buddy.serving.control.trim import Trim
 from buddy.serving.request import GenerationRequest
 from tests.budgets import auto, deadline, default, fixed
-from tests.product.serving.simulated import LEAST, Engine, L, Request, poisson, true_cost
+from tests.product.serving.simulated import (
+    LEAST,
+    Engine,
+    L,
+    Request,
+    poisson,
+    true_cost,
+    true_seconds,
+)
 
 COST = true_cost()
 SLO_TTFT_S, SLO_ITL_S = 2.0, 0.06
@@ -317,3 +333,20 @@ def test_depth_stays_where_rows_are_free():
 def test_nobody_is_refused_for_prompts_that_a_lower_depth_has_room_for():
     requests = served(2.0, 32, prompt=600)
     assert len(good(requests)) == len(requests)
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(1, L), (3, LEAST)])
+def test_a_tight_deadline_leaves_prompts_a_quarter_of_the_time(rows, depth):
+    """Whatever it was promised: its tokens are late by a third at most while prompts wait."""
+    engine = Engine()
+    control = controller(engine)
+    least_s = control.least_ms_per_token / 1e3
+    tight = deadline(ms_per_token=1.3e3 * least_s, least=LEAST, most=L)
+    hasty = [Request(0.0, 8, 220, tight) for _ in range(rows)]
+    budget = fixed(prefill=depth, decode=LEAST)
+    others = [Request(0.3, 100, 2, budget) for _ in range(2)]
+    engine.run(control, [*hasty, *others])
+    one = StepShape(union=depth, prompt_lanes=100, prompt_blocks=100 * depth)
+    waited_s = max(sent.first_s for sent in others) - 0.3 - 1.0  # a second for a row
+    assert waited_s < 2 * true_seconds(one) / (0.7 * PROMPT_SHARE)
+    assert max(sent.itl_s for sent in hasty) < 1.3 * least_s / (1 - PROMPT_SHARE)

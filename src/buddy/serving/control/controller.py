@@ -17,7 +17,7 @@ from buddy.serving.control.admission import Admission, AdmissionConfig, Refused
 from buddy.serving.control.cost import Correction, CostModel
 from buddy.serving.control.load import Load, greatest
 from buddy.serving.control.metrics import ServingMetrics
-from buddy.serving.control.pace import Arrivals, Pace, PromptRate
+from buddy.serving.control.pace import PROMPT_SHARE, Arrivals, Dues, Pace, PromptRate
 from buddy.serving.control.protocol import (
     Ending,
     Gauges,
@@ -39,6 +39,8 @@ _RAISE: Final = 0.96
 """Share of that for a step at a greater depth: a cap at its edge stays where it is."""
 _CHUNK: Final = 16
 """Tokens of prompts are fed in multiples of this."""
+_DUE: Final = 2 * _CHUNK
+"""Tokens of prompts that are fed for what is owed to them."""
 _SMOOTH: Final = 0.1
 _NEW_CONTEXT: Final = 64
 """Tokens that a row is taken to have before it is known."""
@@ -62,7 +64,7 @@ class ControlConfig:
     plain_prompt_tokens: Annotated[int, Range(1)] = 256
     """The same beside rows that have no target."""
     patience_s: Annotated[float, Range(above=0)] = 1.0
-    """Prompts are put off, and rows kept empty, no longer than this."""
+    """Rows are kept empty no longer than this."""
 
     def __post_init__(self) -> None:
         check_ranges(self, PolicyError)
@@ -104,7 +106,7 @@ class Controller:
         self._answer_tokens, self._answers = 64.0, 0
         self._known: set[int] = set()
         self._alone: dict[int, int] = {}
-        self._fed_s = clock()
+        self._dues, self._decode_s = Dues(), 0.0
         alone = self._cost.predict(StepShape.of_rows([config.min_blocks], [_NEW_CONTEXT + 1]))
         self._least_ms = metrics.least_ms_per_token = 1e3 * alone / _SHARE
         idle = StepShape().with_prompt(config.plain_prompt_tokens, config.num_blocks)
@@ -183,10 +185,9 @@ class Controller:
             if rows and self._config.itl_ms is not None:
                 step = self._lowest(decoding, limit_s)
             self._pace = self._make_pace(load, limit_s, step)
-        if not backlog or not decoding:
-            self._fed_s = now
-        elif tokens < _CHUNK and now - self._fed_s > self._config.patience_s:
-            tokens = 2 * _CHUNK  # late tokens are better than an answer that never begins
+        self._decode_s, due_s = self._predict(now_shape), self._due_s(now_shape, cap)
+        if self._dues.pays(due_s, waits=0 < len(decoding) < len(rows)):
+            tokens = max(tokens, _DUE)
         is_late = queue.oldest_s > self._config.patience_s
         admits = not rows or is_late or self._has_room(load, limit_s)
         self._known = {row.number for row in decoding}
@@ -218,8 +219,9 @@ class Controller:
                 self._trim.add(step.gaps_s, self._target_s)
         # Where prompts have passes of their own, these lie between two tokens of a row.
         self._between_s = 0.0 if step.rows else self._between_s + step.seconds
-        if step.prompt_lanes:
-            self._fed_s = now
+        beside_s = self._decode_s if step.rows else 0.0
+        prompt_s = max(step.seconds - beside_s, 0.0) if step.prompt_lanes else 0.0
+        self._dues.add(step.seconds, prompt_s)
         self._prompts.add(step.prompt_lanes, now)
         self._metrics.step(step, error)
 
@@ -330,6 +332,10 @@ class Controller:
 
         return _CHUNK * greatest(0, max(config.most_prompt_tokens // _CHUNK, 1), fits)
 
+    def _due_s(self, shape: StepShape, depth: int) -> float:
+        """What it costs to feed a prompt beside these rows, though it does not fit."""
+        return self._predict(shape.with_prompt(_DUE, depth)) - self._predict(shape)
+
     def _unloaded(self, rows: Sequence[RowView]) -> dict[int, int]:
         """Depths that rows with a deadline would have on a machine of their own."""
         depths = {}
@@ -373,28 +379,20 @@ class Controller:
             step: Of those that decode, and of as much of prompts as fits beside them.
         """
         config, tokens = self._config, step.prompt_lanes
+
+        def fits(shape: StepShape) -> bool:
+            return limit_s is None or self._predict(shape) <= limit_s
+
         interval_s = turn_s = self._predict(step) + self._overhead_s
         if config.itl_ms is not None and load.bounds:
             turn_s = self._predict(load.shape(config.min_blocks, self._reserve(0, limit_s)))
             turn_s += self._overhead_s
-        rate = tokens / max(interval_s, 1e-9) if tokens else 2 * _CHUNK / config.patience_s
+        due_s = self._due_s(step, config.min_blocks)
+        rate = max(tokens / max(interval_s, 1e-9), PROMPT_SHARE * _DUE / max(due_s, 1e-9))
         return Pace(
             step_s=min(turn_s, interval_s),
             prompt_tokens_per_s=rate,
             tokens_per_answer=self._answer_tokens,
-            rows=self._rows_that_fit(load, limit_s),
+            rows=load.rows_that_fit(config.max_rows, fits),
             fixed_s=2 * interval_s,
         )
-
-    def _rows_that_fit(self, load: Load, limit_s: float | None) -> int:
-        """Rows like these that keep the limit, at their least."""
-        num = len(load.bounds)
-        if limit_s is None or not num:
-            return self._config.max_rows
-        depth = max(1, round(sum(least for least, _ in load.bounds) / num))
-        context = sum(load.contexts) // num
-
-        def fits(rows: int) -> bool:
-            return self._predict(StepShape.of_rows([depth] * rows, [context] * rows)) <= limit_s
-
-        return greatest(1, self._config.max_rows, fits)

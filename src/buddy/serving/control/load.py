@@ -36,6 +36,17 @@ class Load:
             depths, self.contexts, prompt_lanes=prompt_lanes, prompt_depth=min(cap, max(depths))
         )
 
+    def rows_that_fit(self, most: int, fits: Callable[[StepShape], bool]) -> int:
+        """Rows like these, at their least, of which a step fits."""
+        num = len(self.bounds)
+        if not num:
+            return most
+        depth = max(1, round(sum(least for least, _ in self.bounds) / num))
+        context = sum(self.contexts) // num
+        return greatest(
+            1, most, lambda rows: fits(StepShape.of_rows([depth] * rows, [context] * rows))
+        )
+
 
 def greatest(low: int, high: int, fits: Callable[[int], bool]) -> int:
     """The greatest number up to `high` that fits, where all below it do; `low` where none does."""

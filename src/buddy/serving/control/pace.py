@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from buddy.serving.control.protocol import QueueView
+
+PROMPT_SHARE: Final = 0.25
+"""Of the engine's time: prompts get it at least while they wait, whatever others were promised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,3 +80,35 @@ class PromptRate:
             over_s = now - self._last_s
             self.rate += min(1.0, over_s / 2.0) * (tokens / over_s - self.rate)
         self._last_s = now
+
+
+class Dues:
+    """Time that is owed to prompts which wait beside rows that decode: a share of what passes take.
+
+    Attributes:
+        owed_s: That is still owed; below zero, that was had too early.
+    """
+
+    def __init__(self) -> None:
+        self.owed_s = 0.0
+        self._waits = self._is_paid = False
+
+    def pays(self, cost_s: float, *, waits: bool) -> bool:
+        """Whether a prompt is to be fed before the next pass, though it fits no limit.
+
+        Args:
+            cost_s: That it takes.
+            waits: Whether any prompt waits.
+        """
+        self._waits = waits
+        if not waits:
+            self.owed_s = 0.0
+        self._is_paid = waits and self.owed_s >= cost_s
+        return self._is_paid
+
+    def add(self, seconds: float, prompt_s: float) -> None:
+        """Note a pass, and how much of its time was a prompt's."""
+        if self._waits:
+            self.owed_s += PROMPT_SHARE * seconds - prompt_s
+            if not self._is_paid:  # what had room took nothing from anybody
+                self.owed_s = max(self.owed_s, 0.0)
