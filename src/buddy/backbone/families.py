@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from buddy.errors import FamilyError
+from buddy.errors import FamilyError, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,11 +142,20 @@ def find_family(config: Any) -> Family:
 
 
 def block_windows(config: Any, family: Family) -> list[int | None]:
-    """Each block's sliding window in tokens; None = sees everything before it."""
+    """Each block's sliding window in tokens; None = sees everything before it.
+
+    Raises:
+        FamilyError: The window is no number of tokens.
+    """
     num_blocks: int = config.num_hidden_layers
     window = getattr(config, family.window, None) if family.window else None
     if window is None:
         return [None] * num_blocks
+    if type(window) is not int or window < 1:
+        raise FamilyError(
+            f"{family.window} must be a number of tokens of at least 1, or null for none, got "
+            f"{shown(window)}: correct it in config.json"
+        )
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_blocks
     return [window if kind == "sliding_attention" else None for kind in kinds]
 

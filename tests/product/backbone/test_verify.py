@@ -168,3 +168,12 @@ def test_where_longrope_changes_its_angles_is_the_end(monkeypatch):
         assert_close(out.logits, model(ids).logits)
         with pytest.raises(PromptError, match="21 tokens, but the model's context holds 20"):
             buddy(ids[:, :1], budget=1.0, cache=out.cache)
+
+
+@pytest.mark.parametrize("window", [0, -3, 2.5, True, "5"])
+def test_a_sliding_window_of_no_tokens_is_refused(window):
+    """The engines made different things of it."""
+    model = tiny_model("mistral")
+    vars(model.config)["sliding_window"] = window
+    with pytest.raises(FamilyError, match="sliding_window must be a number of tokens of at least"):
+        BuddyForCausalLM(model)

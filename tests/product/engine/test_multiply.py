@@ -291,3 +291,16 @@ def test_what_is_no_number_stays_with_its_row_and_its_vector(kernel):
     rest = found[[n for n in range(20) if n != 7]]
     assert not rest[:, 33].isfinite().any()
     assert rest[:, [n for n in range(64) if n != 33]].isfinite().all()
+
+
+def test_what_is_no_number_is_cast_to_no_whole_number(tmp_path):
+    source, program = tmp_path / "nan.c", tmp_path / "nan"
+    source.write_text(
+        '#include "functions.h"\n'
+        "int main(void) { volatile float x = NAN; return !isnan(exp_of(x)) || !isnan(silu(x)); }"
+    )
+    flags = ["-fsanitize=float-cast-overflow", "-fsanitize-undefined-trap-on-error"]
+    folder = f"-I{Path(compiler.__file__).parent}"
+    command = [*compiler.find_compiler(), "-O1", "-std=gnu11", *flags, folder]
+    subprocess.run([*command, str(source), "-o", str(program), "-lm"], check=True)
+    assert subprocess.run([program], check=False).returncode == 0

@@ -19,7 +19,8 @@ static inline float exp_of(float x)
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * rest * rest + rest + 1.0f;
-    union { int32_t bits; float value; } u = {((int32_t)whole + 127) << 23};
+    float power = whole == whole ? whole : 0.0f; /* NaN is no whole number; `p` keeps it */
+    union { int32_t bits; float value; } u = {((int32_t)power + 127) << 23};
     return p * u.value;
 }
 
