@@ -1,14 +1,17 @@
 """Reads JSON that anybody may have written, and writes files whole or not at all."""
 
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +19,9 @@ from buddy.errors import BuddyError, ResultError, shown
 
 MAX_JSON_BYTES: Final = 256 * 2**20
 """Longer JSON is refused: nothing that Buddy reads comes near it."""
+_NEW, _OLD = "new", "old"
+_SETTLED_S: Final = 60.0
+"""A staging folder that is younger may not be locked yet by who writes in it."""
 _OF_RUST: Final = re.compile(r"\(os error (\d+)\)")
 """How Rust's libraries end what the system has told them."""
 
@@ -146,13 +152,71 @@ def _obstacle(path: Path) -> str:
         return f": there is no folder {path.parent}; make it first"
     if path.exists() and not path.is_file():
         return " is no regular file: name another"
-    if _staging(path).exists() or not os.access(path.parent, os.W_OK):
+    if _staging_name(path).exists() or not os.access(path.parent, os.W_OK):
         return f" cannot be written: no file can be made in {path.parent}; name another folder"
     return ""
 
 
-def _staging(path: Path) -> Path:
+def _staging_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+
+@contextmanager
+def _staging(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to write in, gone afterwards; with it goes what a kill left there.
+
+    Its lock falls with the process that writes in it, however that ends.
+    """
+    for left in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 32}"):
+        with suppress(OSError):
+            _clear(left, path)
+    folder = _staging_name(path)
+    folder.mkdir()
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder is locked for this block alone; some file systems know no locks."""
+    number = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(number)
+
+
+def _clear(left: Path, path: Path) -> None:
+    """Delete a staging folder of `path` whose writer was killed; first move back what it moved."""
+    if time.time() - left.lstat().st_mtime < _SETTLED_S:
+        return
+    with _locked(left) as is_dead:
+        if is_dead and (left / _OLD).exists() and not path.exists():
+            os.replace(left / _OLD, path)
+        if is_dead and left.is_dir():
+            shutil.rmtree(left)
+        elif is_dead:  # a file, as earlier versions wrote
+            left.unlink()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which takes the place of `path` when the block ends well.
+
+    Raises:
+        OSError: It cannot be written or renamed; what was there before is intact.
+    """
+    with _staging(path) as staging, system_errors():
+        yield staging / _NEW
+        os.replace(staging / _NEW, path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -161,20 +225,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name in its own folder, then rename it.
+    """Write a file beside its place, then rename it.
 
     Raises:
         ResultError: It cannot be written; what was there before is intact.
     """
     check_writable(path)
-    staging = _staging(path)
     try:
-        staging.write_bytes(content)
-        os.replace(staging, path)
+        with replacing(path) as new:
+            new.write_bytes(content)
     except OSError as error:
         raise ResultError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -212,28 +273,26 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     # A link stays, and what it leads to is replaced; "." has no name that could be taken.
     folder = Path(os.path.realpath(folder))
-    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    try:
-        staging.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _staging(folder) as staging:
+        new = staging / _NEW
+        new.mkdir()
         with system_errors():
-            yield staging
-        for path in staging.rglob("*.safetensors"):
-            path.chmod(staging.stat().st_mode & 0o666)
-        _swap(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            yield new
+        for path in new.rglob("*.safetensors"):
+            path.chmod(new.stat().st_mode & 0o666)
+        _swap(new, folder)
 
 
-def _swap(staging: Path, folder: Path) -> None:
+def _swap(new: Path, folder: Path) -> None:
     if not folder.exists():
-        os.replace(staging, folder)
+        os.replace(new, folder)
         return
-    old = staging.with_name(f"{staging.name}.old")
+    old = new.with_name(_OLD)
     try:
         os.replace(folder, old)
-        os.replace(staging, folder)
+        os.replace(new, folder)
     except BaseException:  # such as Ctrl-C
         if old.exists() and not folder.exists():
             os.replace(old, folder)
         raise
-    shutil.rmtree(old, ignore_errors=True)

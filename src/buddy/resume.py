@@ -2,28 +2,29 @@
 
 Whatever may go on has an identity: all that its result depends on, as plain JSON. It stands in the
 file beside what was gathered, and a file of another identity is refused by the settings that
-differ. Files are written under a temporary name and renamed, so a kill at any moment leaves the
-last one whole.
+differ. Files are written beside their place and renamed, so a kill at any moment leaves the last
+one whole. Each has a checksum of all that is in it, and is taken up only if that holds and every
+tensor has the shape that the work gives it.
 """
 
 import hashlib
 import json
-import os
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from buddy.errors import BuddyError, ResultError, shown
-from buddy.files import system_errors
+from buddy.files import check_readable, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SAVE_EVERY_S: Final = 20.0
 _KEY: Final = "buddy"
+_CHECKSUM: Final = "xxh3_128"
+"""Keys of a file's metadata; what earlier versions wrote has no checksum."""
 _ABSENT: Final = object()
 
 
@@ -123,48 +124,85 @@ class ResumeFile:
         self._path, self._identity, self._words = path, identity, words or Words()
         self._written_s = time.monotonic()
 
-    def read(self, *names: str) -> "dict[str, Tensor] | None":
-        """The tensors that were written last; None if nothing was.
+    def read(
+        self, like: "Mapping[str, Tensor]", optional: "Mapping[str, Tensor] | None" = None
+    ) -> Partial | None:
+        """What was written last; None if nothing was.
 
         Args:
-            names: Tensors that must be there.
+            like: Tensors that must be there: each has this dtype and shape, in which 0 stands for
+                any length.
+            optional: Tensors that may be there beside them; no others may.
 
         Raises:
             BuddyError: The file is damaged or belongs to other work.
         """
-        partial = self.read_all(*names)
-        return None if partial is None else partial.tensors
-
-    def read_all(self, *names: str) -> Partial | None:
-        """Tensors as by `read`, with the plain values."""
         from safetensors import SafetensorError, safe_open
 
         path, words = self._path, self._words
         if path is None or not path.exists():
             return None
+        check_readable(path, words.error)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if _KEY in metadata:
-                values = dict(json.loads(metadata[_KEY]))
-            else:  # as measurements of importance were written before
-                values = {"identity": json.loads(metadata.get("identity", "{}"))}
-            saved = values.pop("identity")
+                values = _values(metadata)
+                saved = values.pop("identity")
+                what = f"{path} {words.other}"
+                check_same(saved, self._identity, what, words.otherwise, words.error)
+                expected = {**like, **(optional or {})}
+                names = set(file.keys())
+                self._check_names(names - set(expected), set(like) - names)
+                tensors = {name: file.get_tensor(name) for name in sorted(names)}
+        except BuddyError:
+            raise
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._damaged(str(error)) from error
-        what = f"{path} {words.other}"
-        check_same(saved, self._identity, what, words.otherwise, words.error)
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise self._damaged(f"it lacks {', '.join(missing)}")
+            raise self.damaged(str(error) or "it cannot be read") from error
+        checksum = metadata.get(_CHECKSUM)
+        if checksum is not None and checksum != _checksum(metadata[_KEY], tensors):
+            raise self.damaged("its checksum is another")
+        for name, tensor in tensors.items():
+            self._check_shape(name, tensor, expected[name])
         return Partial(tensors, values)
 
-    def _damaged(self, why: str) -> BuddyError:
+    def _check_names(self, unknown: set[str], missing: set[str]) -> None:
+        if unknown or missing:
+            word, names = ("lacks", missing) if missing else ("has an unknown", unknown)
+            few = ", ".join(shown(name) for name in sorted(names)[:3])
+            raise self.damaged(f"it {word} {few}")
+
+    def _check_shape(self, name: str, tensor: "Tensor", like: "Tensor") -> None:
+        fits = len(tensor.shape) == len(like.shape) and all(
+            length in (0, size) for size, length in zip(tensor.shape, like.shape, strict=True)
+        )
+        if not fits or tensor.dtype != like.dtype:
+            has, expected = (f"{t.dtype} {list(t.shape)}" for t in (tensor, like))
+            raise self.damaged(f"expected {name} to be {expected}, got {has}")
+
+    def check_done(self, done: Any, most: int, rows: "Iterable[Tensor]" = ()) -> int:
+        """How far the work has come, as the file says it.
+
+        Args:
+            done: Any value.
+            most: All that there is to do.
+            rows: Tensors that have a row for each that is done.
+
+        Raises:
+            BuddyError: It is no number from 0 to `most`, or the rows are more or fewer.
+        """
+        if type(done) is not int or not 0 <= done <= most:
+            raise self.damaged(f"it says that {shown(done)} of {most} are done")
+        lengths = {len(tensor) for tensor in rows} - {done}
+        if lengths:
+            raise self.damaged(f"it has {lengths.pop()} rows and says that {done} are done")
+        return done
+
+    def damaged(self, why: str) -> BuddyError:
+        """The error that says that the file is damaged, and why."""
         words = self._words
         return words.error(f"{words.file}{self._path} is damaged ({why}): delete it to start again")
 
-    def write(self, tensors: "dict[str, Tensor]", **values: Any) -> None:
+    def write(self, tensors: "Mapping[str, Tensor]", **values: Any) -> None:
         """Replace what was there.
 
         Args:
@@ -180,24 +218,18 @@ class ResumeFile:
         if path is None:
             return
         about = json.dumps({"identity": self._identity, **values}, sort_keys=True)
-        staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+        metadata = {_KEY: about, _CHECKSUM: _checksum(about, plain)}
         try:
-            with system_errors():
-                save_file(
-                    {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()},
-                    staging,
-                    metadata={_KEY: about},
-                )
-            os.replace(staging, path)
+            with replacing(path) as new:
+                save_file(plain, new, metadata=metadata)
         except OSError as error:
             raise words.error(
                 f"{words.file}{path} cannot be written: {error.strerror or error}; {words.intact}"
             ) from error
-        finally:
-            staging.unlink(missing_ok=True)
         self._written_s = time.monotonic()
 
-    def write_if_due(self, tensors: "Callable[[], dict[str, Tensor]]", **values: Any) -> None:
+    def write_if_due(self, tensors: "Callable[[], Mapping[str, Tensor]]", **values: Any) -> None:
         """Write, if the last time is long enough ago."""
         if self._path is not None and time.monotonic() - self._written_s > SAVE_EVERY_S:
             self.write(tensors(), **values)
@@ -206,3 +238,27 @@ class ResumeFile:
         """Delete the file: the work is done."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _values(metadata: dict[str, str]) -> dict[str, Any]:
+    """The plain values of a file, `identity` among them."""
+    if unknown := set(metadata) - {_KEY, _CHECKSUM, "identity", "format"}:
+        raise ValueError(f"it has an unknown {shown(unknown.pop())}")
+    if _KEY in metadata:
+        return dict(json.loads(metadata[_KEY]))
+    if _CHECKSUM in metadata:
+        raise KeyError(_KEY)
+    # As measurements of importance were written before.
+    return {"identity": json.loads(metadata.get("identity", "{}"))}
+
+
+def _checksum(about: str, tensors: "Mapping[str, Tensor]") -> str:
+    """XXH3 of plain values, names, dtypes, shapes and bytes: as fast as the memory."""
+    import torch
+    from xxhash import xxh3_128
+
+    checksum = xxh3_128(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        checksum.update(f"{name!r} {tensor.dtype} {list(tensor.shape)}".encode())
+        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()

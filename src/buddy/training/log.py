@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buddy.errors import TrainingError
-from buddy.files import MAX_JSON_BYTES, parse_json, read_text
+from buddy.files import MAX_JSON_BYTES, parse_json, read_text, replacing
 
 _FEW_ROWS = 32
 """Fewer routed rows say nothing about a collapse."""
@@ -35,7 +35,8 @@ class TrainingLog:
         lines = [line for line in self._lines() if line["step"] <= step] if step else []
         text = "".join(json.dumps(line) + "\n" for line in lines)
         try:
-            self.path.write_text(text, encoding="utf-8")
+            with replacing(self.path) as new:
+                new.write_text(text, encoding="utf-8")
             self._file = self.path.open("a", encoding="utf-8")
             self._events = _Events(folder / "tensorboard", step) if tensorboard else None
         except OSError as error:

@@ -6,32 +6,41 @@ them. `Run.finish` writes the checkpoint and the record. Each stage says what it
 own evaluation are; a stage that only fits has no steps.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from buddy.checkpoint.resolve import Resolved, resolve
 from buddy.data.examples import check_source, read_all
+from buddy.errors import TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.records import RunRecord
+from buddy.resume import check_same
 from buddy.training.log import TrainingLog, need_tensorboard
 from buddy.training.recipe import CheckpointSettings, DataSettings, ModelSettings, StepLogSettings
 from buddy.training.state import (
     CHECKPOINT,
+    LOCK,
     RECORD,
     STATE,
+    WORDS,
     check_folder,
+    claimed_folder,
     load_state,
-    make_folder,
     save_state,
 )
+
+_READ: Final = "rows"
+"""Key under which a state carries digests of the rows that were read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +127,25 @@ class Run(Generic[SomeRecipe]):
     ) -> None:
         self.recipe, self.out, self.resume = recipe, out, resume
         self.listener = listener or RunListener()
+        self._lock, self._is_checked = FileLock(out / LOCK), False
         check_folder(out, resume)
         for source in (*recipe.data.train, *recipe.data.validation):
             check_source(source)
         if isinstance(recipe, SteppedRecipe) and recipe.log.tensorboard:
             need_tensorboard()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The run's folder, made and held alone; only once nothing of its recipe can be refused.
+
+        Raises:
+            TrainingError: It cannot be made, or another run holds it or was faster.
+        """
+        with claimed_folder(self.out, self._lock):
+            if not self._is_checked:
+                check_folder(self.out, self.resume)
+                self._is_checked = True
+            yield
 
     @cached_property
     def named(self) -> Resolved:
@@ -187,17 +210,25 @@ class Run(Generic[SomeRecipe]):
         Raises:
             CheckpointError: It cannot be written.
         """
-        make_folder(self.out)
         checkpoint = self.out / CHECKPOINT
-        model.save_pretrained(checkpoint, tokenizer=None if model.origin.source else rows.tokenizer)
-        RunRecord(
-            kind=kind,
-            model=model.facts(),
-            config={**asdict(cast(Any, self.recipe)), **(config or {})},
-            results={**results, "left_out": rows.left_out},
-        ).save(self.out / RECORD)
+        with self.claimed():
+            tokenizer = None if model.origin.source else rows.tokenizer
+            model.save_pretrained(checkpoint, tokenizer=tokenizer)
+            RunRecord(
+                kind=kind,
+                model=model.facts(),
+                config={**asdict(cast(Any, self.recipe)), **(config or {})},
+                results={**results, "left_out": rows.left_out},
+            ).save(self.out / RECORD)
         self.listener.finished(checkpoint)
         return checkpoint
+
+
+def _digest(rows: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row).encode())
+    return digest.hexdigest()
 
 
 @runtime_checkable
@@ -245,6 +276,9 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
     ) -> None:
         self.run, self.trainer, self.rows, self.steps = run, trainer, rows, trainer.steps
         self.identity = identity
+        self._read = {
+            "data": {"train": _digest(rows.train), "validation": _digest(rows.validation)}
+        }
 
     @abstractmethod
     def step(self, step: int) -> dict[str, float]:
@@ -281,14 +315,28 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
         Raises:
             TrainingError: The state is damaged, or of another run.
         """
-        state = load_state(self.run.out / STATE, **self._saved()) if self.run.resume else None
-        if state is None:
+        if not self.run.resume:
             return 0
-        self.restore(*state)
-        return state[0]
+        path = self.run.out / STATE
+        return load_state(path, steps=self.steps, restore=self._restore, **self._saved())
+
+    def _restore(self, begun: int, carried: dict[str, Any]) -> None:
+        read = carried.get(_READ, self._read)  # a state of an older version has none
+        check_same(
+            read,
+            self._read,
+            f"{self.run.out / STATE} {WORDS.other}",
+            WORDS.otherwise,
+            TrainingError,
+        )
+        self.restore(begun, carried)
 
     def go(self) -> None:
         """Take all steps that are left."""
+        with self.run.claimed():
+            self._go()
+
+    def _go(self) -> None:
         begun, settings = self.begin(), self.run.recipe.log
         self.run.listener.started(begun, self.steps)
         with closing(TrainingLog(self.run.out, begun, tensorboard=settings.tensorboard)) as log:
@@ -313,7 +361,8 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
         if last or (self.evaluate_every and done % self.evaluate_every == 0):
             self.evaluate(log, done)
         if last or done % settings.save_every == 0:
-            save_state(self.run.out / STATE, step=done, extra=self.carried(), **self._saved())
+            extra = {**self.carried(), _READ: self._read}
+            save_state(self.run.out / STATE, step=done, extra=extra, **self._saved())
 
     def _saved(self) -> dict[str, Any]:
         return {

@@ -1,22 +1,28 @@
 """The folder of a run, and the state in it from which the run goes on to the same result."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from buddy.checkpoint.listed_files import MANIFEST
-from buddy.errors import TrainingError
+from buddy.errors import BuddyError, TrainingError
 from buddy.resume import ResumeFile, Words
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"
 RECORD: Final = "record.json"
 """What a run leaves in its folder."""
-_WORDS: Final = Words(
+LOCK: Final = ".lock"
+"""File in a run's folder that is locked while it runs."""
+_MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a parameter that has had a gradient."""
+WORDS: Final = Words(
     file="the training state ",
     other="is the state of another run",
     otherwise="run it with the recipe it was begun with, or name another --out",
@@ -54,16 +60,30 @@ def _cannot_be_made(out: Path, why: str) -> TrainingError:
     return TrainingError(f"the folder {out} cannot be made: {why}; name another --out")
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder of a run; only once nothing of its recipe can be refused any more.
+@contextmanager
+def claimed_folder(out: Path, lock: FileLock) -> Iterator[None]:
+    """Make the folder of a run, and hold it alone; the lock falls with the process.
+
+    Args:
+        out: The folder.
+        lock: On a file in it.
 
     Raises:
-        TrainingError: It cannot be made.
+        TrainingError: It cannot be made, or another run holds it.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise TrainingError(
+            f"another run is writing to {out}: wait until it ends, or name another --out"
+        ) from None
     except OSError as error:
         raise _cannot_be_made(out, error.strerror or str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def save_state(
@@ -93,7 +113,7 @@ def save_state(
     for place, moments in optimizer.state_dict()["state"].items():
         for name, value in moments.items():
             tensors[f"optimizer.{names[place]}:{name}"] = torch.as_tensor(value)
-    ResumeFile(path, identity, _WORDS).write(tensors, step=step, extra=extra or {})
+    ResumeFile(path, identity, WORDS).write(tensors, step=step, extra=extra or {})
 
 
 def load_state(
@@ -102,31 +122,54 @@ def load_state(
     identity: dict[str, Any],
     parameters: Mapping[str, Tensor],
     optimizer: torch.optim.Optimizer,
-) -> tuple[int, dict[str, Any]] | None:
-    """Put a saved state into parameters and optimiser.
+    steps: int,
+    restore: Callable[[int, dict[str, Any]], None],
+) -> int:
+    """Put a saved state into parameters and optimiser, all of it or nothing.
+
+    Args:
+        path: As `save_state` wrote it.
+        identity: Of the run.
+        parameters: What is trained.
+        optimizer: AdamW over these parameters, in this order.
+        steps: Of the run.
+        restore: Takes the steps done and the plain values that were carried along, and refuses
+            those of another run.
 
     Returns:
-        Steps done, and the plain values that were carried along; None where there is no state.
+        Steps done; 0 where there is no state.
 
     Raises:
         TrainingError: It is damaged, or belongs to another run.
     """
-    needed = [f"parameter.{name}" for name in parameters]
-    state = ResumeFile(path, identity, _WORDS).read_all(*needed)
-    if state is None:
-        return None
+    file = ResumeFile(path, identity, WORDS)
+    like = {f"parameter.{name}": value for name, value in parameters.items()}
+    moments = {
+        f"optimizer.{name}:{moment}": torch.tensor(0.0) if moment == "step" else parameter
+        for name, parameter in parameters.items()
+        for moment in _MOMENTS
+    }
+    if (state := file.read(like, moments)) is None:
+        return 0
+    restored: dict[int, dict[str, Tensor]] = {}
+    for place, name in enumerate(parameters):
+        keys = {moment: f"optimizer.{name}:{moment}" for moment in _MOMENTS}
+        there = [key in state.tensors for key in keys.values()]
+        if any(there) and not all(there):
+            raise file.damaged(f"it lacks moments of {name}")
+        if any(there):
+            restored[place] = {moment: state.tensors[key] for moment, key in keys.items()}
+    done = state.values.get("step")
+    try:
+        if type(done) is int:
+            restore(done, state.values["extra"])
+    except BuddyError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise file.damaged(f"what it carries cannot be taken up: {error!r}") from error
+    done = file.check_done(done, steps)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state.tensors[f"parameter.{name}"])
-    moments: dict[int, dict[str, Tensor]] = {}
-    for place, name in enumerate(parameters):
-        prefix = f"optimizer.{name}:"
-        of_parameter = {
-            key.removeprefix(prefix): value
-            for key, value in state.tensors.items()
-            if key.startswith(prefix)
-        }
-        if of_parameter:
-            moments[place] = of_parameter
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-    return int(state.values["step"]), dict(state.values["extra"])
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
+    return done

@@ -21,7 +21,11 @@ from buddy.cli.main import app
 from buddy.data.examples import Source, read_all
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from buddy.records import RunRecord
+from buddy.settings import read_recipe
 from buddy.training.router.evaluate import evaluate
+from buddy.training.router.recipe import Recipe
+from buddy.training.router.run import train
+from buddy.training.run import Run, RunListener
 from tests.product.cli import forked
 from tests.product.training.examples import random_examples
 from tests.tiny import tiny_model
@@ -420,6 +424,47 @@ def test_a_damaged_state_is_refused(folder, whole, tmp_path):
     content = (whole[0] / "state.safetensors").read_bytes()
     (tmp_path / "state.safetensors").write_bytes(content[: len(content) // 2])
     assert "is damaged" in str(refused(folder, tmp_path, resume=True))
+
+
+def test_a_state_of_other_validation_rows_is_refused(folder, whole, tmp_path):
+    elsewhere = tmp_path / "folder"
+    shutil.copytree(folder, elsewhere)
+    rows = (folder / "rows.jsonl").read_text().splitlines()
+    out = tmp_path / "run"
+    shutil.copytree(whole[0], out)
+    try:
+        (folder / "rows.jsonl").write_text("\n".join(rows[:-1]))
+        found = str(refused(folder, out, resume=True))
+    finally:
+        (folder / "rows.jsonl").write_text("\n".join(rows))
+    assert "state of another run, with other data.validation (was '" in found
+    assert "data.train" not in found
+
+
+def test_of_two_trainers_in_one_folder_the_second_is_refused(folder, tmp_path):
+    changes = ["optim.steps=4", "log.save_every=99", "log.tensorboard=false"]
+    recipe = read_recipe(Recipe, folder / "recipe.toml", changes)
+    found = []
+
+    def second(step, numbers):
+        if step == 1:
+            with pytest.raises(TrainingError) as caught:
+                train(recipe, tmp_path, resume=True)
+            found.append(str(caught.value))
+
+    train(recipe, tmp_path, listener=RunListener(stepped=second))
+    assert found == [
+        f"another run is writing to {tmp_path}: wait until it ends, or name another --out"
+    ]
+    assert len([line for line in log(tmp_path) if line["kind"] == "train"]) == 2
+
+
+def test_a_run_that_began_while_another_ended_does_not_replace_it(folder, whole, tmp_path):
+    recipe = read_recipe(Recipe, folder / "recipe.toml")
+    run = Run(recipe, tmp_path)
+    shutil.copy(whole[0] / "state.safetensors", tmp_path)
+    with pytest.raises(TrainingError, match="holds a run already"), run.claimed():
+        pass
 
 
 @pytest.mark.parametrize(

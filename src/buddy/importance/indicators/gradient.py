@@ -22,7 +22,11 @@ class _BlockGradients(ABC):
             {f"{block}.{name}": p for name, p in layer.named_parameters()}
             for block, layer in enumerate(backbone.blocks)
         ]
-        self._sums: dict[str, Tensor] = {}
+        self._sums = {
+            name: torch.zeros_like(p, dtype=torch.float32)
+            for block in self._named
+            for name, p in block.items()
+        }
 
     def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
         """Take in one batch of windows; a sample is a window."""
@@ -45,8 +49,7 @@ class _BlockGradients(ABC):
             for name, parameter in parameters.items():
                 parameter.requires_grad_(wanted[name])
         for name, gradient in zip(parameters, gradients, strict=True):
-            part = self._part(gradient.float())
-            self._sums[name] = self._sums[name] + part if name in self._sums else part
+            self._sums[name] += self._part(gradient.float())
 
     def _part(self, gradient: Tensor) -> Tensor:
         return gradient

@@ -19,7 +19,11 @@ class Gatherer(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """All that was gathered so far; `restore` takes it back."""
+        """All that was gathered so far; `restore` takes it back.
+
+        Of nothing, it has the same tensors; one with a row for each window has none, and what is
+        not known yet has length 0.
+        """
         ...
 
     def restore(self, state: dict[str, Tensor]) -> None:

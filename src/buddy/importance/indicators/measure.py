@@ -79,13 +79,16 @@ def gather(
     Raises:
         ResultError: See `measure`.
     """
-    earlier = file.read("done") or {"done": torch.tensor(0)}
-    done = int(earlier.pop("done"))
-    if done:
-        gatherer.restore(earlier)
+    done, fresh = 0, gatherer.state()
 
     def state() -> dict[str, Tensor]:
         return {**gatherer.state(), "done": torch.tensor(done)}
+
+    if (earlier := file.read(state())) is not None:
+        gathered = earlier.tensors
+        by_row = [gathered[name] for name, none in fresh.items() if 0 in none.shape[:1]]
+        done = file.check_done(int(gathered.pop("done")), len(windows), by_row)
+        gatherer.restore(gathered)
 
     on_batch(done, len(windows))
     while done < len(windows):

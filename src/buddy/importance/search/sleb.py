@@ -113,11 +113,17 @@ class _Progress:
 
     @classmethod
     def read(cls, file: ResumeFile, num_blocks: int, num_batches: int) -> "_Progress":
-        saved = file.read("order", "nll", "bound", "exact")
-        if saved is None:
-            return cls((), (), Losses.unknown(num_blocks, num_batches))
-        losses = Losses(saved["bound"], saved["exact"])
-        return cls(tuple(saved["order"].tolist()), tuple(saved["nll"].tolist()), losses)
+        fresh = cls((), (), Losses.unknown(num_blocks, num_batches))
+        if (earlier := file.read(fresh.tensors())) is None:
+            return fresh
+        saved = earlier.tensors
+        order = saved["order"].tolist()
+        if len(set(order) & set(range(1, num_blocks - 1))) < len(order):
+            raise file.damaged(f"it says that blocks {order} are gone")
+        nll = saved["nll"].tolist()
+        if len(nll) != len(order) + 1 and (nll or order):
+            raise file.damaged(f"it has {len(nll)} losses for {len(order)} blocks")
+        return cls(tuple(order), tuple(nll), Losses(saved["bound"], saved["exact"]))
 
     def tensors(self) -> dict[str, Tensor]:
         return {

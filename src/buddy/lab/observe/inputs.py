@@ -59,18 +59,18 @@ class EachToken:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self._losses: Tensor | None = None
+        self._losses = torch.zeros(0, backbone.num_blocks + 1, 0)
 
     def update(self, ids: Int[Tensor, "batch tokens"]) -> None:
         """Take in a batch of inputs."""
         blocks = range(self._backbone.num_blocks)
         whole, without = skip_losses(self._backbone, ids, blocks)
         losses = torch.stack([*(without[block] for block in blocks), whole], 1).cpu()
-        self._losses = losses if self._losses is None else torch.cat([self._losses, losses])
+        self._losses = torch.cat([self._losses, losses]) if len(self._losses) else losses
 
     def state(self) -> dict[str, Tensor]:
         """Losses so far: [inputs, blocks + 1, targets], the last without none."""
-        return {} if self._losses is None else {"losses": self._losses}
+        return {"losses": self._losses}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from an earlier `state`."""
@@ -82,7 +82,6 @@ class EachToken:
         Below zero where an input is better off without a block: cut at zero, as delta-PPL is,
         such blocks would tie.
         """
-        assert self._losses is not None
         # A window's first token has no loss.
         nll = self._losses[:, :, max(start - 1, 0) : end - 1].double().mean(-1)
         perplexity = nll.exp()

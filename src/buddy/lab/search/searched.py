@@ -78,7 +78,7 @@ def swap_search(
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
     settings = {"order": list(order), "depths": list(depths), "seed": seed, "targets": counted}
     file = resume_file(text.ids, {"search": "sets", **settings}, work)
-    sets = _read(file, depths)
+    sets = _read(file, depths, backbone.num_blocks)
     batches = text.split(work.get("batch", BATCH))
     losses = NearbyLosses(backbone, batches, work.get("pruning"))
     try:
@@ -184,14 +184,17 @@ def _tensors(
     return {_BLOCKS: blocks, _LOSSES: losses, _COUNTS: counts}
 
 
-def _read(file: ResumeFile, depths: Sequence[int]) -> dict[int, SearchedSet]:
-    tensors = file.read(_BLOCKS, _LOSSES, _COUNTS)
-    if tensors is None:
+def _read(file: ResumeFile, depths: Sequence[int], num_blocks: int) -> dict[int, SearchedSet]:
+    earlier = file.read(_tensors({}, depths, num_blocks))
+    if earlier is None:
         return {}
     sets = {}
-    rows = zip(*(tensors[name].tolist() for name in (_BLOCKS, _LOSSES, _COUNTS)), strict=True)
+    tensors = [earlier.tensors[name] for name in (_BLOCKS, _LOSSES, _COUNTS)]
+    rows = zip(*(tensor.tolist() for tensor in tensors), strict=True)
     for depth, (block_mask, losses, counts) in zip(depths, rows, strict=True):
         if not math.isnan(losses[1]):
             blocks = tuple(block for block, ran in enumerate(block_mask) if ran)
+            if len(blocks) != depth or min(counts) < 0:
+                raise file.damaged(f"it has a set of {len(blocks)} blocks, tried {counts[2]} times")
             sets[depth] = SearchedSet(blocks, *losses, *counts)
     return sets

@@ -23,7 +23,6 @@ from buddy.training.log import TrainingLog
 from buddy.training.router.budgets import budget_range
 from buddy.training.router.recipe import BudgetSettings
 from buddy.training.run import Rows, Run, RunListener, Steps
-from buddy.training.state import make_folder
 
 SETS: Final = "sets"
 """Folder of the orders' records, within that of the run."""
@@ -64,26 +63,26 @@ def train_pudding(
     searches = plan_searches(recipe.sets, rows.train)
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn(notes_on_dtype(model.backbone))
-    make_folder(out)
-    config = PuddingConfig(
-        num_blocks=model.num_blocks,
-        width=model.backbone.kv_width,
-        orders=_search(model, searches, run),
-        depths=depths,
-        hidden=recipe.classifier.hidden,
-    )
-    measure = partial(_measure, model, config, run)
-    targets = measure("training", rows.train, out / TRAIN_TARGETS)
-    validation = None
-    if rows.validation:
-        validation = measure("validation", rows.validation, out / VALIDATION_TARGETS)
-    settings = asdict(recipe)
-    settings.pop("log")
-    measured = {"weights": model.facts(), "orders": config.orders, "rows": len(targets)}
-    fit = PuddingFit(config, targets, recipe.optim)
-    steps = _FitSteps(run, fit, {**settings, **measured}, rows, targets, validation)
-    steps.go()
-    return steps.finish([search.name for search in searches])
+    with run.claimed():
+        config = PuddingConfig(
+            num_blocks=model.num_blocks,
+            width=model.backbone.kv_width,
+            orders=_search(model, searches, run),
+            depths=depths,
+            hidden=recipe.classifier.hidden,
+        )
+        measure = partial(_measure, model, config, run)
+        targets = measure("training", rows.train, out / TRAIN_TARGETS)
+        validation = None
+        if rows.validation:
+            validation = measure("validation", rows.validation, out / VALIDATION_TARGETS)
+        settings = asdict(recipe)
+        settings.pop("log")
+        measured = {"weights": model.facts(), "orders": config.orders, "rows": len(targets)}
+        fit = PuddingFit(config, targets, recipe.optim)
+        steps = _FitSteps(run, fit, {**settings, **measured}, rows, targets, validation)
+        steps.go()
+        return steps.finish([search.name for search in searches])
 
 
 def _check(recipe: PuddingRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:

@@ -101,10 +101,13 @@ def measure_targets(
         "text": fingerprint(torch.tensor([[example.num_tokens for example in rows]])),
     }
     file = ResumeFile(path, identity)
-    measured = file.read("summaries", "log_likelihoods") or {
+    measured = {
         "summaries": torch.zeros(0, config.width),
         "log_likelihoods": torch.zeros(0, len(config.depths), len(config.orders)),
     }
+    if (earlier := file.read(measured)) is not None:
+        measured = earlier.tensors
+        file.check_done(len(measured["summaries"]), len(rows), measured.values())
     on_rows(len(measured["summaries"]), len(rows))
     while (done := len(measured["summaries"])) < len(rows):
         some = rows[done : done + batch_size]

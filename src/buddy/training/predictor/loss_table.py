@@ -96,11 +96,10 @@ def measure_table(
     num_blocks = prompts.model.num_blocks
     summaries = torch.zeros(len(rows), prompts.router.config.summary_width)
     by_depth = torch.full((len(rows), num_blocks - NUM_PINNED), torch.nan)
-    done = 0
-    if (earlier := file.read_all("summaries", "by_depth")) is not None:
-        done = int(earlier.values["done"])
-        summaries, by_depth = earlier.tensors["summaries"], earlier.tensors["by_depth"]
-    table = {"summaries": summaries, "by_depth": by_depth}
+    done, table = 0, {"summaries": summaries, "by_depth": by_depth}
+    if (earlier := file.read(table)) is not None:
+        done, table = file.check_done(earlier.values.get("done"), len(rows)), earlier.tensors
+    summaries, by_depth = table["summaries"], table["by_depth"]
     depths = torch.arange(lowest, num_blocks + 1)
     on_rows(done, len(rows))
     while done < len(rows):

@@ -25,7 +25,6 @@ from buddy.training.predictor.reward_model import (
 )
 from buddy.training.predictor.trainer import PredictorStep, PredictorTrainer
 from buddy.training.run import Rows, Run, RunListener, Steps
-from buddy.training.state import make_folder
 from buddy.training.summaries import Standard, draw_summaries
 
 TRAIN_TABLE: Final = "train-losses.safetensors"
@@ -72,7 +71,6 @@ def train_budget(
         torch.manual_seed(recipe.optim.seed)
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
     check_rows(rows.train, recipe.optim.batch_size)  # before anything is measured
-    make_folder(out)
 
     def measure(what: str, examples: list[Example], path: Path) -> LossTable:
         return measure_table(
@@ -86,20 +84,21 @@ def train_budget(
             ),
         )
 
-    prompts: Prompts = live
-    if recipe.measure.precompute:
-        prompts = measure("training", rows.train, out / TRAIN_TABLE)
-    drawn = draw_rows(rows.validation, recipe.log.evaluate_rows, recipe.optim.seed)
-    validation = measure("validation", drawn, out / VALIDATION_TABLE) if drawn else None
-    standard = None
-    if recipe.optim.standardise:  # the same again when a run goes on
-        standard = Standard.of(draw_summaries(prompts.summaries, rows.train, recipe.optim.seed))
-        prompts = StandardisedPrompts(prompts, standard)
-    trainer = PredictorTrainer(predictor, prompts, recipe, rows.train)
-    identity = _identity(recipe, live, rows.train)
-    steps = _PredictorSteps(run, trainer, identity, rows, standard, validation)
-    steps.go()
-    return steps.finish()
+    with run.claimed():
+        prompts: Prompts = live
+        if recipe.measure.precompute:
+            prompts = measure("training", rows.train, out / TRAIN_TABLE)
+        drawn = draw_rows(rows.validation, recipe.log.evaluate_rows, recipe.optim.seed)
+        validation = measure("validation", drawn, out / VALIDATION_TABLE) if drawn else None
+        standard = None
+        if recipe.optim.standardise:  # the same again when a run goes on
+            standard = Standard.of(draw_summaries(prompts.summaries, rows.train, recipe.optim.seed))
+            prompts = StandardisedPrompts(prompts, standard)
+        trainer = PredictorTrainer(predictor, prompts, recipe, rows.train)
+        identity = _identity(recipe, live, rows.train)
+        steps = _PredictorSteps(run, trainer, identity, rows, standard, validation)
+        steps.go()
+        return steps.finish()
 
 
 def _identity(recipe: BudgetRecipe, live: RewardModel, examples: list[Example]) -> dict[str, Any]:

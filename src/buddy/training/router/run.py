@@ -32,7 +32,7 @@ from buddy.training.router.start import start_router
 from buddy.training.router.trainer import JointTrainer, StepReport
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.schedule import open_steps
-from buddy.training.state import CHECKPOINT, STATE, make_folder
+from buddy.training.state import CHECKPOINT, STATE
 
 _COLLAPSE = (
     "the router has collapsed: one plan for every validation prompt at each budget below full "
@@ -103,11 +103,11 @@ class TrainingMethod:
             gather=gather_object if accelerator.num_processes > 1 else list,
         )
         steps = _AdapterSteps(run, trainer, self.evaluate, rows)
-        make_folder(out)
         accelerator.wait_for_everyone()
         if is_main:
-            steps.go()
-            steps.finish()
+            with run.claimed():
+                steps.go()
+                steps.finish()
         else:
             steps.follow()
         accelerator.wait_for_everyone()
