@@ -123,6 +123,31 @@ def test_a_weight_in_two_files_is_refused(model_folder):
     refuses(BuddyForCausalLM.from_pretrained, model_folder, says)
 
 
+def test_a_single_file_beside_an_index_of_others_is_refused(model_folder):
+    whole = (model_folder / "model.safetensors").read_bytes()
+    shard(model_folder)
+    BuddyForCausalLM.from_pretrained(model_folder)
+    (model_folder / "model.safetensors").write_bytes(whole)
+    with pytest.raises(ModelError, match="names other files: delete the one that is not") as caught:
+        BuddyForCausalLM.from_pretrained(model_folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_with_an_adapter_alone_says_what_to_do(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is an adapter of another model: merge it"):
+        BuddyForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["e{}", "model.layers.1.e{}.weight", "e{}.inv_freq"])
+def test_tensors_without_end_are_refused_before_each_is_named(model_folder, name):
+    path = model_folder / "model.safetensors"
+    more = {name.format(i): torch.zeros(0) for i in range(300)}
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="tensors, and a model of its sizes has at most"):
+        BuddyForCausalLM.from_pretrained(model_folder)
+
+
 def test_links_out_of_the_folder_are_refused_and_those_of_the_hubs_cache_are_not(model_folder):
     repository = model_folder.parent / "models--org--name"
     snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"

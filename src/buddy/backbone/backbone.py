@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.families import block_windows, find_family, longest_of_rope
 from buddy.depth.cost import ModelShape
-from buddy.errors import ModelError
+from buddy.errors import ModelError, PromptError
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines, [batch, tokens, angles] each; rows may be chosen of both.
@@ -123,8 +123,18 @@ class Backbone:
         return self.embedding.weight.dtype
 
     def embed(self, token_ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens hidden"]:
-        """The residual that enters the first block."""
-        embedded = cast(Tensor, self.embedding(token_ids))
+        """The residual that enters the first block.
+
+        Raises:
+            PromptError: An id is no token of the model.
+        """
+        try:
+            embedded = cast(Tensor, self.embedding(token_ids))
+        except IndexError as error:  # asking each time would take longer, and wait for a GPU
+            raise PromptError(
+                f"a token id is not one of the model's {self.embedding.num_embeddings}: use the "
+                "model's own tokenizer"
+            ) from error
         scale = self._setting(self.family.embedding_scale)
         return embedded if scale is None else embedded * scale
 

@@ -109,6 +109,11 @@ class QuickPrior(Prior):
     def _measure(self, on_progress: OnProgress) -> list[float]:
         width = min(WINDOW, self._backbone.config.max_position_embeddings)
         windows = quick_windows(self._model.load_tokenizer(), width)
+        if not len(windows[0]):
+            raise PolicyError(
+                f"the blocks of {self._model.key} cannot be ordered: its tokenizer makes no tokens "
+                "of a text; correct it, or name --policy random"
+            )
         num_blocks = self._backbone.num_blocks
         _LOG.info(
             "measuring a quick order of the %d blocks, once for this model; buddy importance "
@@ -202,7 +207,7 @@ def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
     step = width - len(begin)
     whole = list(range(0, len(ids) - step + 1, step)) or [0]
     chosen = whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]
-    return [torch.tensor(begin + ids[at : at + step]) for at in chosen]
+    return [torch.tensor(begin + ids[at : at + step], dtype=torch.long) for at in chosen]
 
 
 def _normalised(importance: list[float]) -> Float[Tensor, " middle"]:

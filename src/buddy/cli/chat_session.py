@@ -87,6 +87,7 @@ class ChatSession:
     ) -> None:
         from buddy.checkpoint.resolve import resolve
         from buddy.engine.run import check_reroute
+        from buddy.generation.options import end_at_turns
 
         self.console, self._is_engine_ready = console, False
         self.reroute = check_reroute(parse_reroute(routing.reroute))
@@ -95,6 +96,7 @@ class ChatSession:
             resolved, lambda outline: check_budget(outline, budgets.request), console, routing
         )
         self.tokenizer = resolved.load_tokenizer()
+        end_at_turns(self.model, self.tokenizer)
 
     @property
     def policy(self) -> str:
@@ -134,7 +136,7 @@ class ChatSession:
         from buddy.data.tokens import encode
 
         if raw or (self.tokenizer.chat_template is None and len(messages) == 1):
-            return torch.tensor([encode(self.tokenizer, messages[-1]["content"])])
+            return torch.tensor([encode(self.tokenizer, messages[-1]["content"])]).long()
         self.check_chat()
         from buddy.data.chat import apply_chat
 

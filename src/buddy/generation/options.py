@@ -5,6 +5,7 @@ in transformers, or is refused with the reason.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict
 
@@ -16,10 +17,11 @@ from transformers.generation.utils import GenerationMixin
 from transformers.utils.deprecation import deprecate_kwarg
 
 from buddy.budget.request import BudgetLike
+from buddy.data.tokens import end_of_turn
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute
 from buddy.engine.steer import BatchRoute
-from buddy.errors import PolicyError
+from buddy.errors import PolicyError, PromptError
 from buddy.generation.trace import DepthTrace
 
 OWN: Final = frozenset(
@@ -215,6 +217,18 @@ def token_numbers(ids: Any) -> list[int]:
     """Token ids as transformers gives them: none, a single id, several, or a tensor."""
     numbers: list[int] = [] if ids is None else torch.as_tensor(ids).flatten().tolist()
     return numbers
+
+
+def end_at_turns(model: Any, tokenizer: Any) -> None:
+    """Have a model's texts end where its chat template ends a turn too, as answers are trained to.
+
+    A template that fails changes nothing: it says so when it is used.
+    """
+    ends = token_numbers(model.generation_config.eos_token_id)
+    with suppress(PromptError):
+        end = end_of_turn(tokenizer)
+        if end is not None and end not in ends:
+            model.generation_config.eos_token_id = [*ends, end]
 
 
 def _check(config: GenerationConfig, rest: dict[str, Any]) -> None:

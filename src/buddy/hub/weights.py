@@ -146,7 +146,8 @@ def check_sizes(config: Any, tensors: Mapping[str, Any]) -> None:
     """Refuse a config that asks for more than the files hold.
 
     Raises:
-        CheckpointError: It has another number of blocks, or its model more weights.
+        CheckpointError: It has another number of blocks, or its model more weights; or the files
+            hold so many tensors that naming them all would take minutes.
     """
     blocks = re.compile(rf"(?:^|\.){find_family(config).blocks}\.(\d+)\.")
     numbers = {match[1] for name in tensors if (match := blocks.search(name))}
@@ -156,7 +157,16 @@ def check_sizes(config: Any, tensors: Mapping[str, Any]) -> None:
             f"{where}: they are of {len(numbers)} blocks, and it has num_hidden_layers "
             f"{config.num_hidden_layers}; fetch or copy the model again"
         )
-    wanted = sum(parameter.numel() for parameter in empty_model(config).parameters())
+    parameters = list(empty_model(config).parameters())
+    # Experts, which are one parameter here, may be stored one by one, and in two parts.
+    most = 2 * sum(len(parameter) if parameter.ndim == 3 else 1 for parameter in parameters)
+    most += 16 + 2 * config.num_hidden_layers
+    if len(tensors) > most:
+        raise CheckpointError(
+            f"{where}: they are {len(tensors):,} tensors, and a model of its sizes has at most "
+            f"{most:,}; fetch or copy the model again"
+        )
+    wanted = sum(parameter.numel() for parameter in parameters)
     stored = sum(math.prod(tensor.get_shape()) for tensor in tensors.values())
     if wanted > stored:
         raise CheckpointError(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from buddy.engine.steer import BatchRoute
+from buddy.generation.options import end_at_turns
 from buddy.model import BuddyForCausalLM
 from buddy.serving.client import EngineClient
 from buddy.serving.control.admission import AdmissionConfig
@@ -32,6 +33,7 @@ def start_engine(
         admission: When requests are refused.
         batch_route: Whose scores rank the blocks of a pass.
     """
+    end_at_turns(model, tokenizer)
     rows = config.max_rows
     control = Controller(
         config,

@@ -11,8 +11,9 @@ from collections import Counter
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -24,7 +25,7 @@ from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget, PhasedBudget
 from buddy.checkpoint import quick_prior
 from buddy.checkpoint.resolve import load_tokenizer
-from buddy.errors import BudgetError, CheckpointError, PolicyError
+from buddy.errors import BudgetError, CheckpointError, PolicyError, PromptError
 from buddy.importance.indicators.cosine import SummaryCosine
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.routing.prior import normalise_prior
@@ -391,3 +392,19 @@ def test_the_text_is_plain_and_its_code_runs():
     assert 1300 < len(TEXT.split()) < 1600
     code = TEXT.split("```python\n")[1].split("```")[0]
     exec(code, {})
+
+
+@pytest.mark.parametrize("makes", ["no tokens", "unknown tokens"])
+def test_a_tokenizer_of_another_model_is_one_line(home, folder, makes):
+    made = text_tokenizer()
+    if makes == "no tokens":
+        made.backend_tokenizer.normalizer = Replace(Regex(r"[\s\S]"), "")
+        error, says = PolicyError, "makes no tokens of a text; correct it, or name --policy random"
+    else:
+        made.add_tokens(["er"])  # beyond the model's vocabulary
+        assert made("er")["input_ids"] == [VOCAB]
+        error, says = PromptError, f"a token id is not one of the model's {VOCAB}"
+    made.save_pretrained(folder)
+    with pytest.raises(error, match=says) as caught:
+        assert BuddyForCausalLM.from_pretrained(folder).prior is None
+    assert "\n" not in str(caught.value)

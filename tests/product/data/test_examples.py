@@ -1,6 +1,7 @@
 """Rows become tokens as the model's own conversations are: how they begin, and what ends them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from buddy.cli.chat_session import ChatSession
 from buddy.data.examples import Source, read_examples
+from buddy.generation.options import end_at_turns
 from buddy.serving.http.prompts import PromptReader
 
 GEMMA = (
@@ -100,3 +102,15 @@ def test_a_text_that_writes_its_beginning_has_it_once(tmp_path):
     session.tokenizer = made
     for text, asked in zip(texts, ids, strict=True):
         assert session.prompt_ids([{"content": text}], raw=True).tolist() == [list(asked)]
+
+
+@pytest.mark.parametrize("ends", [None, 1, [1, 3]])
+@pytest.mark.parametrize("template", [GEMMA, NO_END, None, "{{ 1 / 0 }}"])
+def test_answers_end_where_they_are_trained_to(ends, template):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
+    end_at_turns(model, tokenizer(template))
+    if template == GEMMA:
+        expected = [3] if ends is None else [1, 3]  # <end_of_turn>
+        assert model.generation_config.eos_token_id == expected
+    else:
+        assert model.generation_config.eos_token_id == ends

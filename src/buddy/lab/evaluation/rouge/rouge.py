@@ -13,6 +13,7 @@ from torch import Tensor
 
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.errors import DataError, PromptError
+from buddy.generation.options import end_at_turns
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.rouge.rouge_points import (
@@ -130,6 +131,7 @@ def run_rouge(
         `points`, `differences` and `execution`: see `rouge_points`.
     """
     score = score or rouge_scorer()
+    end_at_turns(model, tokenizer)
     results: dict[str, Any] = {"points": [], "differences": [], "execution": []}
     for condition in conditions:
         # The weights are shared; the caller's model keeps its policy.
