@@ -180,6 +180,8 @@ def _asked(client, tokens):
 
 def test_sigterm_lets_answers_finish_and_exits_0(process):
     server, client = process(20)
+    half = socket.create_connection((client.base_url.host, client.base_url.port))
+    half.sendall(post({"prompt": "w9"})[:-3])
     thread, got = _asked(client, 50)
     server.send_signal(signal.SIGTERM)
     until(lambda: client.get("/ready").status_code == 503)
@@ -189,6 +191,7 @@ def test_sigterm_lets_answers_finish_and_exits_0(process):
     thread.join(10)
     assert got["body"]["usage"]["completion_tokens"] == 50
     assert server.wait(10) == 0
+    half.close()
     assert "Traceback" not in server.stderr.read()
 
 
@@ -203,11 +206,14 @@ def test_draining_is_bounded_and_a_second_signal_ends_it_at_once(process):
 
     server, client = process(60)
     thread, _ = _asked(client, 250)
-    server.send_signal(signal.SIGINT)
-    until(lambda: client.get("/ready").status_code == 503)
-    server.send_signal(signal.SIGINT)
-    assert server.wait(20) == 0
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as half:
+        half.sendall(post({"prompt": "w9"})[:-3])
+        server.send_signal(signal.SIGINT)
+        until(lambda: client.get("/ready").status_code == 503)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
     thread.join(5)
+    assert "Traceback" not in server.stderr.read()
 
 
 def test_an_engine_that_has_failed_ends_the_process(process):

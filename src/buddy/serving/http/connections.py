@@ -51,6 +51,13 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         super().on_response_complete()
 
+    def shutdown(self) -> None:
+        """Let an answer be sent; a request that is not whole gets none."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._stop_clock()

@@ -138,7 +138,7 @@ class ClientStalled(Exception):
 
 
 class CutOff:
-    """ASGI middleware, the outermost: a stalled client is no error of the server."""
+    """ASGI middleware, the outermost: neither a stalled client nor the server's end is an error."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -147,7 +147,7 @@ class CutOff:
         """Pass on."""
         try:
             await self._app(scope, receive, send)
-        except ClientStalled:
+        except (ClientStalled, asyncio.CancelledError):
             return  # uvicorn closes a connection whose answer is not complete
 
 
