@@ -209,6 +209,19 @@ def delete_blocks(model, blocks):
 
 every_family = pytest.mark.parametrize("family", FAMILY_NAMES)
 all_families = pytest.mark.parametrize("family", ALL_FAMILY_NAMES)
-some_families = pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+SOME_FAMILY_NAMES = ("llama", "gemma3_text", "qwen3_moe")
+some_families = pytest.mark.parametrize("family", SOME_FAMILY_NAMES)
 """Plain, with windows and four norms, and with experts: where all would say the same again."""
-every_kv_policy = pytest.mark.parametrize("kv_policy", ["zero", "mask", "project", "lazy"])
+KV_POLICIES = ("zero", "mask", "project", "lazy")
+every_kv_policy = pytest.mark.parametrize("kv_policy", KV_POLICIES)
+
+
+def with_kv_policies(families):
+    """Each family under two KV policies, in turn; those that are least alike under all four."""
+    pairs = [
+        (family, policy)
+        for place, family in enumerate(families)
+        for turn, policy in enumerate(KV_POLICIES)
+        if family in SOME_FAMILY_NAMES or (place + turn) % 2 == 0
+    ]
+    return pytest.mark.parametrize(("family", "kv_policy"), pairs)

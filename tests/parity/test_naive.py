@@ -6,12 +6,13 @@ from torch.testing import assert_close
 
 from buddy.engine.naive import naive_decode
 from tests.tiny import (
-    all_families,
+    ALL_FAMILY_NAMES,
     every_kv_policy,
     padded,
     random_ids,
     some_families,
     tiny_buddy,
+    with_kv_policies,
 )
 
 # atol: the cache, the gather and the batched projection change the order of sums.
@@ -34,8 +35,7 @@ def decode(buddy, ids, mask, continuation, **options):
     return torch.stack(logits, 1), torch.stack(plans, 1), out.cache
 
 
-@all_families
-@every_kv_policy
+@with_kv_policies(ALL_FAMILY_NAMES)
 def test_decode_under_changing_plans(family, kv_policy):
     check_decode(family, kv_policy, "step")
 
@@ -103,8 +103,7 @@ def test_every_planner_setting(planner):
         assert len({tuple(plan.tolist()) for plan in plans[0]}) > 1
 
 
-@all_families
-@every_kv_policy
+@with_kv_policies(ALL_FAMILY_NAMES)
 def test_a_ragged_batch_of_mixed_budgets_equals_each_row_alone(family, kv_policy):
     check_ragged(family, kv_policy, "left")
 

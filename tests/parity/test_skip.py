@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from tests.tiny import (
+    ALL_FAMILY_NAMES,
     NUM_BLOCKS,
     all_families,
     delete_blocks,
@@ -14,6 +15,7 @@ from tests.tiny import (
     random_ids,
     some_families,
     tiny_model,
+    with_kv_policies,
 )
 
 
@@ -22,8 +24,7 @@ def static(family, skipped, **options):
     return BuddyForCausalLM(tiny_model(family), policy=f"static:{order}", **options)
 
 
-@all_families
-@every_kv_policy
+@with_kv_policies(ALL_FAMILY_NAMES)
 def test_skipping_equals_deleting_in_prefill_and_decode(family, kv_policy):
     check_skipping(family, kv_policy, {1, 4})
 

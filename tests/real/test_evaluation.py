@@ -15,7 +15,7 @@ from buddy.lab.evaluation.tasks.harness import BuddyLM
 from buddy.lab.evaluation.tasks.loading import load_tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-ROWS = 3
+ROWS = 1
 
 pytestmark = [
     pytest.mark.real,

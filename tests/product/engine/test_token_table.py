@@ -40,8 +40,9 @@ def routes(buddy, ids, mask, continuation):
 
 
 @all_families
-@pytest.mark.parametrize("summary", [{}, {"summary": "ema", "ema_decay": 0.6}])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("summary", "side"), [({}, "left"), ({"summary": "ema", "ema_decay": 0.6}, "right")]
+)
 def test_scores_are_those_read_from_the_cache(family, summary, side):
     buddy = tiny_buddy(family, **summary)
     ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], side)

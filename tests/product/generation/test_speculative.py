@@ -17,11 +17,17 @@ from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation import speculative
 from buddy.generation.speculative import _Writer
-from tests.tiny import NUM_BLOCKS, every_family, every_kv_policy, random_ids, tiny_buddy, tiny_model
+from tests.tiny import (
+    FAMILY_NAMES,
+    NUM_BLOCKS,
+    random_ids,
+    tiny_buddy,
+    tiny_model,
+    with_kv_policies,
+)
 
 
-@every_family
-@every_kv_policy
+@with_kv_policies(FAMILY_NAMES)
 @pytest.mark.parametrize("engine", ["auto", "general"])
 def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine, long_drafts):
     buddy = tiny_buddy(family, kv_policy=kv_policy)
