@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -59,6 +60,17 @@ def _leave(client, draw):
     if draw.random() < 0.5:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
+
+
+def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed():
+    with served(step_s=0.01) as running, running.connect() as made:
+        for _ in range(2):
+            made.sendall(post({"prompt": "w9", "max_tokens": 250}))
+            until(lambda: running.engine.in_flight == 1)
+            time.sleep(0.3)  # the server listens for what follows, and reads it
+        made.close()
+        until(lambda: running.engine.in_flight == 0, 1.0)
+        assert len(running.engine.cancelled) == 1
 
 
 def test_n_answers_are_all_cancelled():

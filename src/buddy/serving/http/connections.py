@@ -4,10 +4,13 @@ import asyncio
 from heapq import nsmallest
 from typing import Final
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _HEAD_S: Final = 10.0
 """Time for the head of a request to arrive, however it is dripped."""
+_AHEAD: Final = 2**16
+"""Bytes of requests that may wait for the answer to an earlier one while the client is watched."""
 _SHARE: Final = 16
 """One in so many connections is closed where there are too many, those first that wait longest."""
 
@@ -39,8 +42,14 @@ class Connection(H11Protocol):
                 connection.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; a head that is not whole is waited for until its time is over."""
+        """Take what came; a head that is not whole is waited for until its time is over.
+
+        uvicorn reads nothing after a request that came before the answer to another, and so would
+        not hear of a client that leaves.
+        """
         super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _AHEAD:
+            self.flow.resume_reading()
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_clock()
         elif self._late is None:
