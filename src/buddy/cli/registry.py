@@ -46,14 +46,18 @@ class CommandTable(TyperGroup):
         """The subcommand of a name; None if there is none."""
         if cmd_name not in self.commands:
             own = _own_command(cmd_name)
-            commands = all_commands() if own is None else [own]
-            command = next((c for c in commands if cmd_name in c.names), None)
-            self.commands.update(_built(command) if command else {})
+            self._add(_in_order_of_help() if own is None else [own])
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of help."""
-        return [command.name for command in _in_order_of_help()]
+        self.commands.clear()
+        self._add(_in_order_of_help())
+        return list(self.commands)
+
+    def _add(self, commands: list[Command]) -> None:
+        for command in commands:
+            self.commands.update(_built(command))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each name and its first sentence; the options of no command are read for it."""
