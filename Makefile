@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports test wheels
+.PHONY: check format lint types imports test fuzz sanitize wheels
 
 check: lint imports
 	$(MAKE) -j2 types test
@@ -24,6 +24,20 @@ UNCHECKED = tests/real tests/parity tests/product/generation tests/product/impor
 test:
 	python -m pytest -n auto --dist worksteal $(UNCHECKED:%=--ignore=%)
 	python -m pytest -n auto --dist worksteal -o addopts="-ra --strict-markers" $(UNCHECKED)
+
+# New examples of each fuzzer: 100,000 take about an hour on a core.
+FUZZ ?= 100000
+fuzz:
+	BUDDY_FUZZ=$(FUZZ) python -m pytest -p no:cacheprovider tests/hostile/fuzz
+
+# The decode kernel under AddressSanitizer and UndefinedBehaviorSanitizer, by all instruction sets
+# that this machine has; the kernels go to a cache of their own.
+SANITIZED ?= $(addprefix tests/product/engine/test_,native.py multiply.py lanes.py instructions.py)
+sanitize:
+	mkdir -p build/sanitize
+	CC=$(CURDIR)/.ci/sanitizing-gcc BUDDY_HOME=$(CURDIR)/build/sanitize OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	python -m pytest -p no:cacheprovider -s $(SANITIZED)
 
 # One for each kind of machine, with the kernel in it, and one that runs anywhere. Debian's cross
 # compiler is in the package gcc-aarch64-linux-gnu.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from buddy.errors import BuddyError, ResultError, shown
+from buddy.errors import BuddyError, ResultError, reason, shown
 from buddy.files import check_readable, replacing
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class ResumeFile:
         except BuddyError:
             raise
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self.damaged(str(error) or "it cannot be read") from error
+            raise self.damaged(reason(error)) from error
         checksum = metadata.get(_CHECKSUM)
         if checksum is not None and checksum != _checksum(metadata[_KEY], tensors):
             raise self.damaged("its checksum is another")

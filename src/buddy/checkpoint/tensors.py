@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from buddy.errors import CheckpointError
+from buddy.errors import CheckpointError, reason, shown
 from buddy.hub.safe_paths import file_inside
 from buddy.hub.weights import DTYPES
 
@@ -23,12 +23,14 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): copy the checkpoint again") from error
+        raise CheckpointError(
+            f"{path} is damaged ({reason(error)}): copy the checkpoint again"
+        ) from error
     for key, tensor in tensors.items():
         # Of shorter formats torch cannot even ask whether a number is finite.
         if tensor.dtype not in DTYPES.values() or not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{path}: {key[:200]} holds what is no finite number: copy the checkpoint again, "
+                f"{path}: {shown(key, 200)[1:-1]} holds what is no finite number: copy the checkpoint again, "
                 "or train it again"
             )
     return tensors

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 
 from buddy.backbone.families import find_family
-from buddy.errors import CheckpointError
+from buddy.errors import CheckpointError, reason, shown
 from buddy.hub.safe_paths import file_inside, find_inside, read_table
 from buddy.hub.wrap_errors import explained
 
@@ -94,8 +94,8 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
-                    f"the weights in {path} are truncated or damaged ({error}): copy or fetch them "
-                    "again"
+                    f"the weights in {path} are truncated or damaged ({reason(error)}): copy or "
+                    "fetch them again"
                 ) from error
             twice = sorted(slices.keys() & tensors.keys())
             if twice:
@@ -107,7 +107,7 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
         for name, tensor in tensors.items():
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
-                    f"the weights in {folder} are no plain numbers: {name} is stored as "
+                    f"the weights in {folder} are no plain numbers: {shown(name, 200)[1:-1]} is stored as "
                     f"{tensor.get_dtype()}, expected {', '.join(DTYPES)}; load the model that "
                     "they were quantised from"
                 )

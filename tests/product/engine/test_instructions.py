@@ -1,6 +1,8 @@
 """Every instruction set computes the same, here or emulated; the best that is there is taken."""
 
+import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.tiny import every_kv_policy, tiny_model
 
 every_set = pytest.mark.parametrize("known_set", SETS, ids=lambda known_set: known_set.name)
 STEPS = Path(__file__).with_name("steps.c")
+CC = shlex.split(os.environ.get("CC", "cc"))  # `make sanitize` names one
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
@@ -28,7 +31,7 @@ def printed(folder, cc, flags, run=()):
     program = folder / "steps"
     sources = Path(compiler.__file__).parent
     flags = [*(flag for flag in flags if flag not in ("-shared", "-fPIC")), f"-I{sources}"]
-    subprocess.run([cc, *flags, STEPS, "-o", program, "-lm"], check=True, capture_output=True)
+    subprocess.run([*cc, *flags, STEPS, "-o", program, "-lm"], check=True, capture_output=True)
     said = subprocess.run([*run, program], check=True, capture_output=True, text=True).stdout
     cases = {}
     for line in said.splitlines():
@@ -45,16 +48,16 @@ def plain(tmp_path_factory):
     """The steps without any optimisation, by the plain loops of matrix.h."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
-    return printed(tmp_path_factory.mktemp("plain"), "cc", ["-O0", "-std=gnu11", "-pthread"])
+    return printed(tmp_path_factory.mktemp("plain"), CC, ["-O0", "-std=gnu11", "-pthread"])
 
 
 @every_set
 def test_steps_are_those_of_plain_c(known_set, plain, tmp_path):
-    cc, run = "cc", ()
+    cc, run = CC, ()
     if known_set.machine == "aarch64" and platform.machine() != "aarch64":
-        cc, run = CROSS, EMULATOR
-        if shutil.which(cc) is None or shutil.which(run[0]) is None:
-            pytest.skip(f"needs {cc} and {run[0]}")
+        cc, run = (CROSS,), EMULATOR
+        if shutil.which(CROSS) is None or shutil.which(run[0]) is None:
+            pytest.skip(f"needs {CROSS} and {run[0]}")
     elif known_set.machine != platform.machine() or not known_set.needs <= cpu_features():
         pytest.skip(f"this processor lacks {known_set.name}")
     found = printed(tmp_path, cc, [*compiler.FLAGS, *known_set.flags], run)
