@@ -30,7 +30,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         # Of shorter formats torch cannot even ask whether a number is finite.
         if tensor.dtype not in DTYPES.values() or not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{path}: {shown(key, 200)[1:-1]} holds what is no finite number: copy the checkpoint again, "
-                "or train it again"
+                f"{path}: {shown(key, 200)[1:-1]} holds what is no finite number: copy the "
+                "checkpoint again, or train it again"
             )
     return tensors
