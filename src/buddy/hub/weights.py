@@ -108,8 +108,8 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
                     f"the weights in {folder} are no plain numbers: {shown(name, 200)[1:-1]} is "
-                    f"stored as {tensor.get_dtype()}, expected {', '.join(DTYPES)}; load the model that "
-                    "they were quantised from"
+                    f"stored as {tensor.get_dtype()}, expected {', '.join(DTYPES)}; load the model "
+                    "that they were quantised from"
                 )
         yield tensors
 
