@@ -29,7 +29,7 @@ from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
-from buddy.errors import ModelError
+from buddy.errors import ModelError, PromptError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
@@ -107,7 +107,9 @@ class NativeDecoder:
         vocab = self._backbone.embedding.num_embeddings
         wrong = [token for token in feed.token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
-            raise IndexError(f"token id {wrong[0]} is not below the vocabulary's {vocab}")
+            raise PromptError(
+                f"token id {wrong[0]} is not one of the model's {vocab}: use the model's own tokenizer"
+            )
         with self._lock:
             self._weights.refresh(session.kv.capacity)
         bound = self._bound.get(session)
