@@ -108,7 +108,8 @@ class NativeDecoder:
         wrong = [token for token in feed.token_ids.tolist() if not 0 <= token < vocab]
         if wrong:
             raise PromptError(
-                f"token id {wrong[0]} is not one of the model's {vocab}: use the model's own tokenizer"
+                f"token id {wrong[0]} is not one of the model's {vocab}: use the model's own "
+                "tokenizer"
             )
         with self._lock:
             self._weights.refresh(session.kv.capacity)
