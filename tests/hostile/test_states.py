@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from buddy.backbone.backbone import Backbone
 from buddy.errors import BuddyError, ResultError, TrainingError
 from buddy.files import new_folder, write_text
+from buddy.hub.folder import exclusive
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
 from buddy.importance.search.sleb import sleb_search
@@ -266,6 +268,16 @@ def test_a_lock_falls_with_the_process_that_held_it(tmp_path):
         other.kill()
     with claimed_folder(tmp_path, held):
         pass
+
+
+def test_a_file_system_without_locks_is_said_and_stops_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("BUDDY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=NotImplementedError))
+    with claimed_folder(tmp_path, FileLock(tmp_path / LOCK)):
+        pass
+    assert "without locks" in caplog.text
+    with exclusive("tiny", Mock()) as staging:
+        assert staging.is_dir()
 
 
 def age(path):
