@@ -17,9 +17,10 @@ types:
 imports:
 	lint-imports
 
-# Checking the shape of every array doubles the time of tests that compare numbers: what they call is
-# checked by all others.
-UNCHECKED = tests/real tests/parity tests/product/generation tests/product/importance
+# Checking the shape of every array nearly doubles the time of these tests: what they call is checked
+# by the others.
+UNCHECKED = tests/real tests/parity tests/hostile \
+	$(addprefix tests/product/,serving generation importance cli hub)
 
 test:
 	python -m pytest -n auto --dist worksteal $(UNCHECKED:%=--ignore=%)

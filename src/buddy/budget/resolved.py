@@ -33,8 +33,8 @@ BudgetKind = Literal["fixed", "mean", "auto", "deadline", "default", "own"]
 class ResolvedBudget:
     """Blocks that the tokens of a request may run, and whether load may change that."""
 
-    kind: BudgetKind
-    """What replies and metrics call it."""
+    kind: str
+    """What replies and metrics call it: a `BudgetKind`, or what another package's form says."""
     least: int
     """Blocks of a token of the answer, under any load; the same as `most` under a contract."""
     most: int
