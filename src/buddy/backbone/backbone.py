@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, cast
@@ -50,6 +50,19 @@ def _some_outputs(
         return cast(Tensor, linear(x))[..., rows]
     bias = None if linear.bias is None else linear.bias[rows]
     return nn.functional.linear(x, linear.weight[rows], bias)
+
+
+def check_token_ids(ids: Iterable[int], vocab: int) -> None:
+    """Refuse numbers that are no tokens of a model with so many.
+
+    Raises:
+        PromptError: There is one.
+    """
+    wrong = next((token for token in ids if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise PromptError(
+            f"token id {wrong} is not one of the model's {vocab}: use the model's own tokenizer"
+        )
 
 
 class Backbone:

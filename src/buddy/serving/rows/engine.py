@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from buddy.backbone.backbone import check_token_ids
 from buddy.budget.blocks import least_blocks
 from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BuddyError, PromptError
@@ -204,13 +205,7 @@ class ServingThread:
                 f"fit the context of {context}: shorten the prompt, or ask for at most "
                 f"{max(0, context - tokens)} tokens"
             )
-        ids = (*request.prompt, *request.sampling.logit_bias)
-        wrong = [token for token in ids if not 0 <= token < self._vocab]
-        if wrong:
-            raise PromptError(
-                f"token id {wrong[0]} is not one of the model's {self._vocab}: use the model's own "
-                "tokenizer"
-            )
+        check_token_ids((*request.prompt, *request.sampling.logit_bias), self._vocab)
         self._check_budget(request.budget)
 
     def _check_budget(self, budget: ResolvedBudget) -> None:

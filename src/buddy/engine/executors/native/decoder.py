@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.backbone.backbone import Backbone
+from buddy.backbone.backbone import Backbone, check_token_ids
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.blocks import PassRun
 from buddy.engine.executors.native import layout
@@ -29,7 +29,7 @@ from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, listener, piece
 from buddy.engine.state.cache import BlockKVCache
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
-from buddy.errors import ModelError, PromptError
+from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
@@ -104,13 +104,7 @@ class NativeDecoder:
     def begin(self, session: Session, lanes: Lanes, feed: Feed) -> "NativeRun":
         """A pass over new tokens."""
         check_threads()
-        vocab = self._backbone.embedding.num_embeddings
-        wrong = [token for token in feed.token_ids.tolist() if not 0 <= token < vocab]
-        if wrong:
-            raise PromptError(
-                f"token id {wrong[0]} is not one of the model's {vocab}: use the model's own "
-                "tokenizer"
-            )
+        check_token_ids(feed.token_ids.tolist(), self._backbone.embedding.num_embeddings)
         with self._lock:
             self._weights.refresh(session.kv.capacity)
         bound = self._bound.get(session)
