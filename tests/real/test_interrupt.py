@@ -7,9 +7,6 @@ import threading
 
 import pytest
 
-from buddy.errors import FetchError
-from buddy.hub.store import ensure_published
-
 pytestmark = pytest.mark.real
 
 LIMIT_S = 300
@@ -28,14 +25,6 @@ def start(*arguments):
     watchdog.daemon = True
     watchdog.start()
     return process
-
-
-@pytest.fixture(autouse=True)
-def _default_model():
-    try:
-        ensure_published()
-    except FetchError as error:
-        pytest.skip(f"the default model cannot be had here: {error}")
 
 
 def test_generate_stops_says_what_it_ran_and_exits_130():
