@@ -7,6 +7,7 @@
     deadlines  answers that keep their time for a token, one at a time and three at once
     overload   three times what full depth can serve: who is refused, what the others get
     memory     resident memory over 10,000 short requests
+    hostile    20 honest clients beside bodies that freeze and 1,200 connections that say nothing
     ready      seconds of a warm start until `/ready`, and of importing torch and transformers alone
     parity     greedy answers to OpenAI's client, eight at once, against `generate`
 
@@ -15,9 +16,11 @@ requests come at random times, whatever it does.
 """
 
 import asyncio
+import json
 import random
 import statistics
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -250,6 +253,15 @@ def memory(args):
     return {"warm_bytes": warm, "bytes": curve, "grown": curve[-1] / warm - 1, "lost": lost}
 
 
+def hostile(args):
+    """What honest clients and `/health` get, and resident memory, by the load of the tests."""
+    with served(args.model) as (url, process):
+        load = ("-m", "tests.hostile.load", url, str(process.pid), str(args.duration))
+        root = Path(__file__).parents[1]
+        made = subprocess.run([sys.executable, *load], cwd=root, check=True, stdout=subprocess.PIPE)
+    return json.loads(made.stdout)
+
+
 def ready(args):
     """Seconds of a start until requests are taken, and of the imports alone, taking turns."""
     found = []
@@ -316,6 +328,7 @@ CHECKS = {
     "deadlines": deadlines,
     "overload": overload,
     "memory": memory,
+    "hostile": hostile,
     "ready": ready,
     "parity": parity,
 }
@@ -332,7 +345,9 @@ def main():
     parser.add_argument("--requests", type=int, default=10_000, help="of memory and parity")
     parser.add_argument("--rate", type=float, default=4.0, help="that full depth can serve")
     parser.add_argument("--itl-ms", type=float, default=60.0, help="promise, of overload")
-    parser.add_argument("--duration", type=float, default=20.0, help="of each load in overload")
+    parser.add_argument(
+        "--duration", type=float, default=20.0, help="of each load in overload, and of hostile"
+    )
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     results = CHECKS[args.check](args)

@@ -1,4 +1,7 @@
-"""Hostile and honest load on a server: `python -m tests.hostile.load URL PID SECONDS`."""
+"""Hostile and honest load on a server: `python -m tests.hostile.load URL PID SECONDS`.
+
+`python benchmarks/serving.py hostile` starts a server for it, and writes a record.
+"""
 
 import itertools
 import json
@@ -41,6 +44,8 @@ IDLE = [
     _post("completions", b"x" * 1_000_000)[:300_000],
 ]
 """What is sent on a connection that then sends nothing more."""
+_SAMPLE_S = 0.2
+"""Time between two looks at the server's memory."""
 
 
 @dataclass
@@ -87,7 +92,7 @@ class Load:
             thread.start()
         while self._goes_on:
             self.figures.memory_mb.append(self.process.memory_info().rss / 1e6)
-            time.sleep(0.2)
+            time.sleep(_SAMPLE_S)
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
@@ -170,6 +175,7 @@ if __name__ == "__main__":
     figures = Load(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])).run()
     memory, honest, health = figures.memory_mb, figures.honest_s, figures.health_s
     shown = {
+        "asked": len(honest) + sum(who.startswith("/v1") for who in figures.lost),
         "answered": len(honest),
         "lost": figures.lost,
         "hostile": figures.hostile,
@@ -177,5 +183,6 @@ if __name__ == "__main__":
         "healths": len(health),
         "health_s": [figures.percentile(share, health) for share in (0.5, 0.99, 1)],
         "memory_mb": [memory[0], max(memory), memory[-1]],
+        "memory_mb_each_10_s": memory[:: round(10 / _SAMPLE_S)],
     }
     sys.stdout.write(json.dumps(shown) + "\n")
