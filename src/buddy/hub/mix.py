@@ -1,0 +1,13 @@
+"""The mix: rows of six kinds of prompts, with answers, that ship with Buddy."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+MIX_KINDS: Final = ("instructions", "maths", "summaries", "code", "text", "choice")
+"""What the rows name as their source; the rows take turns in this order."""
+
+
+def mix_path() -> Path:
+    """The JSON-lines file of the mix: 360 rows, as `buddy.data.examples` reads them."""
+    return Path(str(files(__package__) / "rows" / "mix.jsonl"))
