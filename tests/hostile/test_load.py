@@ -35,6 +35,8 @@ def test_under_hostile_load_every_honest_request_is_answered_and_health_is_seen_
     assert figures["lost"] == []
     assert figures["answered"] >= 20
     assert figures["hostile"] > 100
-    assert figures["health_s"][1] < 3.0  # one in a hundred, of few and beside other tests
+    # Of so few the slowest, beside other tests on the same cores; results/serving/hostile.json has
+    # 99 % of thousands.
+    assert figures["health_s"][1] < 3.0
     first, most, _ = figures["memory_mb"]
     assert most - first < 200  # one body of a million faults took 2 GB

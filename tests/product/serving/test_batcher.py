@@ -227,11 +227,12 @@ def test_cancelled_requests_free_their_rows_at_once():
 
 
 def test_many_requests_leave_memory_as_it_was():
-    bench = Bench(byte_buddy("random:2"), kept_prefixes=2, chunk=6)
-    sizes = []
+    bench = Bench(byte_buddy("random:2"), rows=3, kept_prefixes=2, chunk=6)
+    sizes, kv = [], bench.batcher.pool.session.kv
+    rows = kv.rows
     for round_ in range(4):
         bench.run(*mixed(12, 100 + round_ % 2))
-        kv = bench.batcher.pool.session.kv
+        assert kv.rows == rows, "kept prefixes have had room from the start"
         assert len(bench.batcher.pool.session.sequences) <= 2
         assert kv.skipped.arena.count <= 2 * 30 * 6
         sizes.append((kv.rows, kv.capacity, len(kv.skipped.arena.stored)))

@@ -312,7 +312,11 @@ class BlockKVCache(BlockKV):
 
 def _grown(old: Tensor, rows: int, slots: int) -> Tensor:
     """A larger buffer [rows, heads, slots, head] that has what the old one has."""
-    new = old.new_zeros(rows, old.shape[1], slots, old.shape[3])
+    shape = (rows, old.shape[1], slots, old.shape[3])
+    if old.device.type == "cpu":  # of the system, which gets all of the old one back
+        new = zeroed_memory(math.prod(shape) * old.itemsize).view(old.dtype).view(shape).detach()
+    else:
+        new = old.new_zeros(shape)
     new[: old.shape[0], :, : old.shape[2]] = old
     return new
 

@@ -73,13 +73,13 @@ class Batcher:
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._control, self.options = control, options
-        self._ends = frozenset(ends)
-        self._device = model.backbone.device
+        self._ends, self._device = frozenset(ends), model.backbone.device
         self._vocab = int(model.backbone.embedding.num_embeddings)
         session = model.new_session(options.rows, options.slots)
         self._runner = PassRunner(model, session, options.batch_route)
         self._plans_ahead = self._runner.policy.plans_ahead
         num_kept = options.kept_prefixes if self._plans_ahead else 0
+        session.kv.reserve(options.rows + num_kept, 0)  # while it is empty: later all is copied
         self.pool = Pool(session, num_kept, options.least_shared)
         self.waiting: deque[Submitted] = deque()
         self.rows: list[Row] = []
