@@ -156,7 +156,7 @@ class ResumeFile:
                 tensors = {name: file.get_tensor(name) for name in sorted(names)}
         except BuddyError:
             raise
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise self.damaged(reason(error)) from error
         checksum = metadata.get(_CHECKSUM)
         if checksum is not None and checksum != _checksum(metadata[_KEY], tensors):

@@ -16,6 +16,8 @@ from tests.tiny import VOCAB
 
 EXAMPLES = int(os.environ.get("BUDDY_FUZZ", "6"))
 """How many hostile files each fuzz makes; more take minutes."""
+SHAPES_BEYOND_TORCH = [[0, 2**63], [0, 2**31, 2**32]]
+"""A header may have them, as no byte belongs to them."""
 
 
 class _Canary:
@@ -50,6 +52,22 @@ def edit(path, change):
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
+
+
+def forge_shape(path, name, shape):
+    """Have a safetensors file say that a tensor, of its own or another, has this shape."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    own = header.pop(name, {"data_offsets": [0, 0]})["data_offsets"]
+    for entry in header.values():  # its bytes go with it
+        if entry.get("data_offsets", [-1])[0] >= own[1]:
+            entry["data_offsets"] = [at - own[1] + own[0] for at in entry["data_offsets"]]
+    header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [own[0], own[0]]}
+    text = json.dumps(header).encode()
+    path.unlink()  # what was loaded may be mapped
+    data = content[end : end + own[0]] + content[end + own[1] :]
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def set_at(values, dotted, value):

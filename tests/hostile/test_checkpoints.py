@@ -16,7 +16,15 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.checkpoint.card import read_card
 from buddy.checkpoint.resolve import resolve
 from buddy.errors import BuddyError, CheckpointError
-from tests.hostile.folders import EXAMPLES, edit, opened_files, set_at, write_canary
+from tests.hostile.folders import (
+    EXAMPLES,
+    SHAPES_BEYOND_TORCH,
+    edit,
+    forge_shape,
+    opened_files,
+    set_at,
+    write_canary,
+)
 from tests.hostile.test_folders import refuses
 from tests.tiny import random_ids, tiny_buddy, tiny_model
 
@@ -251,6 +259,14 @@ def test_routing_that_does_not_fit_is_refused(checkpoint, change, says):
     spoil(checkpoint / "routing.safetensors", change)
     list_again(checkpoint)
     refuses(load, checkpoint, says)
+
+
+@pytest.mark.parametrize("shape", SHAPES_BEYOND_TORCH)
+@pytest.mark.parametrize("name", ["routing.safetensors", "adapter/adapter_model.safetensors"])
+def test_a_shape_beyond_torch_is_refused(checkpoint, name, shape):
+    forge_shape(checkpoint / name, "a", shape)
+    list_again(checkpoint)
+    refuses(load, checkpoint, rf"{name} is damaged")
 
 
 def test_routing_that_is_no_safetensors_is_refused(checkpoint):

@@ -17,7 +17,14 @@ from buddy.errors import BuddyError, ModelError, PromptError
 from buddy.hub.config import read_config
 from buddy.hub.loading import inspect_model
 from buddy.hub.place import find_model
-from tests.hostile.folders import EXAMPLES, edit, opened_files, write_canary
+from tests.hostile.folders import (
+    EXAMPLES,
+    SHAPES_BEYOND_TORCH,
+    edit,
+    forge_shape,
+    opened_files,
+    write_canary,
+)
 from tests.tiny import CONFIGS, random_ids, tiny_model
 
 INDEX = "model.safetensors.index.json"
@@ -330,6 +337,13 @@ def test_weights_that_are_none_are_refused(model_folder, change, says):
 
 def header(text):
     return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "e.inv_freq"])
+@pytest.mark.parametrize("shape", SHAPES_BEYOND_TORCH)
+def test_weights_without_numbers_are_refused(model_folder, name, shape):
+    forge_shape(model_folder / "model.safetensors", name, shape)
+    refuses(BuddyForCausalLM.from_pretrained, model_folder, f"{name} holds no numbers")
 
 
 @pytest.mark.parametrize(

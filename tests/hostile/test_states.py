@@ -27,6 +27,7 @@ from buddy.lab.search.searched import swap_search
 from buddy.resume import ResumeFile
 from buddy.training.log import TrainingLog
 from buddy.training.state import LOCK, STATE, claimed_folder, load_state, save_state
+from tests.hostile.folders import SHAPES_BEYOND_TORCH, forge_shape
 from tests.tiny import tiny_model
 
 STEPS = 6
@@ -119,6 +120,13 @@ def test_a_tensor_of_another_shape_is_refused(tmp_path, name, shape):
     tensors[name] = torch.zeros(shape)
     ResumeFile(path, IDENTITY).write(tensors, step=3, extra={})
     assert f"expected {name} to be" in refused(lambda: load(path), TrainingError)
+
+
+@pytest.mark.parametrize("shape", SHAPES_BEYOND_TORCH)
+def test_a_shape_beyond_torch_is_refused(tmp_path, shape):
+    save(tmp_path / STATE)
+    forge_shape(tmp_path / STATE, "parameter.a", shape)
+    assert "is damaged" in refused(lambda: load(tmp_path / STATE), TrainingError)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])

@@ -22,7 +22,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     path = file_inside(folder, name)
     try:
         tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, RuntimeError) as error:  # shapes beyond torch's
         raise CheckpointError(
             f"{path} is damaged ({reason(error)}): copy the checkpoint again"
         ) from error

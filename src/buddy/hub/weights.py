@@ -81,8 +81,8 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """The tensors of all files by name, each read when it is asked for, until the block ends.
 
     Raises:
-        CheckpointError: A file is truncated or damaged, or holds anything but plain weights; or
-            two files hold a weight of one name.
+        CheckpointError: A file is truncated or damaged, or holds anything but plain weights, or
+            one without numbers; or two files hold a weight of one name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -105,6 +105,11 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                 )
             tensors |= slices
         for name, tensor in tensors.items():
+            if 0 in tensor.get_shape():  # its other sizes may be beyond what torch can hold
+                raise CheckpointError(
+                    f"the weights in {folder} are damaged: {shown(name, 200)[1:-1]} holds no "
+                    "numbers; copy or fetch them again"
+                )
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
                     f"the weights in {folder} are no plain numbers: {shown(name, 200)[1:-1]} is "

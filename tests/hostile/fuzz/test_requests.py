@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +35,23 @@ def answered(kind, content):
         assert isinstance(error, Refusal)
         assert 400 <= error.status < 500
         assert len(str(error)) < 2000
+        assert len(error.param or "") < 200
 
 
 def test_the_whole_bodies_are_read():
     for kind, body in WHOLE.items():
         assert read_body(kind, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("name", ["\n", "x\x1b[31m", "x" * 100_000])
+@pytest.mark.parametrize("at", ["x", "stream_options", "budget"])
+def test_a_name_of_any_kind_is_told_on_one_short_line(at, name):
+    fields = {name: 1} if at == "x" else {at: {name: []}}
+    content = json.dumps(WHOLE[ChatBody] | fields).encode()
+    answered(ChatBody, content)
+    with pytest.raises(Refusal) as refused:
+        read_body(ChatBody, content)
+    assert str(refused.value).isprintable()
 
 
 @FUZZ

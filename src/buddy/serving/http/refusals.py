@@ -22,6 +22,7 @@ _TYPES: Final = {
 }
 _REASONS: Final = {"extra_forbidden": "there is no such field here: leave it out"}
 """What is wrong, where pydantic's own words say less."""
+_LONGEST_NAME: Final = 64
 
 
 class Refusal(BuddyError):
@@ -143,10 +144,15 @@ def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:
         in_list = isinstance(body, list) and isinstance(step, int) and step < len(body)
         if in_list or (isinstance(body, Mapping) and step in body):
             body = body[step]
-            place.append(str(step))
+            place.append(_name(str(step)))
     if error["type"] == "missing":
         place.append(str(error["loc"][-1]))
     return tuple(place), body
+
+
+def _name(step: str) -> str:
+    """A part of a place as a message shows it; a client names fields as it likes."""
+    return step if step.isprintable() and len(step) <= _LONGEST_NAME else shown(step, _LONGEST_NAME)
 
 
 def _lower(text: str) -> str:

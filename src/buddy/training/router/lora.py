@@ -12,6 +12,7 @@ from buddy.backbone.families import find_family
 from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
 from buddy.checkpoint.listed_files import check_files
 from buddy.checkpoint.manifest import check_base, read_manifest
+from buddy.checkpoint.tensors import read_tensors
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
 from buddy.training.router.recipe import LoraSettings
@@ -79,18 +80,15 @@ def start_adapters(
         CheckpointError: The checkpoint is damaged, or of another base model.
         RecipeError: It has no adapters, or they are of another rank or scale, or on other layers.
     """
-    from safetensors.torch import load_file
-
     manifest = read_manifest(checkpoint)
     check_files(checkpoint, manifest.files)
     check_base(checkpoint, manifest.base, base, fingerprint)
     folder = checkpoint / FOLDER
-    path = folder / WEIGHTS
-    if not path.is_file():
+    if not (folder / WEIGHTS).is_file():
         raise RecipeError(f"lora.start: {checkpoint} has no adapters: leave it out")
     saved = {
         name.removesuffix(".weight") + ".default.weight": weights
-        for name, weights in load_file(path).items()
+        for name, weights in read_tensors(folder, WEIGHTS).items()
     }
     own = {name: weights for name, weights in model.named_parameters() if ".lora_" in name}
     if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in own.items()}:
