@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import math
 import os
 import re
@@ -13,9 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from buddy.errors import BuddyError, ResultError, shown
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+_log = logging.getLogger(__name__)
 
 MAX_JSON_BYTES: Final = 256 * 2**20
 """Longer JSON is refused: nothing that Buddy reads comes near it."""
@@ -192,6 +198,43 @@ def _locked(folder: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(number)
+
+
+@contextmanager
+def alone(
+    path: Path, lock: "FileLock | None" = None, error: type[BuddyError] = ResultError
+) -> Iterator[None]:
+    """Keep other runs from writing to a file or a folder; the lock falls with the process.
+
+    Args:
+        path: Written to in the block.
+        lock: What is held; by default a file beside `path`, which goes afterwards.
+        error: What is raised.
+
+    Raises:
+        BuddyError: Of the kind `error`: another run holds it, or the lock cannot be made.
+    """
+    from filelock import FileLock, Timeout
+
+    beside = path.with_name(f".{path.name}.lock") if lock is None else None
+    lock = lock or FileLock(cast(Path, beside))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise error(
+            f"another run is writing to {path}: wait until it ends, or name another --out"
+        ) from None
+    except NotImplementedError:
+        _log.warning("%s is on a file system without locks: a second run is not kept out", path)
+    except OSError as failure:
+        why = failure.strerror or failure
+        raise error(f"{path} cannot be locked: {why}; name another --out") from failure
+    try:
+        yield
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+        lock.release()
 
 
 def _clear(left: Path, path: Path) -> None:

@@ -81,6 +81,13 @@ def _value(value: Any) -> str:
     return "not there" if value is _ABSENT else shown(value, 30)
 
 
+def checksum(values: Any) -> str:
+    """XXH3 of plain JSON values, the same after they were written and read."""
+    from xxhash import xxh3_128_hexdigest
+
+    return xxh3_128_hexdigest(json.dumps(values, allow_nan=False).encode())
+
+
 def fingerprint(tokens: "Tensor") -> list[Any]:
     """Shape and SHA-256 of a text's tokens, for an identity."""
     return [list(tokens.shape), hashlib.sha256(tokens.cpu().numpy().tobytes()).hexdigest()]

@@ -1,6 +1,5 @@
 """The folder of a run, and the state in it from which the run goes on to the same result."""
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from buddy.checkpoint.listed_files import MANIFEST
 from buddy.errors import BuddyError, TrainingError
+from buddy.files import alone
 from buddy.resume import ResumeFile, Words
-
-_log = logging.getLogger(__name__)
 
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state.safetensors"
@@ -76,19 +74,10 @@ def claimed_folder(out: Path, lock: FileLock) -> Iterator[None]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise TrainingError(
-            f"another run is writing to {out}: wait until it ends, or name another --out"
-        ) from None
-    except NotImplementedError:
-        _log.warning("%s is on a file system without locks: a second run is not kept out", out)
     except OSError as error:
         raise _cannot_be_made(out, error.strerror or str(error)) from error
-    try:
+    with alone(out, lock, TrainingError):
         yield
-    finally:
-        lock.release()
 
 
 def save_state(

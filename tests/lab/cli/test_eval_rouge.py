@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from buddy.cli.main import app
 from buddy.errors import BudgetError, DataError, PromptError, ResultError
+from buddy.files import alone
 from buddy.lab.cli.commands.eval_rouge import _show
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.rouge.rouge_points import METRICS, to_results
@@ -40,6 +41,14 @@ def invoke(folder, out, *arguments):
     short = ["--max-new-tokens", "4", "--batch", "2", "--data-dir", str(folder)]
     command = ["eval", "rouge", "--model", str(folder), "--out", str(out), *short, *arguments]
     return CliRunner().invoke(app, command)
+
+
+def test_of_two_runs_for_one_record_the_second_is_refused(folder, tmp_path):
+    out = tmp_path / "rouge.json"
+    with alone(out):
+        done = invoke(folder, out, "--limit", "1")
+    assert f"another run is writing to {out}" in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 ROUTED = ["--policy", "random", "-b", "1.0", "-b", "0.5"]

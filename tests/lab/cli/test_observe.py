@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.backbone.backbone import Backbone
+from buddy.cli.main import app
+from buddy.files import alone
 from buddy.importance.calibration import cut_windows
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
@@ -181,6 +184,30 @@ main()
     assert run(*sleb(folder, text, out)).returncode == 0
     assert len(json.loads(out.read_text())["results"]["removal_order"]) == 4
     assert not partial.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["importance"],
+        ["importance", "--indicator", "sleb"],
+        ["observe", "ranks", "--inputs", "2"],
+        ["search", "--depths", "4", "--order", "{order}"],
+    ],
+)
+def test_of_two_measurements_for_one_record_the_second_is_refused(folder, text, tmp_path, command):
+    out, order = tmp_path / "found.json", tmp_path / "order.json"
+    results = {"removal_order": [1, 2, 3, 4]}
+    order.write_text(json.dumps({"kind": "importance-x", "config": {}, "results": results}))
+    command = [part.format(order=order) for part in command]
+    command += [folder, "--text", text, "--tokens", "8", "--out", str(out)]
+    with alone(out):
+        done = CliRunner().invoke(app, command)
+    assert f"another run is writing to {out}" in str(done.exception)
+    assert not out.exists()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("command", ["importance", "search"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from buddy.errors import ResultError
-from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.samples import SampleLog, read_samples
 
 RUN = {"model": {"base": "tiny"}, "seed": 1}
 
@@ -67,6 +67,50 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path.write_text("\n".join([lines[0], lines[1][:5], lines[2]]))
     with pytest.raises(ResultError, match="line 2"):
         SampleLog(path, RUN)
+
+
+def test_a_flipped_bit_is_refused_or_costs_the_last_line_alone(tmp_path):
+    path = tmp_path / "log"
+    with SampleLog(path, RUN) as log:
+        log.declare({"label": "x"})
+        log.add("a", score=0.125)
+        log.add("b", score=2)
+    whole, content, said = read_samples(path), path.read_bytes(), []
+    for bit in range(0, 8 * len(content), 7):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            found = read_samples(path)
+        except ResultError as error:
+            said.append(str(error))
+            continue
+        assert found.identity == whole.identity
+        assert found.conditions == whole.conditions
+        assert found.entries == {"a": whole.entries["a"]}
+    assert len(said) > len(content)
+    assert all(str(path) in line and len(line.splitlines()) == 1 for line in said)
+
+
+def test_a_damaged_line_that_is_deleted_is_measured_again(tmp_path):
+    path = tmp_path / "log"
+    with SampleLog(path, RUN) as log:
+        log.add("a", score=1)
+        log.add("b", score=2)
+    first, second, third = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second.replace('"score": 1', '"score": 3') + third)
+    with pytest.raises(ResultError, match=r"line 2 \(delete the line, and it is measured again\)"):
+        SampleLog(path, RUN)
+    path.write_text(first + third)
+    with SampleLog(path, RUN) as log:
+        assert (log.find("a", Score), log.find("b", Score)) == (None, Score(2.0))
+
+
+def test_a_log_of_before_is_read_without_checksums(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(f'{{"run": {json.dumps(RUN)}}}\n{{"key": "a", "score": 1}}\n')
+    with SampleLog(path, RUN) as log:
+        assert log.find("a", Score) == Score(1.0)
 
 
 def test_a_full_disk_is_an_error_that_keeps_earlier_samples(tmp_path):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from filelock import FileLock
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from buddy.methods.adainfer.run import ExitFeatures, collect_exit_features, fit_
 from buddy.methods.threshold import find_threshold, mean_depth
 from buddy.training.router.lora import add_lora
 from buddy.training.router.recipe import LoraSettings
+from buddy.training.state import LOCK, claimed_folder
 from tests.product.training.examples import random_examples
 from tests.product.training.made import write_recipe
 from tests.tiny import NUM_BLOCKS, tiny_model
@@ -169,6 +171,13 @@ def train(folder, out, **settings):
     text += "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     path.write_text('method = "adainfer"\n' + text)
     return CliRunner().invoke(app, ["train", str(path), "--out", str(out)])
+
+
+def test_of_two_fits_in_one_folder_the_second_is_refused(folder, tmp_path):
+    with claimed_folder(tmp_path, FileLock(tmp_path / LOCK)):
+        done = train(folder, tmp_path, first_exit=3)
+    assert f"another run is writing to {tmp_path}" in str(done.exception)
+    assert "told right" not in done.stderr
 
 
 def test_a_run_writes_a_checkpoint_of_the_wanted_depth(folder, tmp_path):

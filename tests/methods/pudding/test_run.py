@@ -124,11 +124,18 @@ def test_a_search_that_is_stopped_goes_on_to_the_same_order(model, backbone, tmp
     assert told == [(4, 4)]
     with pytest.raises(TrainingError, match=r"other rounds .was 4, is 2"):
         order(tmp_path / "a.json", rounds=2)
-    (tmp_path / "a.json").write_text(
-        (tmp_path / "a.json").read_text().replace('"removal_order"', '"other"')
-    )
-    with pytest.raises(TrainingError, match="damaged: delete it"):
-        order(tmp_path / "a.json")
+    whole = (tmp_path / "a.json").read_text()
+    for damage in (
+        {"removal_order": None},
+        {"removal_order": [found[1], found[0], *found[2:]]},
+        {"costs": [*record["costs"][:-1], 9.5]},
+        {"checksum": None, "check": record["checksum"]},
+    ):
+        damaged = json.loads(whole)
+        damaged["results"] = {**record, **damage}
+        (tmp_path / "a.json").write_text(json.dumps(damaged))
+        with pytest.raises(TrainingError, match="damaged: delete it"):
+            order(tmp_path / "a.json")
 
 
 def test_tasks_and_losses_give_a_search_each():

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
@@ -15,7 +16,7 @@ from buddy.training.ledger import fit
 from buddy.training.ledger.fit import _spend, fit_ledger, sure_best
 from buddy.training.ledger.measure import TokenLosses, measure_depths, measure_levels
 from buddy.training.ledger.recipe import LedgerSettings
-from buddy.training.state import STATE
+from buddy.training.state import LOCK, STATE, claimed_folder
 from tests.product.generation.test_ledger_budget import random_ledger
 from tests.product.training.examples import random_examples
 from tests.product.training.made import save_stage_1, write_recipe
@@ -172,6 +173,14 @@ def test_a_fit_leaves_another_run_in_its_folder_alone(folder, tmp_path, monkeypa
     with pytest.raises(TrainingError, match="holds a run already: go on with --resume, or name"):
         raise done.exception
     assert [path.name for path in tmp_path.iterdir()] == [STATE]
+
+
+def test_of_two_fits_in_one_folder_the_second_is_refused(folder, tmp_path):
+    command = ["train-ledger", str(folder / "recipe.toml"), "--out", str(tmp_path)]
+    with claimed_folder(tmp_path, FileLock(tmp_path / LOCK)):
+        done = CliRunner().invoke(app, command)
+    assert f"another run is writing to {tmp_path}" in str(done.exception)
+    assert "measuring" not in done.stderr
 
 
 @pytest.mark.parametrize(

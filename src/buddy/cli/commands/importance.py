@@ -1,7 +1,8 @@
 """`buddy importance`: how much each block of a model matters, and the order to remove them in."""
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +71,7 @@ def importance(
     )
     partial = out.with_name(f".{out.name}.partial")
     how = {"batch": calibration.batch, "resume": partial}
-    with measuring(console) as bars:
+    with measuring(console, out) as bars:
         if indicator == "sleb":
             results = _search(loaded, ids, rounds, how, bars)
         else:
@@ -107,11 +108,18 @@ def save_record(
     partial.unlink(missing_ok=True)
 
 
-def measuring(console: "Console") -> "AbstractContextManager[Bars]":
-    """Progress bars; Ctrl-C within ends the command and says how to go on."""
-    from buddy.cli.views.bars import stoppable_bars
+@contextmanager
+def measuring(console: "Console", out: Path) -> "Iterator[Bars]":
+    """Progress bars; Ctrl-C within ends the command and says how to go on.
 
-    return stoppable_bars(console, "stopped; the same command goes on from here")
+    Raises:
+        ResultError: Another run measures for the same record.
+    """
+    from buddy.cli.views.bars import stoppable_bars
+    from buddy.files import alone
+
+    with alone(out), stoppable_bars(console, "stopped; the same command goes on from here") as bars:
+        yield bars
 
 
 def _check_indicator(indicator: str, protect: str, rounds: int | None) -> None:

@@ -15,7 +15,7 @@ from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.loading import computed_by, load_checked, say_if_slow
 from buddy.errors import BuddyError, PolicyError, ResultError
-from buddy.files import check_writable
+from buddy.files import alone, check_writable
 from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def eval_run(
             condition.prepare(on_progress)
     identity = _identity(loaded, tokenizer, config, generates=generates)
     with (
+        alone(compared.out),
         SampleLog(compared.out.with_suffix(".samples.jsonl"), identity) as log,
         Bars(console) as bar,
     ):

@@ -1,4 +1,7 @@
-"""The log of every sample: written as the run goes, and what an interrupted run goes on from."""
+"""The log of every sample: written as the run goes, and what an interrupted run goes on from.
+
+Each line has a checksum of what else is on it; logs of earlier versions have none.
+"""
 
 import hashlib
 import json
@@ -8,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from buddy.errors import ResultError
 from buddy.files import parse_json, write_text
-from buddy.resume import check_same
+from buddy.resume import check_same, checksum
 from buddy.settings import build
+
+_CHECKSUM: Final = "checksum"
 
 Sample = TypeVar("Sample")
 Item = TypeVar("Item")
@@ -66,26 +71,46 @@ def read_samples(path: Path) -> Samples:
     header, *lines = content.split(b"\n")
     if lines and not _is_whole(lines[-1]):
         lines.pop()
-    first = parse_json(header, f"sample log {path}, line 1,", ResultError)
-    identity = first.get("run") if isinstance(first, dict) else None
-    if not isinstance(identity, dict):
+    where = f"sample log {path}, line 1 (delete the file to start again),"
+    first, is_sealed = _opened(header, where, needs_seal=False)
+    identity = first.get("run")
+    if not isinstance(identity, dict) or len(first) > 1:
         raise ResultError(f"{path} is no sample log: its first line does not say of which run")
     samples = Samples(path, identity, sha256=hashlib.sha256(content).hexdigest())
     for number, line in enumerate(lines, start=2):
-        entry = parse_json(
-            line, f"{path}, line {number} (delete the file to start again),", ResultError
-        )
-        fields = entry if isinstance(entry, dict) else {}
+        where = f"{path}, line {number} (delete the line, and it is measured again),"
+        fields, _ = _opened(line, where, needs_seal=is_sealed)
         if isinstance(fields.get("key"), str):
             samples.entries[fields["key"]] = fields
         elif isinstance(fields.get("condition"), dict):
             samples.conditions.append(fields["condition"])
         else:
-            raise ResultError(
-                f"{path}, line {number}, is damaged: expected a sample with its key; delete the "
-                "file to start again"
-            )
+            raise ResultError(f"{where} is damaged: expected a sample with its key")
     return samples
+
+
+def _sealed(line: dict[str, Any]) -> str:
+    """A line of a log, with the checksum of what is on it.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    return json.dumps({**line, _CHECKSUM: checksum(line)})
+
+
+def _opened(line: bytes, where: str, *, needs_seal: bool) -> tuple[dict[str, Any], bool]:
+    """What is on a line, and whether it has a checksum.
+
+    Raises:
+        ResultError: It is damaged, or has none and needs one.
+    """
+    fields = parse_json(line, where, ResultError)
+    if not isinstance(fields, dict):
+        raise ResultError(f"{where} is damaged: expected an object")
+    seal = fields.pop(_CHECKSUM, None)
+    if (needs_seal or seal is not None) and seal != checksum(fields):
+        raise ResultError(f"{where} is damaged: its checksum is another")
+    return fields, seal is not None
 
 
 def _is_whole(line: bytes) -> bool:
@@ -117,13 +142,13 @@ class SampleLog:
             what = f"{path} holds samples of another run"
             advice = "delete it to start again, or name another --out"
             check_same(self._samples.identity, identity, what, advice)
-        lines = [
+        lines: list[dict[str, Any]] = [
             {"run": identity},
             *({"condition": condition} for condition in self._samples.conditions),
             *self._samples.entries.values(),
         ]
         # Written whole, so that a line cut off by a crash does not swallow the next.
-        write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        write_text(path, "".join(f"{_sealed(line)}\n" for line in lines))
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -158,7 +183,7 @@ class SampleLog:
     def _write(self, line: dict[str, Any]) -> dict[str, Any]:
         """Returns the line as it will be read."""
         try:
-            text = json.dumps(line, allow_nan=False)
+            text = _sealed(line)
         except ValueError as error:
             raise ResultError(
                 f"a sample has a number that is not finite ({line.get('key')}): the model's "
@@ -173,7 +198,7 @@ class SampleLog:
                 f"{self.num_samples} samples before are kept, and the same command goes on "
                 "from them"
             ) from error
-        read: dict[str, Any] = json.loads(text)
+        read: dict[str, Any] = json.loads(json.dumps(line))
         return read
 
     def __enter__(self) -> "SampleLog":

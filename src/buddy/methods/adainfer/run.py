@@ -184,44 +184,45 @@ def train_adainfer(
     config = _check(recipe, BuddyForCausalLM.outline(run.named))
     model, rows = run.load_model(policy="full"), run.read_rows()
     run.warn(rows.left_out)
-    exits = collect_exit_features(
-        model,
-        rows.train,
-        config.first_exit,
-        tokens=settings.tokens,
-        seed=settings.seed,
-        on_rows=lambda done: run.listener.measured("full depth", done, len(rows.train)),
-    )
-    run.listener.started(0, config.num_blocks - config.first_exit)
-
-    def tell(fitted: Fitted) -> None:
-        run.listener.stepped(fitted.block - config.first_exit + 1, {"loss": fitted.loss})
-        run.listener.reported(
-            f"before block {fitted.block}: {fitted.settled:.1%} of tokens have settled, "
-            f"{fitted.accuracy:.1%} told right"
+    with run.claimed():
+        exits = collect_exit_features(
+            model,
+            rows.train,
+            config.first_exit,
+            tokens=settings.tokens,
+            seed=settings.seed,
+            on_rows=lambda done: run.listener.measured("full depth", done, len(rows.train)),
         )
+        run.listener.started(0, config.num_blocks - config.first_exit)
 
-    classifier, fits = fit_classifier(
-        exits, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
-    )
-    drawn = draw_rows(rows.validation or rows.train, settings.depth_rows, settings.seed)
-    threshold, depth = _threshold(model, classifier, drawn, run)
-    classifier.config = replace(config, threshold=threshold)
-    model.put_part(classifier)
-    model.card = _card(recipe, len(exits.rows), threshold, depth)
-    return run.finish(
-        model,
-        kind="training",
-        rows=rows,
-        config={"method": AdaInferClassifier.policy},
-        results={
-            "tokens": len(exits.rows),
-            "rows": len(rows.train),
-            "classifiers": [asdict(fitted) for fitted in fits],
-            "threshold": threshold,
-            "mean_blocks": depth,
-        },
-    )
+        def tell(fitted: Fitted) -> None:
+            run.listener.stepped(fitted.block - config.first_exit + 1, {"loss": fitted.loss})
+            run.listener.reported(
+                f"before block {fitted.block}: {fitted.settled:.1%} of tokens have settled, "
+                f"{fitted.accuracy:.1%} told right"
+            )
+
+        classifier, fits = fit_classifier(
+            exits, config, folds=settings.folds, ridge=settings.ridge, on_fitted=tell
+        )
+        drawn = draw_rows(rows.validation or rows.train, settings.depth_rows, settings.seed)
+        threshold, depth = _threshold(model, classifier, drawn, run)
+        classifier.config = replace(config, threshold=threshold)
+        model.put_part(classifier)
+        model.card = _card(recipe, len(exits.rows), threshold, depth)
+        return run.finish(
+            model,
+            kind="training",
+            rows=rows,
+            config={"method": AdaInferClassifier.policy},
+            results={
+                "tokens": len(exits.rows),
+                "rows": len(rows.train),
+                "classifiers": [asdict(fitted) for fitted in fits],
+                "threshold": threshold,
+                "mean_blocks": depth,
+            },
+        )
 
 
 def _check(recipe: AdaInferRecipe, outline: BuddyForCausalLM) -> AdaInferConfig:

@@ -18,13 +18,14 @@ from buddy.methods.pudding.greedy import GreedyOrder, greedy_order
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
 from buddy.records import RunRecord, read_record
-from buddy.resume import check_same
+from buddy.resume import check_same, checksum
 from buddy.training.batches import collate, rows_identity
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.shared_prefix import run_plans
 
 KIND: Final = "importance-pudding"
+_CHECKSUM: Final = "checksum"
 _NAME_LENGTH: Final = 60
 
 
@@ -172,6 +173,7 @@ def search_set(
     def keep(found: GreedyOrder) -> None:
         curve = [*known, *found.costs]
         results = {"removal_order": list(found.order), "costs": curve}
+        results[_CHECKSUM] = checksum([config, model, results])
         RunRecord(kind=KIND, model=model, config=config, results=results).save(path)
         on_blocks(len(curve), rounds)
 
@@ -199,7 +201,9 @@ def _read(
         advice,
         TrainingError,
     )
-    order, costs = (record["results"].get(name) for name in ("removal_order", "costs"))
+    results = record["results"]
+    seal = results.pop(_CHECKSUM, None)  # a record of an older version has none
+    order, costs = (results.get(name) for name in ("removal_order", "costs"))
     middle = list(range(1, model["num_blocks"] - 1))
     damaged = (
         not isinstance(order, list)
@@ -207,6 +211,8 @@ def _read(
         or not all(type(block) is int for block in order)
         or sorted(order) != middle
         or not 0 < len(costs) <= config["rounds"]
+        or set(results) != {"removal_order", "costs"}
+        or (seal is not None and seal != checksum([config, model, results]))
     )
     if damaged:
         raise TrainingError(f"the order in {path} is damaged: {advice}")

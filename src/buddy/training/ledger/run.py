@@ -42,34 +42,35 @@ def train_ledger(
     rows = run.read_rows()
     run.warn(rows.left_out)
     _check_answers(rows)
-    answers = measure_levels(
-        model,
-        rows.train,
-        settings.levels,
-        prompt,
-        batch_size=settings.batch_size,
-        on_rows=lambda done: run.listener.measured(
-            "measuring training answers", done, len(rows.train)
-        ),
-    )
-    model.ledger = fit_ledger(answers, settings)
-    evaluation = _evaluate(model, rows.validation, prompt, run) if rows.validation else []
-    whole = run.load_as_saved()
-    whole.ledger = model.ledger
-    return run.finish(
-        whole,
-        kind="training-ledger",
-        rows=rows,
-        config={"num_blocks": model.num_blocks, "prompt_blocks": prompt},
-        results={
-            "rows": len(rows.train),
-            "tokens": sum(len(answer.token_ids) for answer in answers),
-            "losses": model.ledger.losses.tolist(),
-            "prices": model.ledger.prices.tolist(),
-            "known_tokens": model.ledger.config.tokens,
-            "evaluation": evaluation,
-        },
-    )
+    with run.claimed():
+        answers = measure_levels(
+            model,
+            rows.train,
+            settings.levels,
+            prompt,
+            batch_size=settings.batch_size,
+            on_rows=lambda done: run.listener.measured(
+                "measuring training answers", done, len(rows.train)
+            ),
+        )
+        model.ledger = fit_ledger(answers, settings)
+        evaluation = _evaluate(model, rows.validation, prompt, run) if rows.validation else []
+        whole = run.load_as_saved()
+        whole.ledger = model.ledger
+        return run.finish(
+            whole,
+            kind="training-ledger",
+            rows=rows,
+            config={"num_blocks": model.num_blocks, "prompt_blocks": prompt},
+            results={
+                "rows": len(rows.train),
+                "tokens": sum(len(answer.token_ids) for answer in answers),
+                "losses": model.ledger.losses.tolist(),
+                "prices": model.ledger.prices.tolist(),
+                "known_tokens": model.ledger.config.tokens,
+                "evaluation": evaluation,
+            },
+        )
 
 
 def _check_levels(recipe: LedgerRecipe, model: BuddyForCausalLM) -> int:

@@ -141,7 +141,7 @@ class _Observed:
         path = self._out.with_name(f".{self._out.name}.{number}.partial")
         file = ResumeFile(path, {**identity, "text": fingerprint(self._inputs[text])})
         self._files.append(file)
-        with measuring(self._console) as bars:
+        with measuring(self._console, self._out) as bars:
             return observation(
                 indicator,
                 self._model.backbone,

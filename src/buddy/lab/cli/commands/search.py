@@ -91,7 +91,7 @@ def search(
     begun, _ = read_order(order, loaded.resources)
     cut, left_out = _cut(source, resolved.load_tokenizer(), passages, console)
     partial = out.with_name(f".{out.name}.partial")
-    with measuring(console) as bars:
+    with measuring(console, out) as bars:
         sets = swap_search(
             loaded.backbone,
             cut,
