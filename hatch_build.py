@@ -61,11 +61,11 @@ class CustomBuildHook(BuildHookInterface[Any]):
         folder = Path(self._made.name) / SHIPPED.relative_to(Path(self.root, SOURCE).resolve())
         folder.mkdir(parents=True)
         made = []
-        for one in sets:
+        for instructions in sets:
             with tempfile.TemporaryDirectory() as staging:
-                library = compile_kernel(find_compiler(), one, Path(staging))
+                library = compile_kernel(find_compiler(), instructions, Path(staging))
                 check_glibc(library)
-                made.append(keep(library, folder, one.name))
+                made.append(keep(library, folder, instructions.name))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"
         return made

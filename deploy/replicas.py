@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 
 APP = "buddy"
 _WATCH_S = 0.5
-"""Between two looks at whether a server is ready."""
+"""Seconds between two looks at whether a server is ready."""
 _ASK_S = 5.0
-"""That a server may take to say so."""
+"""Seconds that a server may take to say so."""
 _OPEN_REQUESTS = 10_000
 """That Ray Serve lets through to `Front` at once: how many is enough, the servers say (429)."""
 _HOP_BY_HOP = frozenset(
@@ -73,11 +73,11 @@ class Replica:
     port: int
     """Where it listens."""
     command: tuple[str, ...]
-    """That starts it; `{host}` and `{port}` are filled in."""
+    """Command that starts it; `{host}` and `{port}` are filled in."""
     num_cpus: float = 1
-    """Of Ray's resources; Ray sets `OMP_NUM_THREADS` to it."""
+    """Cores among Ray's resources; Ray sets `OMP_NUM_THREADS` to it."""
     num_gpus: float = 0
-    """Of Ray's resources; the server sees these alone."""
+    """GPUs among Ray's resources; the server sees these alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class Config:
 
     replica: tuple[Replica, ...]
     num_blocks: int
-    """Of the model."""
+    """Blocks of the model."""
     host: str = "127.0.0.1"
     """Where `Front` listens."""
     port: int = 8000
@@ -99,14 +99,16 @@ class Config:
     ready: str = "/ready"
     """Path that is 200 where a server takes requests; vLLM's is `/health`."""
     start_s: float = 600.0
-    """That a server may take to become ready."""
+    """Seconds that a server may take to become ready."""
     drain_s: float = 60.0
-    """That its answers may take to end, before it is restarted."""
+    """Seconds that its answers may take to end, before it is restarted."""
     classes: dict[str, int] = field(init=False, repr=False)
-    """Of each replica: the most blocks that its requests ask for."""
+    """Most blocks that the requests of each replica ask for."""
 
     def __post_init__(self) -> None:
-        found = {one.name: blocks_of(one.budget, self.num_blocks) for one in self.replica}
+        found = {
+            replica.name: blocks_of(replica.budget, self.num_blocks) for replica in self.replica
+        }
         if not found or len(found) < len(self.replica):
             raise ValueError(
                 f"a deployment needs replicas with a name each, got {[*found] or 'none'}: "
@@ -129,14 +131,14 @@ class Config:
         """
         read = tomllib.loads(path.read_text())
         replicas = tuple(
-            _made(Replica, {**one, "command": tuple(one.get("command", ()))})
-            for one in read.pop("replica", ())
+            _made(Replica, {**table, "command": tuple(table.get("command", ()))})
+            for table in read.pop("replica", ())
         )
         return _made(cls, {**read, "replica": replicas})
 
 
 def _made(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
-    known = {one.name for one in fields(kind) if one.init}  # type: ignore[arg-type]
+    known = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
     if unknown := values.keys() - known:
         raise ValueError(
             f"unknown key {sorted(unknown)[0]!r}: expected some of {', '.join(sorted(known))}"
@@ -282,7 +284,7 @@ class Place:
 
     name: str
     blocks: int
-    """Of its class."""
+    """Blocks of its class."""
     url: str | None = None
     is_ready: bool = False
     is_out: bool = False
@@ -298,13 +300,13 @@ def ranked(places: Sequence[Place], blocks: int | None) -> list[Place]:
     request does not say. The nearest deeper ones follow, then shallower ones. Within a class the
     one with the fewest requests in flight comes first.
     """
-    deepest = max((one.blocks for one in places), default=0)
+    deepest = max((place.blocks for place in places), default=0)
     wanted = deepest if blocks is None else min(blocks, deepest)
 
     def order(place: Place) -> tuple[bool, int, int]:
         return place.blocks < wanted, abs(place.blocks - wanted), place.in_flight
 
-    return sorted((one for one in places if one.is_ready and not one.is_out), key=order)
+    return sorted((place for place in places if place.is_ready and not place.is_out), key=order)
 
 
 class Front:
@@ -366,7 +368,7 @@ class Front:
         return [place.name for place in self._places]
 
     async def _restart(self, place: Place) -> None:
-        if not any(one.is_ready for one in self._places if one is not place):
+        if not any(other.is_ready for other in self._places if other is not place):
             raise RuntimeError(
                 f"server {place.name} is not restarted: no other one would answer meanwhile"
             )
@@ -472,17 +474,17 @@ def build(config: Config) -> Any:
     from ray import serve
 
     servers = {
-        one.name: serve.deployment(Server)
+        replica.name: serve.deployment(Server)
         .options(
-            name=f"server-{one.name}",
-            ray_actor_options={"num_cpus": one.num_cpus, "num_gpus": one.num_gpus},
+            name=f"server-{replica.name}",
+            ray_actor_options={"num_cpus": replica.num_cpus, "num_gpus": replica.num_gpus},
             health_check_period_s=2,
             health_check_timeout_s=4 * _ASK_S,
             graceful_shutdown_timeout_s=config.drain_s + _ASK_S,
             max_constructor_retry_count=20,
         )
-        .bind(config, one)
-        for one in config.replica
+        .bind(config, replica)
+        for replica in config.replica
     }
     front = serve.deployment(Front).options(
         name="front",

@@ -28,7 +28,7 @@ MIXED = (15, 15, 12, 12, 9, 9, 6, 6)
 
 
 def cases(names):
-    """By name: engine, and the blocks of each row, None where nothing is asked for."""
+    """The cases by name: engine, and the blocks of each row, None where nothing is asked for."""
     made = {}
     for batch in (1, 8):
         for name in names:
@@ -84,13 +84,13 @@ def work(args):
             SamplingParams(
                 max_tokens=tokens,
                 min_tokens=tokens,
-                extra_args=None if one is None else {"budget": f"{one} blocks"},
+                extra_args=None if count is None else {"budget": f"{count} blocks"},
                 **options,
             )
-            for one in blocks
+            for count in blocks
         ]
         begun = time.perf_counter()
-        model.generate([{"prompt_token_ids": one} for one in ids], how, use_tqdm=False)
+        model.generate([{"prompt_token_ids": prompt} for prompt in ids], how, use_tqdm=False)
         return time.perf_counter() - begun
 
     print(json.dumps({"vllm": __version__}), file=answers, flush=True)

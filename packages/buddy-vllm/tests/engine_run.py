@@ -21,22 +21,22 @@ def main():
     )
     said = {"batches": []}
     for batch in asked["batches"]:
-        prompts = [{"prompt_token_ids": one["ids"]} for one in batch]
+        prompts = [{"prompt_token_ids": request["ids"]} for request in batch]
         parameters = [
             SamplingParams(
                 temperature=0,
-                max_tokens=one["max_tokens"],
+                max_tokens=request["max_tokens"],
                 logprobs=0,
                 detokenize=False,
                 ignore_eos=True,
-                n=one.get("n", 1),
-                extra_args={"budget": one["budget"]} if "budget" in one else None,
+                n=request.get("n", 1),
+                extra_args={"budget": request["budget"]} if "budget" in request else None,
             )
-            for one in batch
+            for request in batch
         ]
         outputs = llm.generate(prompts, parameters, use_tqdm=False)
-        said["batches"].append([_said(one) for one in outputs])
-    counts = {one.name: one.value for one in llm.get_metrics() if hasattr(one, "value")}
+        said["batches"].append([_said(output) for output in outputs])
+    counts = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     said["preemptions"] = counts["vllm:num_preemptions"]
     said["tally"] = _tally(llm)
     Path(sys.argv[2]).write_text(json.dumps(said))

@@ -41,7 +41,9 @@ def run_engine(model, work, batches, *, plain=None, ranks=1, **options):
     whole = {**_OPTIONS, **options}
     if plain is not None:
         whole["hf_overrides"] = {"architectures": [PLAIN[plain]]}
-        batches = [[{k: v for k, v in one.items() if k != "budget"} for one in b] for b in batches]
+        batches = [
+            [{k: v for k, v in request.items() if k != "budget"} for request in b] for b in batches
+        ]
     work.mkdir(parents=True, exist_ok=True)
     asked, said = work / "asked.json", work / "said.json"
     asked.write_text(json.dumps({"model": str(model), "options": whole, "batches": batches}))

@@ -10,7 +10,7 @@ from safetensors.torch import save_file as save_weights
 
 VOCAB, NUM_BLOCKS, RANK = 512, 6, 4
 ORDER = (3, 1, 4, 2)
-"""Of the static policy: blocks that may go, least important first."""
+"""Blocks that may go under the static policy, least important first."""
 _SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
@@ -68,7 +68,7 @@ def _tables(seed, *, predictor, routed):
         made[f"{part}.bias"] = draw.normal(size=RANK) * 0.1
         made[f"{part}.up"] = draw.normal(size=(NUM_BLOCKS - 2, RANK)) * 3
         made[f"{part}.offset"] = draw.normal(size=NUM_BLOCKS - 2) * 0.1
-    return {name: one.astype(np.float32) for name, one in made.items()}
+    return {name: tensor.astype(np.float32) for name, tensor in made.items()}
 
 
 def _weights(family, seed):
@@ -88,17 +88,17 @@ def _weights(family, seed):
     }
     for block in range(NUM_BLOCKS):
         name = f"model.layers.{block}"
-        for one in ("input_layernorm", "post_attention_layernorm"):
-            made[f"{name}.{one}.weight"] = vector(hidden, 1.0)
-        for one, rows, columns in (
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{name}.{part}.weight"] = vector(hidden, 1.0)
+        for part, rows, columns in (
             *(("self_attn.q_proj", hidden, hidden), ("self_attn.k_proj", kv, hidden)),
             *(("self_attn.v_proj", kv, hidden), ("self_attn.o_proj", hidden, hidden)),
             *(("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden)),
             ("mlp.down_proj", hidden, inner),
         ):
-            made[f"{name}.{one}.weight"] = matrix(rows, columns, 1.5)
-            if family == "qwen2" and one[-6:] in ("q_proj", "k_proj", "v_proj"):
-                made[f"{name}.{one}.bias"] = vector(rows)
+            made[f"{name}.{part}.weight"] = matrix(rows, columns, 1.5)
+            if family == "qwen2" and part[-6:] in ("q_proj", "k_proj", "v_proj"):
+                made[f"{name}.{part}.bias"] = vector(rows)
     return made
 
 

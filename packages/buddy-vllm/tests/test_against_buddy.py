@@ -37,9 +37,9 @@ def exports(tmp_path_factory):
 def test_plans_are_buddys_own(exports, name):
     folder, expected = exports
     planner = Planner.of_folder(folder / name)
-    for one in expected[name]:
-        assert list(planner.plan(one["budget"], one["ids"]).blocks) == one["blocks"]
-    assert len({tuple(one["blocks"]) for one in expected[name]}) > 3
+    for answer in expected[name]:
+        assert list(planner.plan(answer["budget"], answer["ids"]).blocks) == answer["blocks"]
+    assert len({tuple(answer["blocks"]) for answer in expected[name]}) > 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,11 +47,11 @@ def test_tokens_are_buddys_own(exports, name, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed here")
     folder, expected = exports
     batch = [
-        {"ids": one["ids"], "budget": one["budget"], "max_tokens": len(one["tokens"])}
-        for one in expected[name]
+        {"ids": answer["ids"], "budget": answer["budget"], "max_tokens": len(answer["tokens"])}
+        for answer in expected[name]
     ]
     said = run_engine(folder / name, tmp_path, [batch])["batches"][0]
-    assert [one["tokens"] for one in said] == [one["tokens"] for one in expected[name]]
-    assert [one["buddy"]["blocks"] for one in said] == [
-        len(one["blocks"]) for one in expected[name]
+    assert [answer["tokens"] for answer in said] == [answer["tokens"] for answer in expected[name]]
+    assert [answer["buddy"]["blocks"] for answer in said] == [
+        len(answer["blocks"]) for answer in expected[name]
     ]

@@ -27,7 +27,9 @@ class Attention:
 
 
 class Layer:
-    """As vLLM's: a residual beside what is still to be added; tokens of a request see each other.
+    """A layer like vLLM's, with the residual beside what is still to be added.
+
+    Tokens of a request see each other.
 
     It writes into what it is given, as vLLM's fused norm does.
     """
@@ -65,7 +67,7 @@ def drawn(seed, requests):
     counts = draw.integers(1, 5, requests)
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(int(counts.sum()), HIDDEN, generator=generator)
-    positions = torch.cat([torch.arange(one) for one in counts.tolist()])
+    positions = torch.cat([torch.arange(count) for count in counts.tolist()])
     return runs, counts, hidden, positions
 
 

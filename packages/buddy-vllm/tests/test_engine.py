@@ -1,4 +1,4 @@
-"""In vLLM itself: full depth is vLLM's own, and a plan is a plan whatever happens around it.
+"""The plugin in vLLM: full depth is vLLM's own, and a plan is a plan whatever goes on around it.
 
 Each engine takes about half a minute to start, so each is asked many things.
 """
@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here")
 
 BUDGETS = ("3 blocks", "4 blocks", "5 blocks", 1.0, "3 blocks", "auto", 0.7, None)
 CLOSE = 1e-4
-"""Between logprobs: sums are taken in another order."""
+"""Most difference of logprobs: sums are taken in another order."""
 
 
 def prompts(rows, *, least=1, most=60, seed=0):
@@ -34,7 +34,7 @@ def ask(ids, budget=None, *, max_tokens=8):
 PROMPTS = prompts(32)
 FULL = [ask(ids) for ids in PROMPTS]
 MIXED = [ask(ids, BUDGETS[row % len(BUDGETS)]) for row, ids in enumerate(PROMPTS)]
-LONG = [ask(one["ids"], one.get("budget"), max_tokens=40) for one in MIXED[:16]]
+LONG = [ask(row["ids"], row.get("budget"), max_tokens=40) for row in MIXED[:16]]
 SHARED = prompts(1, least=128, most=128, seed=5)[0]
 PREFIXES = [
     [ask([*SHARED, 7], "3 blocks")],
@@ -46,10 +46,10 @@ PREFIXES = [
 
 
 def same(found, expected, *, close=CLOSE):
-    assert [one["tokens"] for one in found] == [one["tokens"] for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        for mine, theirs in zip(one["logprobs"], other["logprobs"], strict=True):
-            assert math.isclose(mine, theirs, abs_tol=close), (one, other)
+    assert [answer["tokens"] for answer in found] == [answer["tokens"] for answer in expected]
+    for ours, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(ours["logprobs"], other["logprobs"], strict=True):
+            assert math.isclose(mine, theirs, abs_tol=close), (ours, other)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -70,7 +70,7 @@ def plain(model, family, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def routed(model, tmp_path_factory):
-    alone = [[one] for one in MIXED]
+    alone = [[row] for row in MIXED]
     batches = [FULL, MIXED, LONG, *PREFIXES, *alone]
     return run_engine(model, tmp_path_factory.mktemp("routed"), batches)
 
@@ -78,37 +78,41 @@ def routed(model, tmp_path_factory):
 def test_full_depth_is_vllms_own(plain, routed):
     # 1e-6: the same operations on the same rows, in batches of the same make.
     same(routed["batches"][0], plain["batches"][0], close=1e-6)
-    assert len({tuple(one["tokens"]) for one in plain["batches"][0]}) > 16
+    assert len({tuple(answer["tokens"]) for answer in plain["batches"][0]}) > 16
 
 
 def test_mixed_budgets_in_one_batch_equal_each_alone(routed):
     mixed, alone = routed["batches"][1], routed["batches"][3 + len(PREFIXES) :]
-    same(mixed, [one[0] for one in alone])
+    same(mixed, [answers[0] for answers in alone])
     full = routed["batches"][0]
-    changed = [one["tokens"] != two["tokens"] for one, two in zip(mixed, full, strict=True)]
-    cut = [one["buddy"]["blocks"] < NUM_BLOCKS for one in mixed]
+    changed = [answer["tokens"] != two["tokens"] for answer, two in zip(mixed, full, strict=True)]
+    cut = [answer["buddy"]["blocks"] < NUM_BLOCKS for answer in mixed]
     assert sum(changed) > sum(cut) / 2
-    assert not any(one and not two for one, two in zip(changed, cut, strict=True))
+    assert not any(is_changed and not two for is_changed, two in zip(changed, cut, strict=True))
 
 
 def test_each_request_runs_the_blocks_of_its_budget(routed):
     wanted = {"3 blocks": 3, "4 blocks": 4, "5 blocks": 5, 1.0: 6, 0.7: 4, None: 6}
-    for row, one in enumerate(routed["batches"][1]):
+    for row, answer in enumerate(routed["batches"][1]):
         budget = BUDGETS[row % len(BUDGETS)]
         if budget != "auto":
-            assert one["buddy"]["blocks"] == wanted[budget]
-    chosen = {one["buddy"]["blocks"] for one in routed["batches"][1][5::8]}
+            assert answer["buddy"]["blocks"] == wanted[budget]
+    chosen = {answer["buddy"]["blocks"] for answer in routed["batches"][1][5::8]}
     assert chosen <= set(range(3, NUM_BLOCKS + 1))
 
 
 def test_what_is_reported_is_what_the_worker_counted(routed):
-    reported = sum(one["buddy"]["blocks_executed"] for batch in routed["batches"] for one in batch)
+    reported = sum(
+        answer["buddy"]["blocks_executed"] for batch in routed["batches"] for answer in batch
+    )
     assert routed["preemptions"] == 0
     assert routed["tally"] == reported
 
 
 def test_a_prefix_is_shared_by_requests_of_one_plan_alone(routed):
-    first, other, longer, again, last = (one[0] for one in routed["batches"][3 : 3 + len(PREFIXES)])
+    first, other, longer, again, last = (
+        batch[0] for batch in routed["batches"][3 : 3 + len(PREFIXES)]
+    )
     # Four blocks of 32 tokens; a routed plan may differ where the prompt's end does.
     assert (first["cached"], other["cached"]) == (0, 0)
     assert (again["cached"], last["cached"]) == (128, 128)

@@ -49,8 +49,8 @@ def test_a_larger_budget_keeps_a_superset(routed, static):
 
 def test_a_static_plan_leaves_out_the_first_of_the_order(static):
     for gone in range(4):
-        kept = set(range(NUM_BLOCKS)) - set(ORDER[:gone])
-        assert set(static.plan(f"{NUM_BLOCKS - gone} blocks", [5]).blocks) == kept
+        blocks = set(range(NUM_BLOCKS)) - set(ORDER[:gone])
+        assert set(static.plan(f"{NUM_BLOCKS - gone} blocks", [5]).blocks) == blocks
 
 
 def test_a_routed_plan_depends_on_the_prompt(routed):
@@ -68,7 +68,9 @@ def by_hand(**tensors):
             order=None,
             router={"decay": 0.5},
             predictor=None,
-            tensors={f"router.{name}": np.array(one, np.float32) for name, one in tensors.items()},
+            tensors={
+                f"router.{name}": np.array(rows, np.float32) for name, rows in tensors.items()
+            },
         )
     )
 

@@ -1,4 +1,4 @@
-"""Over HTTP: what is wrong is 400, what leaves holds nothing, and the engine goes on."""
+"""The server: what is wrong is 400, what leaves holds nothing, and the engine goes on."""
 
 import asyncio
 import json

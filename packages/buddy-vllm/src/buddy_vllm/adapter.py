@@ -19,7 +19,7 @@ from buddy_vllm.batch import Batch, Group
 from buddy_vllm.errors import UnsupportedError
 
 MINOR: Final = "0.32"
-"""Of vLLM."""
+"""The minor version of vLLM that this is written for."""
 ARCHITECTURES: Final = {
     "BuddyLlamaForCausalLM": "buddy_vllm.model:RoutedLlama",
     "BuddyQwen2ForCausalLM": "buddy_vllm.model:RoutedQwen2",
@@ -209,12 +209,12 @@ def wrap_outputs(begin: Callable[[Any, Any], Any], end: Callable[[Any, int, Any]
             **options: Any,
         ) -> Any:  # fmt: skip
             made = original(self, new_token_ids, pooling_output, finish_reason, *rest, **options)
-            kept = getattr(self, "_buddy", None)
-            if kept is not None and finish_reason is not None and self.detokenizer is not None:
+            account = getattr(self, "_buddy", None)
+            if account is not None and finish_reason is not None and self.detokenizer is not None:
                 self._buddy = None
                 new = self.detokenizer.num_output_tokens()
                 fed = self.prompt_len - self.num_cached_tokens + new - 1 if new else 0
-                end(kept, fed, made)
+                end(account, fed, made)
             return made
 
         return make_request_output
@@ -281,8 +281,8 @@ def narrow_common(common: Any, requests: NDArray[np.int64], tokens: torch.Tensor
     starts = torch.zeros(len(requests) + 1, dtype=common.query_start_loc_cpu.dtype)
     starts[1:] = torch.from_numpy(np.cumsum(counts))
 
-    def of_host(held: Any) -> Any:
-        return None if held is None else held[on_host]
+    def of_host(values: Any) -> Any:
+        return None if values is None else values[on_host]
 
     upper = of_host(common.seq_lens_cpu_upper_bound)
     return dataclasses.replace(
@@ -311,16 +311,16 @@ def _attending(layer: str, metadata: Any, slots: torch.Tensor) -> Iterator[None]
     from vllm.forward_context import get_forward_context
 
     context = get_forward_context()
-    held = context.attn_metadata[layer], context.slot_mapping.get(layer)
+    before = context.attn_metadata[layer], context.slot_mapping.get(layer)
     context.attn_metadata[layer] = metadata
-    if held[1] is not None:
+    if before[1] is not None:
         context.slot_mapping[layer] = slots
     try:
         yield
     finally:
-        context.attn_metadata[layer] = held[0]
-        if held[1] is not None:
-            context.slot_mapping[layer] = held[1]
+        context.attn_metadata[layer] = before[0]
+        if before[1] is not None:
+            context.slot_mapping[layer] = before[1]
 
 
 def wrap_v1_runner(batch_of: Callable[[Any], Batch | None], ran: Callable[..., None]) -> None:
@@ -362,7 +362,7 @@ def v1_requests(runner: Any) -> tuple[list[str], list[Any], NDArray[np.int64]]:
     """The requests of V1's coming pass: ids, what the runner keeps of each, and new tokens."""
     ids = list(runner.input_batch.req_ids)
     starts = runner.query_start_loc.np[: len(ids) + 1]
-    return ids, [runner.requests[one] for one in ids], np.diff(starts).astype(np.int64)
+    return ids, [runner.requests[name] for name in ids], np.diff(starts).astype(np.int64)
 
 
 def default_model_state() -> Any:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 KEY: Final = "buddy_blocks"
-"""In a request's `extra_args`: the blocks of its plan, which the front end writes."""
+"""Name in a request's `extra_args`: the blocks of its plan, which the front end writes."""
 
 
 def row_of(extra_args: Mapping[str, Any] | None, num_blocks: int) -> NDArray[np.bool_]:
@@ -99,8 +99,8 @@ class Batch:
         if key not in self._groups:
             requests = np.flatnonzero(column)
             spans = [
-                np.arange(self._starts[one], self._starts[one] + self.counts[one])
-                for one in requests
+                np.arange(self._starts[row], self._starts[row] + self.counts[row])
+                for row in requests
             ]
             tokens = torch.from_numpy(np.concatenate(spans)).to(self.device)
             self._groups[key] = Group(requests, tokens)

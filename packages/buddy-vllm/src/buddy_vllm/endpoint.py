@@ -65,7 +65,7 @@ def _whole(response: JSONResponse, accounts: list[Account]) -> JSONResponse:
     if not isinstance(said.get("usage"), dict):
         return response
     said["usage"]["buddy"] = report(accounts)
-    headers = {name: one for name, one in response.headers.items() if name != "content-length"}
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(said, headers=headers)
 
 

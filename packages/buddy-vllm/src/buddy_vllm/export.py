@@ -135,5 +135,5 @@ def _check(made: Export) -> None:
             wanted += [(made.tensors[f"{part}.last"].shape, table.shape)]
         if any(found != expected for found, expected in wanted):
             raise ExportError(f"the export's {part} has tensors of shapes that do not fit")
-        if not all(np.isfinite(one).all() for one in (table, offset)):
+        if not all(np.isfinite(values).all() for values in (table, offset)):
             raise ExportError(f"the export's {part} holds what is no finite number")

@@ -9,7 +9,7 @@ from buddy_vllm.plan import Planner
 from buddy_vllm.statistics import Account, asked, totals
 
 BUDGET: Final = "budget"
-"""In `vllm_xargs` of a request, and in `SamplingParams.extra_args`."""
+"""Name in `vllm_xargs` of a request, and in `SamplingParams.extra_args`."""
 _NUM_BLOCKS: Final = "buddy_num_blocks"
 
 
@@ -70,21 +70,21 @@ def refuse_budget(extra: Any) -> None:
         raise adapter.invalid("a beam search has no budget: leave one of the two out", BUDGET)
 
 
-def open_account(request: Any, kept: Any) -> Account | None:
+def open_account(request: Any, earlier: Any) -> Account | None:
     """The account of an answer that begins; None for a model that is not ours.
 
     Args:
         request: As it goes to the engine.
-        kept: The account of an earlier answer to the same prompt, or None.
+        earlier: The account of an earlier answer to the same prompt, or None.
     """
     params = request.sampling_params
     extra = (params.extra_args or {}) if params is not None else {}
     if KEY not in extra:
         return None
-    account: Account = kept or Account(len(extra[KEY]), extra[_NUM_BLOCKS])
+    account: Account = earlier or Account(len(extra[KEY]), extra[_NUM_BLOCKS])
     account.open += 1
     collected = asked.get()
-    if collected is not None and kept is None:
+    if collected is not None and earlier is None:
         collected.append(account)
     return account
 

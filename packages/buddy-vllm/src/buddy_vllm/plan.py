@@ -98,12 +98,12 @@ class Planner:
         self._static: dict[int, Plan] = {}
         if export.order is not None:
             for gone in range(len(export.order) + 1):
-                kept = set(range(self.num_blocks)) - set(export.order[:gone])
-                self._static[len(kept)] = Plan(tuple(sorted(kept)), self.num_blocks)
+                blocks = set(range(self.num_blocks)) - set(export.order[:gone])
+                self._static[len(blocks)] = Plan(tuple(sorted(blocks)), self.num_blocks)
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Planner":
-        """For the export in a folder.
+        """A planner for the export in a folder.
 
         Raises:
             ExportError: There is none, or it is damaged.

@@ -19,18 +19,18 @@ def batch_of(runner: Any) -> Batch | None:
     if not getattr(runner.model, "takes_plans", False):
         return None
     num_blocks = runner.model.config.num_hidden_layers
-    _, held, counts = adapter.v1_requests(runner)
-    rows = [_row(one, num_blocks) for one in held]
+    _, requests, counts = adapter.v1_requests(runner)
+    rows = [_row(request, num_blocks) for request in requests]
     attention = adapter.GroupedAttention(runner.attn_groups)
     return Batch(np.stack(rows), counts, runner.device, attention)
 
 
-def _row(held: Any, num_blocks: int) -> NDArray[np.bool_]:
+def _row(request: Any, num_blocks: int) -> NDArray[np.bool_]:
     """A request's row; it is read once."""
-    row: NDArray[np.bool_] | None = getattr(held, "_buddy_row", None)
+    row: NDArray[np.bool_] | None = getattr(request, "_buddy_row", None)
     if row is None:
-        params = held.sampling_params
-        row = held._buddy_row = row_of(None if params is None else params.extra_args, num_blocks)
+        params = request.sampling_params
+        row = request._buddy_row = row_of(None if params is None else params.extra_args, num_blocks)
     return row
 
 
@@ -42,8 +42,8 @@ def note(runner: Any, batch: Batch) -> None:
     tally: dict[str, int] = runner.__dict__.setdefault("buddy_tally", {})
     runner.buddy_total = getattr(runner, "buddy_total", 0) + int(batch.executed.sum())
     ids, _, _ = adapter.v1_requests(runner)
-    for one, executed in zip(ids, batch.executed.tolist(), strict=True):
-        tally[one] = tally.get(one, 0) + executed
-    for one in [one for one in tally if one not in runner.requests]:
-        adapter.logger().debug("request %s ran %d blocks of tokens on this rank", one, tally[one])
-        del tally[one]
+    for name, executed in zip(ids, batch.executed.tolist(), strict=True):
+        tally[name] = tally.get(name, 0) + executed
+    for name in [name for name in tally if name not in runner.requests]:
+        adapter.logger().debug("request %s ran %d blocks of tokens on this rank", name, tally[name])
+        del tally[name]

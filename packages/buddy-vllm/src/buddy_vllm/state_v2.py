@@ -65,8 +65,8 @@ def routed_state(base: Any) -> Any:
             made: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
             # A dummy run has requests that never arrived: full depth.
             rows = [
-                self._rows.get(one, np.ones(self._num_blocks, np.bool_))
-                for one in input_batch.req_ids
+                self._rows.get(name, np.ones(self._num_blocks, np.bool_))
+                for name in input_batch.req_ids
             ]
             attention = adapter.GroupedAttention(self._groups)
             counts = input_batch.num_scheduled_tokens

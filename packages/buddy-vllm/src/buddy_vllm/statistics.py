@@ -36,23 +36,23 @@ class Account:
         return self.blocks * self.tokens
 
     def report(self) -> dict[str, Any]:
-        """As an output has it."""
+        """What an output says of it."""
         return report([self])
 
 
 def report(accounts: Sequence[Account]) -> dict[str, Any]:
-    """As the usage block of an answer has it.
+    """What the usage block of an answer says.
 
     Args:
         accounts: Of the prompts of one HTTP request, at least one.
     """
-    blocks = [one.blocks for one in accounts]
+    blocks = [account.blocks for account in accounts]
     made: dict[str, Any] = {
         "blocks": blocks[0] if len(set(blocks)) == 1 else blocks,
         "num_blocks": accounts[0].num_blocks,
     }
-    if not any(one.open for one in accounts):
-        made["blocks_executed"] = sum(one.executed for one in accounts)
+    if not any(account.open for account in accounts):
+        made["blocks_executed"] = sum(account.executed for account in accounts)
     return made
 
 
