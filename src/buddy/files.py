@@ -1,6 +1,7 @@
 """Reads JSON that anybody may have written, and writes files whole or not at all."""
 
 import fcntl
+import hashlib
 import json
 import logging
 import math
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 MAX_JSON_BYTES: Final = 256 * 2**20
 """Longer JSON is refused: nothing that Buddy reads comes near it."""
 _NEW, _OLD = "new", "old"
+_NAME_LENGTH: Final = 60
 _SETTLED_S: Final = 60.0
 """A staging folder that is younger may not be locked yet by who writes in it."""
 _OF_RUST: Final = re.compile(r"\(os error (\d+)\)")
@@ -136,6 +138,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
+
+
+def plain_name(text: str) -> str:
+    """A file's name for any text: plain letters as they are, else with a mark of its own."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", text)[:_NAME_LENGTH]
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return plain if plain == text else f"{plain}-{mark}"
 
 
 def check_writable(path: Path) -> None:

@@ -75,6 +75,31 @@ Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
     return Card(text=text, facts=before.facts)
 
 
+def routed_card(name: str, sources: Sequence[Source], groups: Sequence[str]) -> Card:
+    """The card of a router for frozen weights.
+
+    Args:
+        name: The model, as the recipe names it.
+        sources: Of the rows.
+        groups: Of prompts that have an order of their own.
+    """
+    own = ", ".join(groups) or "none"
+    text = f"""\
+# A Buddy checkpoint
+
+Buddy runs exactly as many Transformer blocks of this model as a budget allows. Blocks are chosen
+by a router; the weights of `{name}` are untouched, so that full depth is that model's own.
+
+## Routing
+
+Removal orders were searched on answers (`buddy route`). Prompts with an order of their own: {own}.
+`record.json` beside this folder has every setting, and what routing gains.
+
+{list_sources(sources)}
+"""
+    return Card(text=f"{text}\n{TO_STATE}", facts=base_facts(name))
+
+
 def base_facts(base: str) -> dict[str, Any]:
     """What a card says of a checkpoint for machines; `base` as a recipe names the base model."""
     return {"base_model": base, "library_name": "buddy-llm", "license": "unknown"}

@@ -1,7 +1,5 @@
 """The sets of PuDDing: for each task and loss, the order in which the SLEB loop removes blocks."""
 
-import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.errors import DataError, RecipeError, TrainingError
+from buddy.files import plain_name
 from buddy.methods.pudding.greedy import GreedyOrder, greedy_order
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
@@ -26,7 +25,6 @@ from buddy.training.predictor.shared_prefix import run_plans
 
 KIND: Final = "importance-pudding"
 _CHECKSUM: Final = "checksum"
-_NAME_LENGTH: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +43,8 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Name in logs and of the record: a task that is no plain name gets a mark of its own."""
-        plain = re.sub(r"[^A-Za-z0-9_-]", "-", self.task)[:_NAME_LENGTH]
-        mark = hashlib.sha256(self.task.encode()).hexdigest()[:8]
-        return f"{plain if plain == self.task else f'{plain}-{mark}'}-{self.loss}"
+        """Name in logs and of the record."""
+        return f"{plain_name(self.task)}-{self.loss}"
 
 
 def plan_searches(settings: SetSettings, questions: Sequence[Question]) -> list[Search]:

@@ -1,0 +1,132 @@
+"""The Decision Module, fitted to rank the blocks of each prompt as the order of its group does."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.model import BuddyForCausalLM
+from buddy.routing.decision import DecisionConfig
+from buddy.routing.router import Router, RouterConfig
+from buddy.training.route.recipe import FitSettings
+from buddy.training.summaries import Standard, router_summaries
+
+_BATCH = 16
+
+
+def rank_scores(order: Sequence[int], num_blocks: int) -> Float[Tensor, " middle"]:
+    """Scores of the middle blocks that rank as a removal order does, of mean 0 and deviation 1.
+
+    Args:
+        order: Every middle block once, 0-based; the first to go is first.
+        num_blocks: Of the model.
+    """
+    places = torch.empty(num_blocks - 2, dtype=torch.float64)
+    places[torch.tensor(order, dtype=torch.long) - 1] = torch.arange(
+        num_blocks - 2, dtype=torch.float64
+    )
+    centred = places - places.mean()
+    return (centred / centred.square().mean().sqrt().clamp(min=1e-12)).float()
+
+
+def new_router(
+    model: BuddyForCausalLM, order: Sequence[int], settings: FitSettings, seed: int
+) -> Router:
+    """A router that ranks every prompt as an order does, until it is fitted.
+
+    Args:
+        model: It is for.
+        order: The common removal order, its prior.
+        settings: Of the fit.
+        seed: Of the first weights.
+    """
+    config = RouterConfig(
+        num_blocks=model.num_blocks,
+        token_width=model.backbone.kv_width,
+        decision=DecisionConfig(rank=settings.rank, omega=1.0),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        router = Router(config, rank_scores(order, model.num_blocks))
+    return router.to(model.device)
+
+
+def seen_summaries(
+    model: BuddyForCausalLM,
+    router: Router,
+    examples: Sequence[Example],
+    parts: Sequence[float] = (0.0, 0.5, 1.0),
+) -> Float[Tensor, "views summary"]:
+    """What the router sees of each prompt with parts of its answer, part by part.
+
+    Args:
+        model: Whose first blocks run.
+        router: Says what is read.
+        examples: Prompts and answers.
+        parts: Shares of the answer: a route may be made again while decoding.
+    """
+    views = []
+    for part in parts:
+        seen = [_with_answer(example, part) for example in examples]
+        views += [
+            router_summaries(model, router, seen[start : start + _BATCH])
+            for start in range(0, len(seen), _BATCH)
+        ]
+    return torch.cat(views).cpu()
+
+
+def _with_answer(example: Example, share: float) -> Example:
+    tokens = int(share * len(example.answer))
+    return Example(example.prompt + example.answer[:tokens], example.answer[-1:], example.source)
+
+
+def fit_router(
+    router: Router,
+    summaries: Mapping[str, Float[Tensor, "views summary"]],
+    orders: Mapping[str, Sequence[int]],
+    settings: FitSettings,
+) -> float:
+    """Fit the scores by least squares; every group weighs the same.
+
+    Args:
+        router: Whose Decision Module is fitted; its prior stays.
+        summaries: Of each group, as `seen_summaries` gives them.
+        orders: Of each group; every middle block once.
+        settings: Of the fit.
+
+    Returns:
+        Root of the mean squared error of a score, at the end.
+    """
+    decision, num_blocks = router.decision, router.config.num_blocks
+    device = decision.prior.device
+    seen = torch.cat([*summaries.values()]).to(device)
+    wanted = torch.cat(
+        [
+            rank_scores(orders[name], num_blocks).to(device).expand(len(views), -1)
+            for name, views in summaries.items()
+        ]
+    )
+    weights = torch.cat(
+        [torch.full((len(views), 1), 1 / len(views)) for views in summaries.values()]
+    ).to(device) / len(summaries)
+    standard = Standard.of(seen)
+    standardised = standard(seen)
+    optimizer = torch.optim.AdamW(
+        decision.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
+    error = torch.zeros(())
+    with torch.enable_grad():
+        decision.requires_grad_(True)
+        for _ in range(settings.steps):
+            optimizer.zero_grad()
+            scores = decision.fuse(decision(standardised))
+            error = ((scores - wanted).square().mean(1, keepdim=True) * weights).sum()
+            error.backward()  # type: ignore[no-untyped-call]  # torch's own
+            optimizer.step()
+            falling.step()
+        decision.requires_grad_(False)
+    standard.fold(decision.down)
+    return float(error.detach().sqrt())

@@ -1,0 +1,221 @@
+"""Removal orders by racing: in each round candidates leave as soon as they are surely behind.
+
+The SLEB loop measures every block that is left on every row, and most of them lose by far. Here a
+round goes through the rows batch by batch; a candidate that is behind the best by some standard
+errors of the paired difference is not measured on the rest. The rounds after the first try those
+blocks alone whose absence cost least before.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from buddy.data.examples import Example
+from buddy.errors import ModelError, TrainingError
+from buddy.records import RunRecord, read_record
+from buddy.resume import check_same
+from buddy.training.route.losses import Losses
+
+Measure = Callable[[Sequence[Example], Bool[Tensor, "one sets blocks"]], Losses]
+"""What some answers lose under some sets."""
+LEAST_BATCHES = 2
+"""Batches that every candidate of a round is measured on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round found.
+
+    Attributes:
+        best: Place of the best set.
+        means: Nats a token of each set, over the rows that it was measured on.
+        num_measured: Rows times sets.
+    """
+
+    best: int
+    means: tuple[float, ...]
+    num_measured: int
+
+
+def race(
+    measure: Measure,
+    batches: Sequence[Sequence[Example]],
+    sets: Bool[Tensor, "sets blocks"],
+    sure: float,
+) -> Round:
+    """The set under which the answers lose least.
+
+    Args:
+        measure: Gives the losses.
+        batches: Rows, in parts.
+        sets: Candidates.
+        sure: Standard errors of the paired difference to the best so far, beyond which a candidate
+            leaves.
+
+    Raises:
+        ModelError: A loss is not a number.
+    """
+    alive, measured = list(range(len(sets))), 0
+    lost: dict[int, list[Tensor]] = {place: [] for place in alive}
+    tokens: list[Tensor] = []
+    means = [float("nan")] * len(sets)
+    for number, rows in enumerate(batches, start=1):
+        part = measure(rows, sets[alive][None])
+        if not bool(part.nats.isfinite().all()):
+            raise ModelError(
+                "the loss of an answer is not a number: the model's weights are damaged or its "
+                "number format overflows; load it in bfloat16 or float32"
+            )
+        measured += part.nats.numel()
+        tokens.append(part.tokens)
+        for column, place in enumerate(alive):
+            lost[place].append(part.nats[:, column])
+        so_far = Losses(
+            torch.stack([torch.cat(lost[place]) for place in alive], 1), torch.cat(tokens)
+        )
+        for place, mean in zip(alive, so_far.mean.tolist(), strict=True):
+            means[place] = mean
+        if number >= LEAST_BATCHES:
+            ahead = int(so_far.mean.argmin())
+            behind, error = so_far.behind(so_far.nats[:, ahead])
+            stays = (behind <= sure * error).tolist()
+            alive = [place for place, stay in zip(alive, stays, strict=True) if stay]
+    best = min(alive, key=lambda place: means[place])
+    return Round(best, tuple(means), measured)
+
+
+@dataclass(slots=True)
+class OrderSearch:
+    """A removal order as far as it is searched; the ends are never removed.
+
+    Attributes:
+        removed: Blocks, in their order.
+        means: Nats a token: of full depth, then after each removal.
+        prices: What the absence of each block cost when it was tried last, in nats a token.
+        num_measured: Rows times sets.
+    """
+
+    removed: list[int] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)
+    prices: dict[int, float] = field(default_factory=dict)
+    num_measured: int = 0
+
+    def step(
+        self,
+        measure: Measure,
+        batches: Sequence[Sequence[Example]],
+        num_blocks: int,
+        *,
+        candidates: int,
+        sure: float,
+    ) -> None:
+        """Remove one more block; the first step measures full depth too."""
+        rest = [block for block in range(1, num_blocks - 1) if block not in self.removed]
+        is_first = not self.means
+        if not is_first:
+            rest = sorted(rest, key=lambda block: self.prices[block])[:candidates]
+        sets = torch.ones(len(rest), num_blocks, dtype=torch.bool)
+        for row, block in enumerate(rest):
+            sets[row, [*self.removed, block]] = False
+        if is_first:
+            whole = torch.ones(1, 1, num_blocks, dtype=torch.bool)
+            parts = [measure(rows, whole) for rows in batches]
+            self.means.append(float(Losses.joined(parts).mean))
+        found = race(measure, batches, sets, sure)
+        before = self.means[-1]
+        self.prices |= {b: mean - before for b, mean in zip(rest, found.means, strict=True)}
+        self.removed.append(rest[found.best])
+        self.means.append(found.means[found.best])
+        self.num_measured += found.num_measured
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` goes on."""
+        return {
+            "removed": self.removed,
+            "nats": self.means,
+            "prices": {str(block): price for block, price in sorted(self.prices.items())},
+            "num_measured": self.num_measured,
+        }
+
+
+KIND = "route-order"
+
+
+def search_order(
+    measure: Measure,
+    rows: Sequence[Sequence[Example]],
+    path: Path,
+    *,
+    num_blocks: int,
+    rounds: int,
+    candidates: int,
+    sure: float,
+    identity: Mapping[str, Any],
+    model: Mapping[str, Any],
+    on_round: Callable[[int], None] = lambda done: None,
+) -> OrderSearch:
+    """Search an order, or go on from the rounds that its record has.
+
+    Args:
+        measure: Gives the losses.
+        rows: In batches.
+        path: Record of the order, written after each round.
+        num_blocks: Of the model.
+        rounds: Blocks to remove.
+        candidates: Of a round after the first.
+        sure: As for `race`.
+        identity: What else the result depends on.
+        model: Facts of the model.
+        on_round: Told how many blocks are gone.
+
+    Raises:
+        TrainingError: The record is damaged, or of another search.
+        ModelError: A loss is not a number.
+    """
+    config = {**identity, "rounds": rounds, "candidates": candidates, "sure": sure}
+    search = _read(path, config, model, num_blocks)
+    on_round(len(search.removed))
+    while len(search.removed) < rounds:
+        search.step(measure, rows, num_blocks, candidates=candidates, sure=sure)
+        RunRecord(kind=KIND, model=dict(model), config=config, results=search.to_json()).save(path)
+        on_round(len(search.removed))
+    return search
+
+
+def _read(
+    path: Path, config: dict[str, Any], model: Mapping[str, Any], num_blocks: int
+) -> OrderSearch:
+    if not path.exists():
+        return OrderSearch()
+    record = read_record(path)
+    saved = {"model": record.get("model"), "config": record["config"]}
+    check_same(
+        saved,
+        json.loads(json.dumps({"model": dict(model), "config": config})),
+        f"{path} is of another search",
+        "delete it to search again, or name another --out",
+        TrainingError,
+    )
+    found = record["results"]
+    try:
+        search = OrderSearch(
+            removed=[int(block) for block in found["removed"]],
+            means=[float(mean) for mean in found["nats"]],
+            prices={int(block): float(price) for block, price in found["prices"].items()},
+            num_measured=int(found["num_measured"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TrainingError(f"{path} is damaged: delete it to search again") from error
+    middle = set(range(1, num_blocks - 1))
+    whole = len(search.means) == len(search.removed) + 1 and len(set(search.removed)) == len(
+        search.removed
+    )
+    if not (whole and set(search.removed) <= middle and set(search.prices) == middle):
+        raise TrainingError(f"{path} is damaged: delete it to search again")
+    return search

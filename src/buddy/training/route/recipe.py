@@ -1,0 +1,82 @@
+"""The recipe of a router for frozen weights: everything that fixes how it is searched."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from buddy.errors import RecipeError
+from buddy.settings import Range, RecipeTable
+from buddy.training.recipe import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    ROWS,
+    RUN_SEED,
+    SHARE,
+    STEPS,
+    DataSettings,
+    ModelSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSettings(RecipeTable):
+    """How removal orders are searched, one for all prompts and one for each group."""
+
+    groups: Annotated[int, Range(1, 64)] | None = None
+    """Groups of prompts, found among what the router sees of them. By default each source that the
+    rows name is a group; rows of one source make `GROUPS` groups."""
+    rows: Annotated[int, ROWS] = 36
+    """Rows of a group that its order is searched on, at most."""
+    confirm_rows: Annotated[int, ROWS] = 24
+    """Other rows of it, on which its order must be better than the common one."""
+    check_rows: Annotated[int, ROWS] = 24
+    """Rows of each source that are searched on by nothing: the figures of the record."""
+    least: Annotated[float, SHARE] = 0.6
+    """Share of the blocks down to which orders are searched; below it the common order goes on."""
+    depths: tuple[float, ...] = (0.87, 0.73, 0.6)
+    """Shares of the blocks at which orders are confirmed and checked."""
+    candidates: Annotated[int, Range(2, 1024)] = 10
+    """Blocks that each round tries: those whose absence cost least before. The first tries all."""
+    sure: Annotated[float, Range(0, 100)] = 2.0
+    """Standard errors by which a candidate must be behind to leave a round, and a group's order
+    ahead to be kept."""
+    batch_size: Annotated[int, BATCH_SIZE] = 12
+    """Rows at a time."""
+
+    def __post_init__(self) -> None:
+        RecipeTable.__post_init__(self)
+        if not self.depths or list(self.depths) != sorted(set(self.depths), reverse=True):
+            raise RecipeError(f"search.depths must be one at least and fall, got {self.depths}")
+        if not all(0 < depth < 1 for depth in self.depths):
+            raise RecipeError(f"search.depths must be between 0 and 1, got {list(self.depths)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitSettings(RecipeTable):
+    """How the Decision Module is fitted to rank as the orders do."""
+
+    rank: Annotated[int, Range(1, 2**16)] = 32
+    """Width of its hidden layer."""
+    prompts: Annotated[int, ROWS] = 200
+    """Prompts of a group, at most; each is seen alone and with parts of its answer."""
+    steps: Annotated[int, STEPS] = 1500
+    """Steps over all of them."""
+    learning_rate: Annotated[float, LEARNING_RATE] = 0.01
+    """At the beginning; it falls to nothing."""
+    weight_decay: Annotated[float, Range(0, 100)] = 0.01
+    """Of AdamW."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouteRecipe:
+    """How a router is made for a model; no weight of the model changes."""
+
+    model: ModelSettings
+    """What is routed."""
+    data: DataSettings
+    """Rows. Without validation rows, some of each source are kept back for the check."""
+    search: SearchSettings = field(default_factory=SearchSettings)
+    """The orders."""
+    fit: FitSettings = field(default_factory=FitSettings)
+    """The Decision Module."""
+    seed: Annotated[int, RUN_SEED] = 0
+    """Of what is drawn: which rows are of which part, where groups begin, the first weights."""

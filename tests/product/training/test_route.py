@@ -1,0 +1,311 @@
+"""`buddy route`: orders by group, confirmed on other rows; the router ranks as they do."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from buddy import BuddyForCausalLM
+from buddy.budget.blocks import least_blocks
+from buddy.data.examples import Example, Source
+from buddy.depth.select import select_blocks
+from buddy.errors import DataError, ModelError, RecipeError, TrainingError
+from buddy.training.fast import fast_passes
+from buddy.training.recipe import DataSettings, ModelSettings
+from buddy.training.route import orders as orders_module
+from buddy.training.route.check import PRIOR, ROUTED, compare, order_sets
+from buddy.training.route.fit import fit_router, new_router, rank_scores
+from buddy.training.route.groups import cluster, nearest, split_groups
+from buddy.training.route.losses import Losses, race_batches, set_losses
+from buddy.training.route.orders import OrderSearch, race, search_order
+from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
+from buddy.training.route.run import COMMON, train_route
+from buddy.training.route.workers import Workers
+from buddy.training.run import RunListener
+from tests.product.training.examples import random_examples
+from tests.product.training.made import write_rows
+from tests.tiny import NUM_BLOCKS, tiny_buddy
+from tests.words import word_tokenizer
+
+
+@torch.no_grad()
+def test_sets_lose_what_the_model_loses_that_runs_them():
+    buddy = tiny_buddy().eval()
+    examples = random_examples(5, seed=2)
+    sets = torch.ones(4, NUM_BLOCKS, dtype=torch.bool)
+    sets[1, 1], sets[2, [2, 3]], sets[3, 1:5] = False, False, False
+    with fast_passes(buddy.backbone):
+        measured = set_losses(buddy.backbone, examples, sets[None])
+    for column, blocks in enumerate(sets):
+        gone = [block for block in range(NUM_BLOCKS) if not blocks[block]]
+        if gone:
+            buddy.set_policy("static:" + ",".join(map(str, gone)))
+        for row, example in enumerate(examples):
+            ids = torch.tensor([example.prompt + example.answer])
+            logits = buddy(ids, budget=f"{int(blocks.sum())} blocks" if int(blocks.sum()) > 2 else None, use_cache=False).logits
+            if int(blocks.sum()) < least_blocks(NUM_BLOCKS):
+                continue
+            nats = -logits[0].double().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+            expected = nats[len(example.prompt) - 1 :].sum()
+            assert measured.nats[row, column] == pytest.approx(float(expected), rel=1e-4)
+    assert measured.tokens.tolist() == [len(example.answer) for example in examples]
+
+
+def additive(costs, noise=0.0, log=None):
+    """Losses that a known price of each absent block adds up to; each row has noise of its own."""
+
+    def measure(rows, sets):
+        if log is not None:
+            log.append(len(rows) * sets.shape[1])
+        nats = []
+        for row in rows:
+            draw = torch.Generator().manual_seed(row.prompt[0])
+            own = noise * torch.randn(len(costs), generator=draw, dtype=torch.float64)
+            nats.append(((~sets[0]).double() * (costs + own)).sum(1) * len(row.answer))
+        tokens = torch.tensor([float(len(row.answer)) for row in rows], dtype=torch.float64)
+        return Losses(torch.stack(nats), tokens)
+
+    return measure
+
+
+def numbered(count):
+    return [Example((number, 1), (2,) * (1 + number % 3), "numbered") for number in range(count)]
+
+
+COSTS = torch.tensor([9.0, 0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 9.0], dtype=torch.float64)
+
+
+def test_a_race_ends_as_all_measurements_would_with_fewer_of_them():
+    log, batches = [], race_batches(numbered(40), 4)
+    sets = torch.ones(6, 8, dtype=torch.bool)
+    for row in range(6):
+        sets[row, row + 1] = False
+    found = race(additive(COSTS, 0.2, log), batches, sets, 2.0)
+    assert found.best == 1  # block 2
+    assert found.num_measured == sum(log) < 0.6 * 40 * 6
+    assert race(additive(COSTS, 0.2), batches, sets, 100.0).best == 1
+
+
+def test_losses_that_are_no_numbers_end_a_race():
+    sets = torch.ones(1, 8, dtype=torch.bool)
+    sets[0, 1] = False
+    with pytest.raises(ModelError, match="not a number"):
+        race(additive(COSTS * torch.inf), race_batches(numbered(4), 2), sets, 2.0)
+
+
+def search(path, measure, **changes):
+    settings = {"num_blocks": 8, "rounds": 4, "candidates": 3, "sure": 2.0} | changes
+    model = {"num_blocks": 8, "base": "some"}
+    rows = race_batches(numbered(24), 4)
+    return search_order(measure, rows, path, identity={"rows": "some"}, model=model, **settings)
+
+
+def test_the_cheapest_blocks_go_first(tmp_path):
+    found = search(tmp_path / "order.json", additive(COSTS, 0.05))
+    assert found.removed == [2, 6, 4, 1]
+    assert found.means == pytest.approx([0, 0.1, 0.3, 0.6, 1.1], abs=0.1)
+
+
+def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
+    whole, calls = search(tmp_path / "whole.json", additive(COSTS, 0.3)), []
+    plain = additive(COSTS, 0.3)
+
+    def interrupted(rows, sets):
+        calls.append(rows)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return plain(rows, sets)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "part.json", interrupted)
+    assert 0 < len(json.loads((tmp_path / "part.json").read_text())["results"]["removed"]) < 4
+    assert search(tmp_path / "part.json", plain) == whole
+
+
+@pytest.mark.parametrize(
+    "change", [{"rounds": 5}, {"candidates": 4}, {"sure": 1.0}], ids=lambda change: [*change][0]
+)
+def test_the_record_of_another_search_is_refused(tmp_path, change):
+    path = tmp_path / "order.json"
+    search(path, additive(COSTS))
+    with pytest.raises(TrainingError, match=[*change][0]):
+        search(path, additive(COSTS), **change)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"removed": [2, 2]}, {"removed": [0]}, {"nats": []}, {"prices": {}}, {"prices": 3}],
+    ids=str,
+)
+def test_a_damaged_record_is_refused(tmp_path, damage):
+    path = tmp_path / "order.json"
+    search(path, additive(COSTS))
+    record = json.loads(path.read_text())
+    record["results"] |= damage
+    path.write_text(json.dumps(record))
+    with pytest.raises(TrainingError, match="damaged"):
+        search(path, additive(COSTS))
+
+
+def test_parts_of_a_group_share_no_prompt():
+    rows = {"a": numbered(50), "b": random_examples(30)}
+    settings = SearchSettings(rows=15, confirm_rows=12, check_rows=9)
+    for validation in ({}, {"a": numbered(60)[40:]}):
+        groups = split_groups(rows, validation, settings, prompts=20, seed=1)
+        for name, group in groups.items():
+            parts = [{row.prompt for row in part} for part in (group.search, group.confirm, group.check)]
+            assert sum(map(len, parts)) == len(set.union(*parts)), name
+            assert not parts[2] & {row.prompt for row in group.fit}
+            assert len(group.fit) <= 20
+        assert groups == split_groups(rows, validation, settings, prompts=20, seed=1)
+    assert [len(part) for part in parts] == [11, 9, 9]
+
+
+def test_a_group_of_few_rows_is_refused():
+    with pytest.raises(DataError, match="9 different rows of few"):
+        split_groups({"few": numbered(9) * 3}, {}, SearchSettings(), prompts=9, seed=0)
+
+
+def test_prompts_that_look_alike_are_one_group():
+    draw = torch.Generator().manual_seed(0)
+    centres = 5 * torch.randn(4, 12, generator=draw)
+    wanted = torch.arange(4).repeat(30)
+    points = centres[wanted] + 0.3 * torch.randn(120, 12, generator=draw)
+    standard, found = cluster(points, 4, seed=0)
+    mine = nearest(standard(points), found)
+    assert len({(int(a), int(b)) for a, b in zip(mine, wanted, strict=True)}) == 4
+
+
+def test_scores_rank_as_the_order_does():
+    order = (3, 1, 4, 2)
+    scores = torch.nn.functional.pad(rank_scores(order, 6)[None], (1, 1))
+    for blocks in range(3, 7):
+        plan = select_blocks(scores, torch.tensor([blocks])).mask[0]
+        assert {block for block in range(6) if not plan[block]} == set(order[: 6 - blocks])
+
+
+def test_the_router_gives_each_group_its_order():
+    buddy = tiny_buddy()
+    router = new_router(buddy, (1, 2, 3, 4), FitSettings(), 0)
+    width = router.config.summary_width
+    draw = torch.Generator().manual_seed(1)
+    centres = {"a": torch.randn(width, generator=draw), "b": torch.randn(width, generator=draw)}
+    orders = {"a": (4, 3, 2, 1), "b": (2, 4, 1, 3)}
+    views = {n: c + 0.1 * torch.randn(40, width, generator=draw) for n, c in centres.items()}
+    assert fit_router(router, views, orders, FitSettings(steps=300)) < 0.1
+    for name, centre in centres.items():
+        unseen = centre + 0.1 * torch.randn(20, width, generator=draw)
+        scores = router.decision.fuse(router.decision(unseen))
+        assert (scores.argsort(1) + 1 == torch.tensor(orders[name])).all(), name
+
+
+def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():
+    orders = {"x": (1, 2, 3, 4), "y": (4, 3, 2, 1)}
+    columns, _ = order_sets({PRIOR: (2, 1, 3, 4), **orders}, [4], 6)
+    columns += [(ROUTED, 4)]
+    tokens = torch.tensor([1.0, 1.0], dtype=torch.float64)
+
+    def of(*rows):
+        return Losses(torch.tensor(rows, dtype=torch.float64), tokens)
+
+    # prior, x, y, routed
+    losses = {"a": of((5, 1, 3, 1), (5, 2, 4, 2)), "b": of((5, 4, 2, 2), (5, 6, 3, 4))}
+    plans = torch.tensor([[1, 1, 0, 0, 1, 1]] * 2 + [[1, 0, 0, 1, 1, 1]] * 2, dtype=torch.bool)
+    found = compare(losses, columns, 4, {"a": "x", "b": "y"}, plans)
+    assert (found.single_name, found.single) == ("y", 3.0)
+    assert found.routed == pytest.approx(2.25)
+    assert found.gain == pytest.approx(0.75)
+    # a gains 2 and 2, b 0 and -1: paired errors 0 and 1/sqrt(2)/2... of the mean, halved for two.
+    assert found.gain_error == pytest.approx((2 * 0.5**2) ** 0.5 / 2 / 2)
+    assert found.distinct_plans == 2
+    assert found.by_source["a"]["wrong"] == pytest.approx(2.0)
+    assert found.hindsight == pytest.approx((1.5 + 2.5) / 2)
+
+
+def test_work_side_by_side_ends_with_the_first_failure():
+    workers, done = Workers(2), []
+
+    def work(item):
+        if item == 1:
+            raise ValueError("no")
+        workers.check()
+        done.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="no"):
+        workers.map(work, range(3))
+    with pytest.raises(InterruptedError):
+        workers.check()
+    assert Workers(2).map(lambda item: item**2, range(5)) == [0, 1, 4, 9, 16]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    tiny_buddy("qwen3").save_pretrained(tmp_path / "base", tokenizer=word_tokenizer())
+    lines = []
+    for seed, source in enumerate(("one", "two")):
+        path = write_rows(tmp_path / f"{source}.jsonl", 24, seed=seed)
+        lines += [{**json.loads(line), "source": source} for line in path.read_text().splitlines()]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return RouteRecipe(
+        model=ModelSettings(name=str(tmp_path / "base"), dtype="float32"),
+        data=DataSettings(train=(Source(path=str(tmp_path / "rows.jsonl")),), max_tokens=40),
+        search=SearchSettings(batch_size=4, candidates=2, depths=(0.8, 0.6)),
+        fit=FitSettings(steps=20),
+    )
+
+
+def results(folder):
+    return json.loads((folder / "record.json").read_text())["results"]
+
+
+@torch.no_grad()
+def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
+    checkpoint = train_route(recipe, tmp_path / "out")
+    base = BuddyForCausalLM.from_pretrained(recipe.model.name)
+    routed = BuddyForCausalLM.from_pretrained(checkpoint)
+    assert routed.policy.name == "routed"
+    ids = torch.randint(2, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(routed(ids).logits, base(ids).logits)
+    assert routed(ids, budget="4 blocks").executed_blocks.tolist() == [4, 4]
+    found = results(tmp_path / "out")
+    assert sorted(found["orders"]) == [COMMON, "one", "two"]
+    assert all(sorted(order) == [1, 2, 3, 4] for order in found["orders"].values())
+    assert [table["blocks"] for table in found["tables"]["groups"]] == [5, 4]
+    assert "a router" in (checkpoint / "README.md").read_text()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_record(recipe, tmp_path):
+    train_route(recipe, tmp_path / "whole")
+    for stage in ("searching orders", "confirming orders", "checking the router"):
+
+        def stop(what, done, total, stage=stage):
+            if what == stage and done > total // 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_route(recipe, tmp_path / "part", listener=RunListener(measured=stop))
+    train_route(recipe, tmp_path / "part")
+    assert results(tmp_path / "part") == results(tmp_path / "whole")
+
+
+def test_rows_of_one_source_are_grouped_by_what_the_router_sees(recipe, tmp_path):
+    search = replace(recipe.search, groups=2)
+    train_route(replace(recipe, search=search), tmp_path / "out")
+    assert set(results(tmp_path / "out")["orders"]) <= {COMMON, "group 1", "group 2"}
+
+
+def test_rows_of_no_group_are_checked_apart(recipe, tmp_path):
+    path = write_rows(tmp_path / "other.jsonl", 12, seed=9)
+    data = replace(recipe.data, validation=(Source(path=str(path)),))
+    train_route(replace(recipe, data=data), tmp_path / "out")
+    (table, _) = results(tmp_path / "out")["tables"]["others"]
+    assert [*table["by_source"].values()][0]["answers"] == 12
+
+
+def test_depths_that_the_model_has_not_are_refused(recipe, tmp_path):
+    search = replace(recipe.search, depths=(0.8, 0.2))
+    with pytest.raises(RecipeError, match=r"search\.depths: of 6 blocks"):
+        train_route(replace(recipe, search=search), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
