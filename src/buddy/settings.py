@@ -178,11 +178,20 @@ def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     except ValueError as error:  # also a number of thousands of digits
         raise RecipeError(f"recipe {path} is no TOML: {error}") from error
     for change in changes:
-        _change(values, change)
+        change_value(values, change)
     return values
 
 
-def _change(values: dict[str, Any], change: str) -> None:
+def change_value(values: dict[str, Any], change: str) -> None:
+    """Change one value of a recipe in place.
+
+    Args:
+        values: By table.
+        change: `table.key=value`, the value as in TOML, or a text.
+
+    Raises:
+        RecipeError: It is no change.
+    """
     import tomllib
 
     key, equals, text = change.partition("=")

@@ -24,6 +24,12 @@ STAGES: Final = {
             label="Buddy",
         ),
         Method(
+            name="route",
+            policy=_POLICY,
+            recipe="buddy.training.route.recipe:RouteRecipe",
+            train="buddy.training.route.run:train_route",
+        ),
+        Method(
             name="predictor",
             policy=_POLICY,
             recipe="buddy.training.predictor.recipe:BudgetRecipe",
@@ -40,6 +46,7 @@ STAGES: Final = {
 """The stages of Buddy's own training."""
 _STAGE_OF_TABLE: Final = {
     "ledger": "ledger",
+    "search": "route",
     **dict.fromkeys(("grpo", "measure", "predictor"), "predictor"),
 }
 """Tables that one stage alone has."""

@@ -13,12 +13,11 @@ from buddy.depth.select import select_blocks
 from buddy.errors import DataError, ModelError, RecipeError, TrainingError
 from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
-from buddy.training.route import orders as orders_module
-from buddy.training.route.check import PRIOR, ROUTED, compare, order_sets
+from buddy.training.route.check import FULL, PRIOR, ROUTED, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
 from buddy.training.route.groups import cluster, nearest, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
-from buddy.training.route.orders import OrderSearch, race, search_order
+from buddy.training.route.orders import race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
 from buddy.training.route.run import COMMON, train_route
 from buddy.training.route.workers import Workers
@@ -43,7 +42,11 @@ def test_sets_lose_what_the_model_loses_that_runs_them():
             buddy.set_policy("static:" + ",".join(map(str, gone)))
         for row, example in enumerate(examples):
             ids = torch.tensor([example.prompt + example.answer])
-            logits = buddy(ids, budget=f"{int(blocks.sum())} blocks" if int(blocks.sum()) > 2 else None, use_cache=False).logits
+            logits = buddy(
+                ids,
+                budget=f"{int(blocks.sum())} blocks" if int(blocks.sum()) > 2 else None,
+                use_cache=False,
+            ).logits
             if int(blocks.sum()) < least_blocks(NUM_BLOCKS):
                 continue
             nats = -logits[0].double().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
@@ -124,12 +127,14 @@ def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"rounds": 5}, {"candidates": 4}, {"sure": 1.0}], ids=lambda change: [*change][0]
+    "change",
+    [{"rounds": 5}, {"candidates": 4}, {"sure": 1.0}],
+    ids=lambda change: next(iter(change)),
 )
 def test_the_record_of_another_search_is_refused(tmp_path, change):
     path = tmp_path / "order.json"
     search(path, additive(COSTS))
-    with pytest.raises(TrainingError, match=[*change][0]):
+    with pytest.raises(TrainingError, match=next(iter(change))):
         search(path, additive(COSTS), **change)
 
 
@@ -154,12 +159,14 @@ def test_parts_of_a_group_share_no_prompt():
     for validation in ({}, {"a": numbered(60)[40:]}):
         groups = split_groups(rows, validation, settings, prompts=20, seed=1)
         for name, group in groups.items():
-            parts = [{row.prompt for row in part} for part in (group.search, group.confirm, group.check)]
+            parts = [
+                {row.prompt for row in part} for part in (group.search, group.confirm, group.check)
+            ]
             assert sum(map(len, parts)) == len(set.union(*parts)), name
             assert not parts[2] & {row.prompt for row in group.fit}
             assert len(group.fit) <= 20
         assert groups == split_groups(rows, validation, settings, prompts=20, seed=1)
-    assert [len(part) for part in parts] == [11, 9, 9]
+    assert [len(part) for part in parts] == [12, 9, 9]
 
 
 def test_a_group_of_few_rows_is_refused():
@@ -203,17 +210,21 @@ def test_the_router_gives_each_group_its_order():
 def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():
     orders = {"x": (1, 2, 3, 4), "y": (4, 3, 2, 1)}
     columns, _ = order_sets({PRIOR: (2, 1, 3, 4), **orders}, [4], 6)
-    columns += [(ROUTED, 4)]
+    columns += [(ROUTED, 4), (FULL, 6)]
     tokens = torch.tensor([1.0, 1.0], dtype=torch.float64)
 
     def of(*rows):
         return Losses(torch.tensor(rows, dtype=torch.float64), tokens)
 
-    # prior, x, y, routed
-    losses = {"a": of((5, 1, 3, 1), (5, 2, 4, 2)), "b": of((5, 4, 2, 2), (5, 6, 3, 4))}
+    # prior, x, y, routed, full depth
+    losses = {
+        "a": of((5, 1, 3, 1, 1), (5, 2, 4, 2, 0)),
+        "b": of((5, 4, 2, 2, 0), (5, 6, 3, 4, 1)),
+    }
     plans = torch.tensor([[1, 1, 0, 0, 1, 1]] * 2 + [[1, 0, 0, 1, 1, 1]] * 2, dtype=torch.bool)
     found = compare(losses, columns, 4, {"a": "x", "b": "y"}, plans)
     assert (found.single_name, found.single) == ("y", 3.0)
+    assert found.full == 0.5
     assert found.routed == pytest.approx(2.25)
     assert found.gain == pytest.approx(0.75)
     # a gains 2 and 2, b 0 and -1: paired errors 0 and 1/sqrt(2)/2... of the mean, halved for two.
@@ -301,7 +312,7 @@ def test_rows_of_no_group_are_checked_apart(recipe, tmp_path):
     data = replace(recipe.data, validation=(Source(path=str(path)),))
     train_route(replace(recipe, data=data), tmp_path / "out")
     (table, _) = results(tmp_path / "out")["tables"]["others"]
-    assert [*table["by_source"].values()][0]["answers"] == 12
+    assert next(iter(table["by_source"].values()))["answers"] == 12
 
 
 def test_depths_that_the_model_has_not_are_refused(recipe, tmp_path):

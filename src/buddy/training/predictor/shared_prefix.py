@@ -20,8 +20,8 @@ from buddy.depth.select import select_blocks
 from buddy.training.batches import Batch
 from buddy.training.packing import PackedRun, begin_pass
 
-_TOKENS_AT_ONCE: Final = 16_384
-"""Tokens of one call of a block, whose MLP is several times as wide as the residual."""
+_TOKENS_AT_ONCE: Final = 4096
+"""Tokens of one call of a block: what its MLP makes of more leaves the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)

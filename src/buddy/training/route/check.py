@@ -11,6 +11,7 @@ from torch import Tensor
 from buddy.training.route.losses import Losses
 
 ROUTED: Final = "routed"
+FULL: Final = "full depth"
 PRIOR: Final = "prior"
 
 
@@ -20,6 +21,7 @@ class Compared:
 
     Attributes:
         blocks: That run.
+        full: At full depth.
         prior: By the order that the model has without a router.
         single: By the best single order for all, chosen in hindsight: by these very answers.
         single_name: Whose order that is.
@@ -36,6 +38,7 @@ class Compared:
     """
 
     blocks: int
+    full: float
     prior: float
     single: float
     single_name: str
@@ -76,7 +79,7 @@ def compare(
 
     Args:
         losses: Of the answers of each source, one column for each of `columns`.
-        columns: (way, blocks): the prior, each order by its name, the router.
+        columns: (way, blocks): full depth, the prior, each order by its name, the router.
         blocks: The depth.
         group_of: The order that each source's group has; a source that was never searched on has
             none.
@@ -84,6 +87,7 @@ def compare(
     """
     at = {name: place for place, (name, depth) in enumerate(columns) if depth == blocks}
     orders = [name for name in at if name not in (PRIOR, ROUTED)]
+    whole = [name for name, _ in columns].index(FULL)
     means = {
         name: torch.stack([part.mean[place] for part in losses.values()]).mean()
         for name, place in at.items()
@@ -95,6 +99,7 @@ def compare(
         row: dict[str, Any] = {
             "answers": len(part.tokens),
             "tokens": int(part.tokens.sum()),
+            "full": float(part.mean[whole]),
             "prior": float(part.mean[at[PRIOR]]),
             "single": float(part.mean[at[single]]),
             "routed": float(part.mean[at[ROUTED]]),
@@ -112,7 +117,16 @@ def compare(
     count = len(by_source)
     figures = {
         name: sum(row[name] for row in by_source.values()) / count
-        for name in ("prior", "single", "routed", "known", "hindsight", "gain", "prior_gain")
+        for name in (
+            "full",
+            "prior",
+            "single",
+            "routed",
+            "known",
+            "hindsight",
+            "gain",
+            "prior_gain",
+        )
     }
     errors = {
         name: sum(row[name] ** 2 for row in by_source.values()) ** 0.5 / count

@@ -39,8 +39,8 @@ class SearchSettings(RecipeTable):
     sure: Annotated[float, Range(0, 100)] = 2.0
     """Standard errors by which a candidate must be behind to leave a round, and a group's order
     ahead to be kept."""
-    batch_size: Annotated[int, BATCH_SIZE] = 12
-    """Rows at a time."""
+    batch_size: Annotated[int, BATCH_SIZE] = 4
+    """Rows at a time; after each, candidates may leave."""
 
     def __post_init__(self) -> None:
         RecipeTable.__post_init__(self)

@@ -26,7 +26,7 @@ from buddy.routing.router import Router
 from buddy.training.batches import check_context, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
-from buddy.training.route.check import PRIOR, ROUTED, Compared, compare, order_sets
+from buddy.training.route.check import FULL, PRIOR, ROUTED, Compared, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, seen_summaries
 from buddy.training.route.groups import (
     GROUPS,
@@ -294,8 +294,9 @@ class _Route:
         routed = torch.stack(
             [self._routed_sets(router, examples, depth) for depth in self.depths], 1
         )
-        sets = torch.cat([fixed.expand(len(examples), -1, -1), routed], 1)
-        columns += [(ROUTED, depth) for depth in self.depths]
+        whole = torch.ones(len(examples), 1, blocks, dtype=torch.bool)
+        sets = torch.cat([fixed.expand(len(examples), -1, -1), routed, whole], 1)
+        columns += [*((ROUTED, depth) for depth in self.depths), (FULL, blocks)]
         lost = self._losses("checking the router", examples, sets)
         places, start = dict[str, range](), 0
         for name, rows in parts.items():
@@ -349,7 +350,7 @@ class _Route:
             origin=saved.origin,
             card=routed_card(recipe.model.name, recipe.data.train, kept),
             router=router.cpu(),
-            prior=Prior(router.decision.prior, f"order searched on {COMMON}"),
+            prior=Prior(router.decision.prior.clone(), f"order searched on {COMMON}"),
         )
         return self.run.finish(
             routed,

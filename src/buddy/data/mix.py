@@ -10,4 +10,4 @@ MIX_KINDS: Final = ("instructions", "maths", "summaries", "code", "text", "choic
 
 def mix_path() -> Path:
     """The JSON-lines file of the mix: 360 rows, as `buddy.data.examples` reads them."""
-    return Path(str(files(__package__) / "rows" / "mix.jsonl"))
+    return Path(str(files(__package__) / "shipped" / "mix.jsonl"))

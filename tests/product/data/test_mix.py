@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from buddy.data.examples import Source, read_examples
+from buddy.data.mix import MIX_KINDS, mix_path
 from buddy.data.rows import read_rows
-from buddy.hub.mix import MIX_KINDS, mix_path
 from tests.words import word_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -66,4 +66,4 @@ def test_code_compiles():
 def test_the_wheel_carries_the_mix_and_its_licence():
     wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
     carried = {file.distribution_path for file in wheel.recurse_included_files()}
-    assert {"buddy/hub/rows/mix.jsonl", "buddy/hub/rows/NOTICE"} <= carried
+    assert {"buddy/data/shipped/mix.jsonl", "buddy/data/shipped/NOTICE"} <= carried

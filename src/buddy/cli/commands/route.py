@@ -1,0 +1,91 @@
+"""`buddy route`: a router for a model whose weights stay as they are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buddy.cli import options
+from buddy.cli.command import Command
+
+if TYPE_CHECKING:
+    from buddy.training.route.recipe import RouteRecipe
+
+Rows = list[Path] | None
+
+
+def route(
+    model: options.ModelArgument,
+    rows: Annotated[
+        Rows,
+        typer.Option(
+            help="JSON-lines file of prompts with answers, again for more; each `source` that its "
+            "rows name is a group. A mix that ships with Buddy if not given."
+        ),
+    ] = None,
+    check: Annotated[
+        Rows, typer.Option(help="Rows for the table alone; some of --rows if not given.")
+    ] = None,
+    out: options.RunFolder = Path("runs/route"),
+    dtype: options.Dtype = None,
+    changes: options.Changes = None,
+) -> None:
+    """Search which blocks each kind of prompt can do without, and fit a router to it.
+
+    The model's weights stay as they are. Interrupted, the same command goes on where it stopped.
+    """
+    from buddy.cli.views.display import stderr
+    from buddy.cli.views.route_table import show_route
+    from buddy.cli.views.run_bar import RunBar
+    from buddy.records import read_record
+    from buddy.training.route.run import train_route
+    from buddy.training.state import RECORD
+
+    recipe = _recipe(model, rows, check, dtype, changes or [])
+    console = stderr()
+    try:
+        with RunBar() as bar:
+            checkpoint = train_route(recipe, out, resume=True, listener=bar.listener())
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", style="dim")
+        raise typer.Exit(130) from None
+    show_route(console, read_record(out / RECORD))
+    typer.echo(f"{checkpoint}")
+
+
+def _recipe(
+    model: str, rows: Rows, check: Rows, dtype: str | None, changes: list[str]
+) -> "RouteRecipe":
+    from buddy.errors import RecipeError
+    from buddy.settings import build, change_value
+    from buddy.training.route.recipe import RouteRecipe
+
+    if check and not rows:
+        raise RecipeError("--check needs --rows: the mix that ships has rows for the check itself")
+
+    def named(files: Rows) -> list[dict[str, str]]:
+        return [{"path": str(file)} for file in files or []]
+
+    values: dict[str, Any] = {
+        "model": {"name": model, "dtype": dtype or _fast_dtype()},
+        "data": {
+            "train": named(rows) or [{"shipped": "mix"}],
+            "validation": named(check),
+            "max_tokens": 320,
+        },
+    }
+    for change in changes:
+        change_value(values, change)
+    return build(RouteRecipe, values, "--set")
+
+
+def _fast_dtype() -> str:
+    """The number format in which whole texts are fast here."""
+    import torch
+
+    from buddy.engine.executors.native.instructions import multiplies_bfloat16
+
+    return "bfloat16" if torch.cuda.is_available() or multiplies_bfloat16() else "float32"
+
+
+COMMAND = Command(name="route", group="train", place=1, run=route)

@@ -1,0 +1,65 @@
+"""What `buddy route` found, as tables: losses by kind of prompt, and the plans of each group."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from buddy.cli.views.tables import name_column, plain_table, show_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WAYS = ("full", "prior", "single", "routed", "hindsight")
+
+
+def show_route(console: "Console", record: Mapping[str, Any]) -> None:
+    """Print the tables of a record.
+
+    Args:
+        console: Where to.
+        record: As `buddy route` writes it.
+    """
+    results, num_blocks = record["results"], record["config"]["num_blocks"]
+    for compared in results["tables"]["groups"]:
+        _show(console, compared, num_blocks, "")
+    for compared in results["tables"].get("others", ()):
+        _show(console, compared, num_blocks, ", prompts of no group")
+    deepest = results["tables"]["groups"][-1]["blocks"]
+    _show_orders(console, results, num_blocks - deepest)
+    console.print(
+        "Nats a token of rows that nothing was chosen on. single: the best one order for all of "
+        "them, chosen in hindsight; hindsight: the best order for each answer; gain: of routed "
+        "over single, ± its paired standard error.",
+        style="dim",
+    )
+
+
+def _show(console: "Console", compared: Mapping[str, Any], num_blocks: int, what: str) -> None:
+    table = plain_table(f"{compared['blocks']} of {num_blocks} blocks{what}")
+    name_column(table, "prompts")
+    for way in (*_WAYS, "gain"):
+        table.add_column(way, justify="right", no_wrap=True)
+    rows: Sequence[tuple[str, Mapping[str, Any]]] = [
+        *compared["by_source"].items(),
+        ("mean", compared),
+    ]
+    for name, row in rows:
+        gain = f"{row['gain']:+.3f} ± {row['gain_error']:.3f}"
+        table.add_row(name, *(f"{row[way]:.3f}" for way in _WAYS), gain)
+    show_table(console, table)
+    console.print()
+
+
+def _show_orders(console: "Console", results: Mapping[str, Any], removed: int) -> None:
+    table = plain_table("Blocks in the order in which they are left out")
+    name_column(table, "prompts")
+    table.add_column("blocks")
+    table.add_column("confirmed", justify="right", no_wrap=True)
+    for name, order in results["orders"].items():
+        found = results["confirmed"].get(name)
+        said = ""
+        if found is not None:
+            kept = "" if found["is_kept"] else ", not kept"
+            said = f"{found['gain']:+.3f} ± {found['error']:.3f}{kept}"
+        table.add_row(name, " ".join(map(str, order[:removed])), said)
+    show_table(console, table)
+    console.print()
