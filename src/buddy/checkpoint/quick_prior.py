@@ -116,8 +116,8 @@ class QuickPrior(Prior):
             )
         num_blocks = self._backbone.num_blocks
         _LOG.info(
-            "measuring a quick order of the %d blocks, once for this model; buddy importance "
-            "measures better ones, and buddy train trains a router",
+            "measuring a quick order of the %d blocks, once for this model; buddy route searches "
+            "better ones by kind of prompt, and fits a router to them",
             num_blocks,
         )
         summed, done = torch.zeros(num_blocks, dtype=torch.float64), 0

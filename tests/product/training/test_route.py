@@ -5,17 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
 from buddy.budget.blocks import least_blocks
-from buddy.data.examples import Example, Source
+from buddy.cli.main import app
+from buddy.data.examples import Example, Source, read_examples
+from buddy.data.mix import MIX_KINDS
 from buddy.depth.select import select_blocks
-from buddy.errors import DataError, ModelError, RecipeError, TrainingError
+from buddy.errors import BuddyError, DataError, ModelError, RecipeError, TrainingError
 from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import FULL, PRIOR, ROUTED, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
-from buddy.training.route.groups import cluster, nearest, split_groups
+from buddy.training.route.groups import by_source, cluster, nearest, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
 from buddy.training.route.orders import race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
@@ -320,3 +323,48 @@ def test_depths_that_the_model_has_not_are_refused(recipe, tmp_path):
     with pytest.raises(RecipeError, match=r"search\.depths: of 6 blocks"):
         train_route(replace(recipe, search=search), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def run_command(*arguments):
+    return CliRunner().invoke(app, ["route", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def test_the_command_shows_what_routing_gains(recipe, tmp_path):
+    rows, out = recipe.data.train[0].path, tmp_path / "out"
+    few = ("--set", "fit.steps=20", "--set", "search.rows=6", "--set", "search.check_rows=6")
+    done = run_command(recipe.model.name, "--rows", rows, "--out", out, *few)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{out}/checkpoint\n"
+    shown = done.stderr
+    assert max(len(line) for line in shown.splitlines() if "Nats a token" not in line) <= 80
+    for text in ("5 of 6 blocks", "prompts", "single", "routed", "mean", "all prompts"):
+        assert text in shown
+    record = json.loads((out / "record.json").read_text())
+    assert record["config"]["search"]["rows"] == 6
+    again = run_command(recipe.model.name, "--rows", rows, "--out", out, *few)
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--check", "rows.jsonl"), "--check needs --rows"),
+        (("--rows", "none.jsonl"), "none.jsonl cannot be read"),
+        (("--set", "search.wors=3"), "wors"),
+        (("--set", "search.depths=[0.5, 0.7]"), "search.depths must be one at least and fall"),
+        (("--set", "search.rows=0"), "at least 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_does_not_fit_is_refused_by_name(recipe, tmp_path, arguments, message):
+    done = run_command(recipe.model.name, "--out", tmp_path / "out", *arguments)
+    assert isinstance(done.exception, BuddyError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_ship_are_of_the_kinds_that_it_groups():
+    examples = read_examples(
+        Source(shipped="mix", template="alpaca"), word_tokenizer(), max_tokens=10_000
+    )
+    assert sorted(by_source(examples)) == sorted(MIX_KINDS)

@@ -1,7 +1,7 @@
 """`buddy route`: a router for a model whose weights stay as they are."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from buddy.training.route.recipe import RouteRecipe
 
 Rows = list[Path] | None
+_MAX_TOKENS: Final = 256
+"""Of prompt and answer together, where the context holds as many."""
 
 
 def route(
@@ -56,22 +58,26 @@ def route(
 def _recipe(
     model: str, rows: Rows, check: Rows, dtype: str | None, changes: list[str]
 ) -> "RouteRecipe":
+    from buddy.checkpoint.resolve import resolve
     from buddy.errors import RecipeError
+    from buddy.model import BuddyForCausalLM
     from buddy.settings import build, change_value
     from buddy.training.route.recipe import RouteRecipe
 
     if check and not rows:
         raise RecipeError("--check needs --rows: the mix that ships has rows for the check itself")
 
-    def named(files: Rows) -> list[dict[str, str]]:
-        return [{"path": str(file)} for file in files or []]
-
+    resolved = resolve(model)
+    context = BuddyForCausalLM.outline(resolved, policy="full").backbone.context
+    has_template = resolved.load_tokenizer().chat_template is not None
+    how = {"template": "chat" if has_template else "alpaca"}
+    files = [{"path": str(file), **how} for file in rows or []]
     values: dict[str, Any] = {
         "model": {"name": model, "dtype": dtype or _fast_dtype()},
         "data": {
-            "train": named(rows) or [{"shipped": "mix"}],
-            "validation": named(check),
-            "max_tokens": 320,
+            "train": files or [{"shipped": "mix", **how}],
+            "validation": [{"path": str(file), **how} for file in check or []],
+            "max_tokens": min(_MAX_TOKENS, context),
         },
     }
     for change in changes:

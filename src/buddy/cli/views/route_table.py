@@ -50,7 +50,7 @@ def _show(console: "Console", compared: Mapping[str, Any], num_blocks: int, what
 
 
 def _show_orders(console: "Console", results: Mapping[str, Any], removed: int) -> None:
-    table = plain_table("Blocks in the order in which they are left out")
+    table = plain_table("Blocks left out, first to last")
     name_column(table, "prompts")
     table.add_column("blocks")
     table.add_column("confirmed", justify="right", no_wrap=True)
