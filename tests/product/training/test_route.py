@@ -125,7 +125,7 @@ def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "part.json", interrupted)
-    assert 0 < len(json.loads((tmp_path / "part.json").read_text())["results"]["removed"]) < 4
+    assert 0 < len(json.loads((tmp_path / "part.json").read_text())["results"]["removal_order"]) < 4
     assert search(tmp_path / "part.json", plain) == whole
 
 
@@ -143,7 +143,13 @@ def test_the_record_of_another_search_is_refused(tmp_path, change):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"removed": [2, 2]}, {"removed": [0]}, {"nats": []}, {"prices": {}}, {"prices": 3}],
+    [
+        {"removal_order": [2, 2]},
+        {"removal_order": [0]},
+        {"nats": []},
+        {"prices": {}},
+        {"prices": 3},
+    ],
     ids=str,
 )
 def test_a_damaged_record_is_refused(tmp_path, damage):
@@ -282,6 +288,8 @@ def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
     assert routed.policy.name == "routed"
     ids = torch.randint(2, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     assert torch.equal(routed(ids).logits, base(ids).logits)
+    assert routed(ids, budget="4 blocks").executed_blocks.tolist() == [4, 4]
+    routed.set_policy(f"static:{tmp_path / 'out' / 'orders' / 'one.json'}")
     assert routed(ids, budget="4 blocks").executed_blocks.tolist() == [4, 4]
     found = results(tmp_path / "out")
     assert sorted(found["orders"]) == [COMMON, "one", "two"]

@@ -136,7 +136,7 @@ class OrderSearch:
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` goes on."""
         return {
-            "removed": self.removed,
+            "removal_order": self.removed,
             "nats": self.means,
             "prices": {str(block): price for block, price in sorted(self.prices.items())},
             "num_measured": self.num_measured,
@@ -204,7 +204,7 @@ def _read(
     found = record["results"]
     try:
         search = OrderSearch(
-            removed=[int(block) for block in found["removed"]],
+            removed=[int(block) for block in found["removal_order"]],
             means=[float(mean) for mean in found["nats"]],
             prices={int(block): float(price) for block, price in found["prices"].items()},
             num_measured=int(found["num_measured"]),
