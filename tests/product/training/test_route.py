@@ -209,7 +209,7 @@ def test_the_router_gives_each_group_its_order():
     centres = {"a": torch.randn(width, generator=draw), "b": torch.randn(width, generator=draw)}
     orders = {"a": (4, 3, 2, 1), "b": (2, 4, 1, 3)}
     views = {n: c + 0.1 * torch.randn(40, width, generator=draw) for n, c in centres.items()}
-    assert fit_router(router, views, orders, FitSettings(steps=300)) < 0.1
+    assert fit_router(router, views, orders, FitSettings(steps=200), seed=0) > 0.99
     for name, centre in centres.items():
         unseen = centre + 0.1 * torch.randn(20, width, generator=draw)
         scores = router.decision.fuse(router.decision(unseen))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
@@ -14,6 +15,10 @@ from buddy.training.route.recipe import FitSettings
 from buddy.training.summaries import Standard, router_summaries
 
 _BATCH = 16
+_PAIRS = 64
+"""Pairs of blocks that a step draws."""
+_STEEP = 4.0
+"""Deviations of the ranks, as a unit of the logistic loss."""
 
 
 def rank_scores(order: Sequence[int], num_blocks: int) -> Float[Tensor, " middle"]:
@@ -87,46 +92,54 @@ def fit_router(
     summaries: Mapping[str, Float[Tensor, "views summary"]],
     orders: Mapping[str, Sequence[int]],
     settings: FitSettings,
+    seed: int,
 ) -> float:
-    """Fit the scores by least squares; every group weighs the same.
+    """Fit the ranking: of two blocks, the one that the group's order keeps longer scores higher.
+
+    The loss of a pair is the logistic one, so that scores grow apart and prompts at the border of
+    two groups have few ranks between the two orders. Noise on what is seen stands for prompts that
+    were not. Every group weighs the same.
 
     Args:
         router: Whose Decision Module is fitted; its prior stays.
         summaries: Of each group, as `seen_summaries` gives them.
         orders: Of each group; every middle block once.
         settings: Of the fit.
+        seed: Of the noise, and of the pairs that each step draws.
 
     Returns:
-        Root of the mean squared error of a score, at the end.
+        Share of the pairs, over views, that the fitted scores order as they should.
     """
     decision, num_blocks = router.decision, router.config.num_blocks
     device = decision.prior.device
-    seen = torch.cat([*summaries.values()]).to(device)
-    wanted = torch.cat(
-        [
-            rank_scores(orders[name], num_blocks).to(device).expand(len(views), -1)
-            for name, views in summaries.items()
-        ]
-    )
-    weights = torch.cat(
-        [torch.full((len(views), 1), 1 / len(views)) for views in summaries.values()]
-    ).to(device) / len(summaries)
+    seen = torch.cat([*summaries.values()])
     standard = Standard.of(seen)
     standardised = standard(seen)
+    wanted = torch.stack([rank_scores(orders[name], num_blocks) for name in summaries])
+    counts = [len(views) for views in summaries.values()]
+    group = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    weights = torch.cat([torch.full((count,), 1 / count / len(counts)) for count in counts])
+    one, other = torch.triu_indices(num_blocks - 2, num_blocks - 2, 1)
+    signs = (wanted[:, one] - wanted[:, other]).sign()[group]
+    draw = torch.Generator().manual_seed(seed)
+    decision.cpu().requires_grad_(True)
     optimizer = torch.optim.AdamW(
         decision.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    error = torch.zeros(())
     with torch.enable_grad():
-        decision.requires_grad_(True)
         for _ in range(settings.steps):
+            noise = torch.randn(standardised.shape, generator=draw)
+            scores = decision.fuse(decision(standardised + settings.noise * noise))
+            pairs = torch.randint(len(one), (min(_PAIRS, len(one)),), generator=draw)
+            apart = (scores[:, one[pairs]] - scores[:, other[pairs]]) * signs[:, pairs]
             optimizer.zero_grad()
-            scores = decision.fuse(decision(standardised))
-            error = ((scores - wanted).square().mean(1, keepdim=True) * weights).sum()
-            error.backward()  # type: ignore[no-untyped-call]  # torch's own
+            (softplus(-_STEEP * apart).mean(1) @ weights).backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             falling.step()
-        decision.requires_grad_(False)
+    decision.requires_grad_(False)
+    scores = decision.fuse(decision(standardised))
+    right = (scores[:, one] - scores[:, other]) * signs > 0
     standard.fold(decision.down)
-    return float(error.detach().sqrt())
+    decision.to(device)
+    return float(right.double().mean(1) @ weights.double())

@@ -54,7 +54,7 @@ class SearchSettings(RecipeTable):
 class FitSettings(RecipeTable):
     """How the Decision Module is fitted to rank as the orders do."""
 
-    rank: Annotated[int, Range(1, 2**16)] = 32
+    rank: Annotated[int, Range(1, 2**16)] = 64
     """Width of its hidden layer."""
     prompts: Annotated[int, ROWS] = 200
     """Prompts of a group, at most; each is seen alone and with parts of its answer."""
@@ -62,8 +62,10 @@ class FitSettings(RecipeTable):
     """Steps over all of them."""
     learning_rate: Annotated[float, LEARNING_RATE] = 0.01
     """At the beginning; it falls to nothing."""
-    weight_decay: Annotated[float, Range(0, 100)] = 0.01
+    weight_decay: Annotated[float, Range(0, 100)] = 0.1
     """Of AdamW."""
+    noise: Annotated[float, Range(0, 100)] = 0.5
+    """Deviation of the noise on what is seen, in deviations between prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -126,15 +126,16 @@ class _Route:
             for name, order in searched.items()
         }
         router = new_router(model, common, recipe.fit, recipe.seed)
-        error = fit_router(
+        ranked = fit_router(
             router,
             {name: seen_summaries(model, router, group.fit) for name, group in groups.items()},
             orders,
             recipe.fit,
+            recipe.seed,
         )
         every = {COMMON: common, **searched}
         tables = self._check(groups, strangers, every, prior, router)
-        return self._finish(rows, groups, every, confirmed, router, error, tables)
+        return self._finish(rows, groups, every, confirmed, router, ranked, tables)
 
     def _groups(
         self, rows: Rows, router: Router
@@ -337,7 +338,7 @@ class _Route:
         orders: Mapping[str, Sequence[int]],
         confirmed: Mapping[str, Any],
         router: Router,
-        error: float,
+        ranked: float,
         tables: Mapping[str, Sequence[Compared]],
     ) -> Path:
         recipe = self.run.recipe
@@ -364,7 +365,7 @@ class _Route:
                     name: {part: len(getattr(group, part)) for part in Group.__slots__}
                     for name, group in groups.items()
                 },
-                "fit_error": error,
+                "pairs_ranked": ranked,
                 "tables": {
                     name: [compared.to_json() for compared in table]
                     for name, table in tables.items()
