@@ -18,7 +18,7 @@ from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import FULL, PRIOR, ROUTED, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
-from buddy.training.route.groups import by_source, cluster, nearest, split_groups
+from buddy.training.route.groups import Clusters, by_source, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
 from buddy.training.route.orders import race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
@@ -188,9 +188,12 @@ def test_prompts_that_look_alike_are_one_group():
     centres = 5 * torch.randn(4, 12, generator=draw)
     wanted = torch.arange(4).repeat(30)
     points = centres[wanted] + 0.3 * torch.randn(120, 12, generator=draw)
-    standard, found = cluster(points, 4, seed=0)
-    mine = nearest(standard(points), found)
+    mine = Clusters.of(points, 4, seed=0)(points)
     assert len({(int(a), int(b)) for a, b in zip(mine, wanted, strict=True)}) == 4
+    few = Clusters.of(points[:45], 6, seed=0)
+    assert len(few.centres) < 4
+    assert torch.bincount(few(points[:45])).min() >= 10
+    assert len(Clusters.of(points[:3], 6, seed=0).centres) == 1
 
 
 def test_scores_rank_as_the_order_does():

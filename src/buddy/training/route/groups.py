@@ -24,6 +24,7 @@ LEAST_ROWS: Final = 10
 _SHARES: Final = (0.4, 0.3)
 """Of a group's rows: searched on, confirmed on. The rest is for the check."""
 _TURNS: Final = 100
+"""Of k-means, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +108,62 @@ def by_source(examples: Sequence[Example]) -> dict[str, list[Example]]:
     return groups
 
 
-def cluster(
-    summaries: Float[Tensor, "prompts summary"], number: int, seed: int
-) -> tuple[Standard, Float[Tensor, "groups summary"]]:
-    """Centres of groups among standardised summaries: k-means from k-means++ starts.
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Groups among what the router sees.
 
-    Args:
-        summaries: What the router sees.
-        number: Of groups.
-        seed: Of the starts.
-
-    Returns:
-        What standardises summaries, and the centres.
+    Attributes:
+        standard: Standardises summaries.
+        centres: Of the groups, standardised.
     """
-    standard = Standard.of(summaries)
-    points, draw = standard(summaries), torch.Generator().manual_seed(seed)
+
+    standard: Standard
+    centres: Float[Tensor, "groups summary"]
+
+    @classmethod
+    def of(cls, summaries: Float[Tensor, "prompts summary"], most: int, seed: int) -> "Clusters":
+        """As many groups as may be, of `LEAST_ROWS` prompts or more each.
+
+        Args:
+            summaries: What the router sees of each prompt.
+            most: Of groups.
+            seed: Of where they begin.
+        """
+        standard = Standard.of(summaries)
+        points = standard(summaries)
+        for number in range(max(1, min(most, len(points) // LEAST_ROWS)), 1, -1):
+            found = cls(standard, _centres(points, number, seed))
+            if int(torch.bincount(found(summaries), minlength=number).min()) >= LEAST_ROWS:
+                return found
+        return cls(standard, points.mean(0, keepdim=True))
+
+    def __call__(self, summaries: Float[Tensor, "prompts summary"]) -> Int[Tensor, " prompts"]:
+        """The group of each prompt: the nearest."""
+        return _nearest(self.standard(summaries), self.centres)
+
+
+def _centres(
+    points: Float[Tensor, "prompts summary"], number: int, seed: int
+) -> Float[Tensor, "groups summary"]:
+    """K-means, begun as k-means++ does."""
+    draw = torch.Generator().manual_seed(seed)
     centres = points[torch.randint(len(points), (1,), generator=draw)]
     while len(centres) < number:
         far = torch.cdist(points, centres).amin(1).square()
         weights = far if bool(far.sum() > 0) else torch.ones_like(far)
         centres = torch.cat([centres, points[torch.multinomial(weights, 1, generator=draw)]])
     for _ in range(_TURNS):
-        mine = nearest(points, centres)
+        members = [points[_nearest(points, centres) == group] for group in range(number)]
         moved = torch.stack(
-            [
-                points[mine == group].mean(0) if bool((mine == group).any()) else centres[group]
-                for group in range(number)
-            ]
+            [some.mean(0) if len(some) else centres[g] for g, some in enumerate(members)]
         )
         if torch.equal(moved, centres):
             break
         centres = moved
-    return standard, centres
+    return centres
 
 
-def nearest(
+def _nearest(
     points: Float[Tensor, "prompts summary"], centres: Float[Tensor, "groups summary"]
 ) -> Int[Tensor, " prompts"]:
-    """The group of each point."""
     return torch.cdist(points, centres).argmin(1)

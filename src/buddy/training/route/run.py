@@ -21,19 +21,18 @@ from buddy.errors import RecipeError
 from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
 from buddy.policies.static import StaticPolicy
-from buddy.resume import ResumeFile
+from buddy.resume import ResumeFile, fingerprint
 from buddy.routing.router import Router
-from buddy.training.batches import check_context, rows_identity
+from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
 from buddy.training.route.check import FULL, PRIOR, ROUTED, Compared, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, seen_summaries
 from buddy.training.route.groups import (
     GROUPS,
+    Clusters,
     Group,
     by_source,
-    cluster,
-    nearest,
     split_groups,
 )
 from buddy.training.route.losses import Losses, batches, race_batches, set_losses
@@ -46,6 +45,8 @@ from buddy.training.summaries import router_summaries
 COMMON: Final = "all prompts"
 """Name of the order that is searched on rows of every group."""
 _BATCH: Final = 16
+_CLUSTERED: Final = 3000
+"""Rows that are grouped by what the router sees, at most."""
 ORDERS: Final = "orders"
 """Folder of the orders' records, within that of the run."""
 
@@ -144,18 +145,18 @@ class _Route:
         settings, seed = self.run.recipe.search, self.run.recipe.seed
         train, validation = by_source(rows.train), by_source(rows.validation)
         if settings.groups is not None or len(train) == 1:
-            number = min(settings.groups or GROUPS, max(1, len(rows.train) // 30))
             see = partial(seen_summaries, self.model, router, parts=(0.0,))
-            standard, centres = cluster(see(rows.train), number, seed)
+            some = draw_rows(rows.train, _CLUSTERED, seed)
+            clusters = Clusters.of(see(some), settings.groups or GROUPS, seed)
 
             def grouped(some: Sequence[Example]) -> dict[str, list[Example]]:
                 made: dict[str, list[Example]] = {}
-                mine = nearest(standard(see(some)), centres).tolist() if some else []
+                mine = clusters(see(some)).tolist() if some else []
                 for example, group in zip(some, mine, strict=True):
                     made.setdefault(f"group {group + 1}", []).append(example)
                 return made
 
-            train, validation = grouped(rows.train), grouped(rows.validation)
+            train, validation = grouped(some), grouped(rows.validation)
         prompts_each = self.run.recipe.fit.prompts
         groups = split_groups(train, validation, settings, prompts=prompts_each, seed=seed)
         strangers: dict[str, Sequence[Example]] = {
@@ -253,7 +254,7 @@ class _Route:
             self.run.out / f"{what.replace(' ', '-')}.safetensors",
             {
                 "rows": rows_identity(examples),
-                "sets": sets.long().tolist(),
+                "sets": fingerprint(sets),
                 "size": size,
                 "model": self.model.facts(),
                 "dtype": str(self.model.dtype),
