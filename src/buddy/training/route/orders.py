@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool
@@ -19,7 +19,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.errors import ModelError, TrainingError
 from buddy.records import RunRecord, read_record
-from buddy.resume import check_same
+from buddy.resume import check_same, checksum
 from buddy.training.route.losses import Losses
 
 Measure = Callable[[Sequence[Example], Bool[Tensor, "one sets blocks"]], Losses]
@@ -143,7 +143,8 @@ class OrderSearch:
         }
 
 
-KIND = "route-order"
+KIND: Final = "route-order"
+_CHECKSUM: Final = "checksum"
 
 
 def search_order(
@@ -178,18 +179,18 @@ def search_order(
         ModelError: A loss is not a number.
     """
     config = {**identity, "rounds": rounds, "candidates": candidates, "sure": sure}
-    search = _read(path, config, model, num_blocks)
+    search = _read(path, config, model)
     on_round(len(search.removed))
     while len(search.removed) < rounds:
         search.step(measure, rows, num_blocks, candidates=candidates, sure=sure)
-        RunRecord(kind=KIND, model=dict(model), config=config, results=search.to_json()).save(path)
+        results = search.to_json()
+        results[_CHECKSUM] = checksum([config, dict(model), results])
+        RunRecord(kind=KIND, model=dict(model), config=config, results=results).save(path)
         on_round(len(search.removed))
     return search
 
 
-def _read(
-    path: Path, config: dict[str, Any], model: Mapping[str, Any], num_blocks: int
-) -> OrderSearch:
+def _read(path: Path, config: dict[str, Any], model: Mapping[str, Any]) -> OrderSearch:
     if not path.exists():
         return OrderSearch()
     record = read_record(path)
@@ -201,20 +202,13 @@ def _read(
         "delete it to search again, or name another --out",
         TrainingError,
     )
-    found = record["results"]
-    try:
-        search = OrderSearch(
-            removed=[int(block) for block in found["removal_order"]],
-            means=[float(mean) for mean in found["nats"]],
-            prices={int(block): float(price) for block, price in found["prices"].items()},
-            num_measured=int(found["num_measured"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TrainingError(f"{path} is damaged: delete it to search again") from error
-    middle = set(range(1, num_blocks - 1))
-    whole = len(search.means) == len(search.removed) + 1 and len(set(search.removed)) == len(
-        search.removed
-    )
-    if not (whole and set(search.removed) <= middle and set(search.prices) == middle):
+    found = dict(record["results"])
+    seal = found.pop(_CHECKSUM, None)
+    if seal != checksum([config, dict(model), found]):
         raise TrainingError(f"{path} is damaged: delete it to search again")
-    return search
+    return OrderSearch(
+        removed=found["removal_order"],
+        means=found["nats"],
+        prices={int(block): price for block, price in found["prices"].items()},
+        num_measured=found["num_measured"],
+    )
