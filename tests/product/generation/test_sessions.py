@@ -134,6 +134,25 @@ def test_a_model_may_be_made_under_inference_mode(engine):
     assert torch.equal(made.generate(FIRST, budget="4 blocks", **MORE), expected)
 
 
+@every_engine
+@pytest.mark.parametrize("kv_policy", ["lazy", "project", "mask", "zero"])
+def test_a_session_goes_on_in_and_out_of_inference_mode(engine, kv_policy):
+    modes = (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.no_grad)
+
+    def logits_of(*modes):
+        buddy, cache, logits = tiny_buddy(engine=engine, kv_policy=kv_policy), None, []
+        for blocks, mode in zip((4, 3, 5, 4), modes, strict=True):
+            ids = random_ids(2, 15, seed=blocks)  # the cache grows
+            with mode():
+                out = buddy(ids, cache=cache, budget=f"{blocks} blocks")
+            cache, logits = out.cache, [*logits, out.logits.detach()]
+        return torch.cat(logits, 1)
+
+    expected = logits_of(*[torch.no_grad] * 4)
+    assert_close(logits_of(*modes), expected)
+    assert_close(logits_of(*modes[1:], torch.inference_mode), expected)
+
+
 @needs_cc
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_kernel_reads_float32_whatever_torchs_default_is(dtype):

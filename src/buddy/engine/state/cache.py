@@ -182,7 +182,8 @@ class BlockKVCache(BlockKV):
         """The block's holes under `mask`, wide enough for the cache."""
         holes = self._hidden_slots[block]
         if holes is None or holes.shape != (self.rows, self.capacity):
-            grown = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=self.device)
+            with torch.inference_mode(False):
+                grown = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=self.device)
             if holes is not None:
                 grown[: holes.shape[0], : holes.shape[1]] = holes
             self._hidden_slots[block] = holes = grown
@@ -201,7 +202,9 @@ class BlockKVCache(BlockKV):
             )
         if keys is not None and values is not None:
             return keys, values
-        new = (like.new_zeros(shape, dtype=self.dtype), like.new_zeros(shape, dtype=self.dtype))
+        with torch.inference_mode(False):  # a session may go on outside of it
+            keys, values = (torch.zeros(shape, dtype=self.dtype, device=like.device) for _ in "kv")
+        new = keys, values
         self._keys[block], self._values[block] = new
         self.revision += 1
         return new
@@ -211,10 +214,11 @@ class BlockKVCache(BlockKV):
         like = torch.empty(0, dtype=dtype, device=self.device)
         if self.device.type == "cpu" and all(buffer is None for buffer in self._keys):
             shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
-            whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            for block, (keys, values) in enumerate(whole):
-                # No views for autograd, which would refuse to write into them under gradients.
-                self._keys[block], self._values[block] = keys.detach(), values.detach()
+            with torch.inference_mode(False):
+                whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+                for block, (keys, values) in enumerate(whole):
+                    # No views for autograd, which would refuse to write into them under gradients.
+                    self._keys[block], self._values[block] = keys.detach(), values.detach()
             self.revision += 1
         for block in range(len(self._keys)):
             self._buffers(block, heads, head_dim, like)
@@ -310,6 +314,8 @@ class BlockKVCache(BlockKV):
         return residuals + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def _grown(old: Tensor, rows: int, slots: int) -> Tensor:
     """A larger buffer [rows, heads, slots, head] that has what the old one has."""
     shape = (rows, old.shape[1], slots, old.shape[3])

@@ -89,7 +89,8 @@ class SkippedResiduals:
         arena = self.arena
         if arena.stored is None:
             size = max(_FIRST_PLACES, places)
-            stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
+            with torch.inference_mode(False):  # a session may go on outside of it
+                stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
             self.arena = Arena(stored, arena.waiting, arena.filled, 0)
             return False
         if arena.count + places <= len(arena.stored):
@@ -103,6 +104,8 @@ class SkippedResiduals:
             with suppress(MemoryError, RuntimeError):  # without room to move, all stays where it is
                 self._compact(0)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _compact(self, places: int) -> None:
         arena = self.arena
         assert arena.stored is not None
