@@ -14,6 +14,7 @@ from buddy.errors import CheckpointError
 from buddy.files import system_errors
 from buddy.hub.gguf.header import GgufHeader
 from buddy.hub.gguf.rope import rope_scaling
+from buddy.hub.gguf.sampling import sampling_wishes
 from buddy.hub.gguf.tokenizer import load_tokenizer, stop_token_ids
 from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
@@ -112,7 +113,8 @@ def _require_whole(model: Any, missing: Iterable[str], header: GgufHeader) -> No
 
 
 def _describe_generation(model: Any, tokenizer: Any, header: GgufHeader) -> None:
-    """Make model and tokenizer agree on how a text begins, ends and is padded."""
+    """Make model and tokenizer agree on how a text begins, ends, is padded and is drawn."""
+    model.generation_config.update(**sampling_wishes(header))
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.eos_token_id = stop_token_ids(tokenizer, header)
     model.generation_config.pad_token_id = tokenizer.pad_token_id

@@ -85,6 +85,24 @@ def test_tokenizer_and_generation_settings_agree(convert):
     assert END in chat
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"temp": 0.6, "top_k": 20, "top_p": 0.95}, (True, 0.6, 20, 0.95)),
+        ({"penalty_repeat": 1.1, "mirostat": 0, "mirostat_tau": 5.0}, (True, None, None, None)),
+        ({"temp": 0.0}, (False, None, None, None)),
+        ({}, (None, None, None, None)),
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_the_file_wants_it(convert, stated, expected):
+    folder = convert(**{f"general__sampling__{name}": value for name, value in stated.items()})
+    config = load(folder).generation_config
+    got = (config.do_sample, config.temperature, config.top_k, config.top_p)
+    assert got == pytest.approx(expected)
+    assert config.repetition_penalty == pytest.approx(stated.get("penalty_repeat"))
+
+
 def test_a_turn_that_ends_with_another_token_ends_the_text_too(convert):
     folder = convert(tokenizer__ggml__eot_token_id=END_OF_TEXT)
     assert load(folder).generation_config.eos_token_id == [END_OF_TEXT, END]
@@ -310,6 +328,9 @@ LINEAR = {"llama__rope__scaling__type": "linear"}
         ({"llama__attention__causal": False}, "sets llama.attention.causal to False"),
         ({"llama__pooling_type": 3}, "sets llama.pooling_type to 3"),
         ({"llama__rope__freq_base_swa": 1e4}, "sets llama.rope.freq_base_swa"),
+        ({"general__sampling__mirostat": 2}, "sets general.sampling.mirostat to 2, which Buddy"),
+        ({"general__sampling__sequence": "edskypmxt"}, "sets general.sampling.sequence to edsk"),
+        ({"general__sampling__temp": "hot"}, "sets general.sampling.temp to hot"),
         ({"llama__context_length": None}, "says nothing of llama.context_length"),
         (
             {"llama__attention__layer_norm_rms_epsilon": None},
