@@ -135,7 +135,8 @@ def _check_quant(name: str) -> None:
     check_quantisation(name)
 
 
-def _check_dtype(name: str) -> None:
+def check_dtype(name: str) -> None:
+    """Refuse what no command computes in."""
     from buddy.cli.loading import DTYPES
 
     if name not in DTYPES:
@@ -222,7 +223,7 @@ Quant = Annotated[
 Dtype = Annotated[
     str | None,
     checked(
-        _check_dtype,
+        check_dtype,
         help="Numbers of weights and sums: bfloat16 or float32. As saved if not given.",
     ),
 ]

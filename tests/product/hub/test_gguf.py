@@ -90,7 +90,8 @@ def test_tokenizer_and_generation_settings_agree(convert):
     [
         ({"temp": 0.6, "top_k": 20, "top_p": 0.95}, (True, 0.6, 20, 0.95)),
         ({"penalty_repeat": 1.1, "mirostat": 0, "mirostat_tau": 5.0}, (True, None, None, None)),
-        ({"temp": 0.0}, (False, None, None, None)),
+        ({"temp": 0.0, "top_k": 40}, (False, None, None, None)),
+        ({"top_k": 0, "penalty_repeat": 1.0, "penalty_last_n": 64}, (True, None, 0, None)),
         ({}, (None, None, None, None)),
     ],
     ids=str,
@@ -331,6 +332,8 @@ LINEAR = {"llama__rope__scaling__type": "linear"}
         ({"general__sampling__mirostat": 2}, "sets general.sampling.mirostat to 2, which Buddy"),
         ({"general__sampling__sequence": "edskypmxt"}, "sets general.sampling.sequence to edsk"),
         ({"general__sampling__temp": "hot"}, "sets general.sampling.temp to hot"),
+        ({"general__sampling__top_p": 5.0}, "sets general.sampling.top_p to 5.0"),
+        ({"general__sampling__top_k": 40.5}, "sets general.sampling.top_k to 40.5"),
         ({"llama__context_length": None}, "says nothing of llama.context_length"),
         (
             {"llama__attention__layer_norm_rms_epsilon": None},

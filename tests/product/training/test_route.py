@@ -16,18 +16,18 @@ from buddy.depth.select import select_blocks
 from buddy.errors import BuddyError, DataError, ModelError, RecipeError, TrainingError
 from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
-from buddy.training.route.check import FULL, PRIOR, ROUTED, compare, order_sets
+from buddy.training.route.check import compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
-from buddy.training.route.groups import Clusters, by_source, split_groups
+from buddy.training.route.groups import Clusters, apart, by_source, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
-from buddy.training.route.orders import race, search_order
+from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
-from buddy.training.route.run import COMMON, train_route
+from buddy.training.route.run import COMMON, FULL, PRIOR, ROUTED, train_route
 from buddy.training.route.workers import Workers
 from buddy.training.run import RunListener
 from tests.product.training.examples import random_examples
-from tests.product.training.made import write_rows
-from tests.tiny import NUM_BLOCKS, tiny_buddy
+from tests.product.training.made import save_stage_1, write_rows
+from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 from tests.words import word_tokenizer
 
 
@@ -58,7 +58,7 @@ def test_sets_lose_what_the_model_loses_that_runs_them():
     assert measured.tokens.tolist() == [len(example.answer) for example in examples]
 
 
-def additive(costs, noise=0.0, log=None):
+def additive(costs, noise=0.0, log=None, first=0.0):
     """Losses that a known price of each absent block adds up to; each row has noise of its own."""
 
     def measure(rows, sets):
@@ -68,7 +68,9 @@ def additive(costs, noise=0.0, log=None):
         for row in rows:
             draw = torch.Generator().manual_seed(row.prompt[0])
             own = noise * torch.randn(len(costs), generator=draw, dtype=torch.float64)
-            nats.append(((~sets[0]).double() * (costs + own)).sum(1) * len(row.answer))
+            base = first if row.prompt[0] < 4 else 2.0
+            lost = base + ((~sets[0]).double() * (costs + own)).sum(1)
+            nats.append(lost * len(row.answer))
         tokens = torch.tensor([float(len(row.answer)) for row in rows], dtype=torch.float64)
         return Losses(torch.stack(nats), tokens)
 
@@ -91,13 +93,43 @@ def test_a_race_ends_as_all_measurements_would_with_fewer_of_them():
     assert found.best == 1  # block 2
     assert found.num_measured == sum(log) < 0.6 * 40 * 6
     assert race(additive(COSTS, 0.2), batches, sets, 100.0).best == 1
+    assert found.mean == pytest.approx(2.1, abs=0.3)
+    for measured, cost in zip(found.behind, COSTS[1:7], strict=True):
+        assert measured == pytest.approx(float(cost) - 0.1, abs=0.4)
 
 
-def test_losses_that_are_no_numbers_end_a_race():
-    sets = torch.ones(1, 8, dtype=torch.bool)
-    sets[0, 1] = False
+@pytest.mark.parametrize("first", [0.0, 9.0])
+def test_candidates_are_compared_on_the_rows_that_they_share(first):
+    """Batches differ far more than blocks: those that left after an easy one are not cheap."""
+    costs = torch.tensor([9.0, *(1 + i if i % 2 else 0.1 for i in range(20)), 9.0]).double()
+    rows = sorted(numbered(24), key=lambda row: row.prompt)
+    batches = [rows[start : start + 4] for start in range(0, 24, 4)]
+    found = OrderSearch()
+    for _ in range(6):
+        found.step(additive(costs, 0.02, first=first), batches, 22, candidates=4, sure=2.0)
+    assert all(costs[block] == costs[1] for block in found.removed)
+
+
+def test_one_row_decides_nothing():
+    sets = torch.ones(2, 8, dtype=torch.bool)
+    sets[0, 1], sets[1, 2] = False, False
+    rows = numbered(9)
+
+    def measure(some, sets):
+        nats = [[0.0, 1.0] if row.prompt[0] == 0 else [5.0, 1.0] for row in some]
+        nats = torch.tensor(nats, dtype=torch.float64)[:, : sets.shape[1]]
+        return Losses(nats, torch.ones(len(some), dtype=torch.float64))
+
+    assert race(measure, [[row] for row in rows], sets, 2.0).best == 1
+    _, error = measure(rows[:1], sets[None]).behind(torch.zeros(1).double())
+    assert bool(error.isinf().all())
+
+
+def test_losses_that_are_no_numbers_are_refused():
+    buddy = tiny_buddy()
+    buddy.backbone.blocks[2].mlp.down_proj.weight.data.fill_(torch.nan)
     with pytest.raises(ModelError, match="not a number"):
-        race(additive(COSTS * torch.inf), race_batches(numbered(4), 2), sets, 2.0)
+        set_losses(buddy.backbone, random_examples(2), torch.ones(1, 1, 6, dtype=torch.bool))
 
 
 def search(path, measure, **changes):
@@ -110,7 +142,7 @@ def search(path, measure, **changes):
 def test_the_cheapest_blocks_go_first(tmp_path):
     found = search(tmp_path / "order.json", additive(COSTS, 0.05))
     assert found.removed == [2, 6, 4, 1]
-    assert found.means == pytest.approx([0, 0.1, 0.3, 0.6, 1.1], abs=0.1)
+    assert found.means == pytest.approx([1.7, 1.8, 2.0, 2.3, 2.8], abs=0.2)
 
 
 def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
@@ -154,25 +186,44 @@ def test_a_damaged_record_is_refused(tmp_path, damage):
         search(path, additive(COSTS))
 
 
-def test_parts_of_a_group_share_no_prompt():
-    rows = {"a": numbered(50), "b": random_examples(30)}
+def test_parts_share_no_prompt():
+    rows = [*numbered(50), *random_examples(30)]
     settings = SearchSettings(rows=15, confirm_rows=12, check_rows=9)
-    for validation in ({}, {"a": numbered(60)[40:]}):
-        groups = split_groups(rows, validation, settings, prompts=20, seed=1)
-        for name, group in groups.items():
-            parts = [
-                {row.prompt for row in part} for part in (group.search, group.confirm, group.check)
-            ]
-            assert sum(map(len, parts)) == len(set.union(*parts)), name
-            assert not parts[2] & {row.prompt for row in group.fit}
-            assert len(group.fit) <= 20
-        assert groups == split_groups(rows, validation, settings, prompts=20, seed=1)
-    assert [len(part) for part in parts] == [12, 9, 9]
+    for validation in ([], numbered(60)[40:] * 3):
+        train, check = apart(rows * 2, validation)
+        assert len(check) == len(validation) // 3
+        made = (by_source(train), by_source(check))
+        groups = split_groups(*made, settings, prompts=20, seed=1)
+        parts = [
+            [row.prompt for row in part]
+            for group in groups.values()
+            for part in (group.search, group.confirm, group.check)
+        ]
+        assert sum(map(len, parts)) == len(set().union(*parts))
+        checked = {row.prompt for group in groups.values() for row in group.check}
+        for group in groups.values():
+            assert not checked & {row.prompt for row in group.fit}
+            assert len(group.fit) == 20
+        assert groups == split_groups(*made, settings, prompts=20, seed=1)
+    assert [len(part) for part in parts[3:]] == [12, 9, 9]
 
 
-def test_a_group_of_few_rows_is_refused():
-    with pytest.raises(DataError, match="9 different rows of few"):
-        split_groups({"few": numbered(9) * 3}, {}, SearchSettings(), prompts=9, seed=0)
+def test_a_prompt_with_other_answers_is_one_prompt():
+    rows = [replace(row, answer=(3,) * n) for row in numbered(5) for n in (1, 2, 3)]
+    train, check = apart(rows, rows[:3])
+    assert [row.prompt for row in train] == [row.prompt for row in numbered(5)[1:]]
+    assert check == rows[:1]
+
+
+def test_groups_that_cannot_be_are_refused():
+    with pytest.raises(DataError, match="9 different prompts of 'few'"):
+        split_groups({"few": numbered(9)}, {}, SearchSettings(), prompts=9, seed=0)
+    many = {str(name): numbered(10) for name in range(65)}
+    with pytest.raises(DataError, match="65 sources"):
+        split_groups(many, {}, SearchSettings(), prompts=9, seed=0)
+    for name in ("prior", "all prompts", "routed", "full depth"):
+        with pytest.raises(DataError, match=f"called '{name}'"):
+            apart([replace(row, source=name) for row in numbered(2)], [])
 
 
 def test_prompts_that_look_alike_are_one_group():
@@ -182,9 +233,10 @@ def test_prompts_that_look_alike_are_one_group():
     points = centres[wanted] + 0.3 * torch.randn(120, 12, generator=draw)
     mine = Clusters.of(points, 4, seed=0)(points)
     assert len({(int(a), int(b)) for a, b in zip(mine, wanted, strict=True)}) == 4
-    few = Clusters.of(points[:45], 6, seed=0)
-    assert len(few.centres) < 4
-    assert torch.bincount(few(points[:45])).min() >= 10
+    some = torch.cat([points[:45], points[60:63]])
+    few = Clusters.of(some, 6, seed=0)
+    assert len(few.centres) <= 4
+    assert torch.bincount(few(some)).min() >= 10
     assert len(Clusters.of(points[:3], 6, seed=0).centres) == 1
 
 
@@ -231,15 +283,16 @@ def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():
     assert found.full == 0.5
     assert found.routed == pytest.approx(2.25)
     assert found.gain == pytest.approx(0.75)
-    # a gains 2 and 2, b 0 and -1: paired errors 0 and 1/sqrt(2)/2... of the mean, halved for two.
-    assert found.gain_error == pytest.approx((2 * 0.5**2) ** 0.5 / 2 / 2)
+    # a gains 2 and 2, b 0 and -1: b's deviations are a half, and the mean is of two sources.
+    assert found.gain_error == pytest.approx((2 * 2 * 0.5**2) ** 0.5 / 2 / 2)
     assert found.distinct_plans == 2
     assert found.by_source["a"]["wrong"] == pytest.approx(2.0)
     assert found.hindsight == pytest.approx((1.5 + 2.5) / 2)
 
 
 def test_work_side_by_side_ends_with_the_first_failure():
-    workers, done = Workers(2), []
+    torch.set_num_threads(2)
+    workers, done = Workers(torch.device("cpu")), []
 
     def work(item):
         if item == 1:
@@ -252,12 +305,21 @@ def test_work_side_by_side_ends_with_the_first_failure():
         workers.map(work, range(3))
     with pytest.raises(InterruptedError):
         workers.check()
-    assert Workers(2).map(lambda item: item**2, range(5)) == [0, 1, 4, 9, 16]
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    again = Workers(torch.device("cpu"))
+    assert again.map(lambda item: item**2, range(5)) == [0, 1, 4, 9, 16]
+
+
+def save_base(folder):
+    """A base model's folder, as its makers would publish it."""
+    tiny_model("qwen3").save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    tiny_buddy("qwen3").save_pretrained(tmp_path / "base", tokenizer=word_tokenizer())
+    save_base(tmp_path / "base")
     lines = []
     for seed, source in enumerate(("one", "two")):
         path = write_rows(tmp_path / f"{source}.jsonl", 24, seed=seed)
@@ -288,6 +350,8 @@ def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
     assert routed(ids, budget="4 blocks").executed_blocks.tolist() == [4, 4]
     found = results(tmp_path / "out")
     assert sorted(found["orders"]) == [COMMON, "one", "two"]
+    assert found["common"] in found["orders"]
+    assert not found["confirmed"].get(found["common"], {"is_kept": False})["is_kept"]
     assert all(sorted(order) == [1, 2, 3, 4] for order in found["orders"].values())
     assert [table["blocks"] for table in found["tables"]["groups"]] == [5, 4]
     assert "a router" in (checkpoint / "README.md").read_text()
@@ -321,6 +385,31 @@ def test_rows_of_no_group_are_checked_apart(recipe, tmp_path):
     assert next(iter(table["by_source"].values()))["answers"] == 12
 
 
+def test_changed_settings_are_measured_anew_and_said(recipe, tmp_path):
+    warnings = []
+    train_route(recipe, tmp_path / "out")
+    fewer = replace(recipe, search=replace(recipe.search, check_rows=3))
+    train_route(fewer, tmp_path / "out", listener=RunListener(warned=warnings.append))
+    assert any("checking the router: measured anew" in text for text in warnings)
+    table = results(tmp_path / "out")["tables"]["groups"][0]
+    assert {row["answers"] for row in table["by_source"].values()} == {3}
+
+
+def test_the_folder_of_another_kind_of_run_is_refused(recipe, tmp_path):
+    record = {"kind": "training-ledger", "config": {}, "results": {}, "model": None}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(TrainingError, match="another kind of run"):
+        train_route(recipe, tmp_path / "out")
+
+
+def test_a_model_that_has_a_router_is_refused(recipe, tmp_path):
+    save_stage_1(tmp_path / "stage1")
+    model = replace(recipe.model, name=str(tmp_path / "stage1"))
+    with pytest.raises(RecipeError, match="has a trained router already"):
+        train_route(replace(recipe, model=model), tmp_path / "out")
+
+
 def test_depths_that_the_model_has_not_are_refused(recipe, tmp_path):
     search = replace(recipe.search, depths=(0.8, 0.2))
     with pytest.raises(RecipeError, match=r"search\.depths: of 6 blocks"):
@@ -339,7 +428,8 @@ def test_the_command_shows_what_routing_gains(recipe, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}/checkpoint\n"
     shown = done.stderr
-    assert max(len(line) for line in shown.splitlines() if "Nats a token" not in line) <= 80
+    prose = ("Nats a token", "Prompts without", "warning:")  # a terminal folds it
+    assert all(len(line) <= 80 for line in shown.splitlines() if not line.startswith(prose))
     for text in ("5 of 6 blocks", "prompts", "single", "routed", "mean", "all prompts"):
         assert text in shown
     record = json.loads((out / "record.json").read_text())
@@ -355,7 +445,9 @@ def test_the_command_shows_what_routing_gains(recipe, tmp_path):
         (("--rows", "none.jsonl"), "none.jsonl cannot be read"),
         (("--set", "search.wors=3"), "wors"),
         (("--set", "search.depths=[0.5, 0.7]"), "search.depths must be one at least and fall"),
-        (("--set", "search.rows=0"), "at least 1"),
+        (("--set", "search.rows=1"), "at least 2"),
+        (("--set", "seed=-1"), "seed must be at least 0"),
+        (("--set", "model.name=other"), "--set model.name: the command has an argument"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

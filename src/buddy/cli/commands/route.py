@@ -21,18 +21,36 @@ def route(
     rows: Annotated[
         Rows,
         typer.Option(
-            help="JSON-lines file of prompts with answers, again for more; each `source` that its "
-            "rows name is a group. A mix that ships with Buddy if not given."
+            metavar="FILE",
+            help="Rows of prompts with answers (JSON lines), one or several files; each `source` "
+            "that they name is a group. By default the mix that ships with Buddy.",
         ),
     ] = None,
     check: Annotated[
-        Rows, typer.Option(help="Rows for the table alone; some of --rows if not given.")
+        Rows,
+        typer.Option(
+            metavar="FILE",
+            help="Rows for the table alone, of the same sources or of others; by default some of "
+            "--rows.",
+        ),
     ] = None,
-    out: options.RunFolder = Path("runs/route"),
-    dtype: options.Dtype = None,
-    changes: options.Changes = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the checkpoint, the orders and the record.")
+    ] = Path("runs/route"),
+    dtype: Annotated[
+        str | None,
+        options.checked(
+            options.check_dtype,
+            help="Numbers of weights and sums: bfloat16 or float32. By default bfloat16 where it "
+            "is fast, else float32.",
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: search.rows=60."),
+    ] = None,
 ) -> None:
-    """Search which blocks each kind of prompt can do without, and fit a router to it.
+    """Search which blocks each kind of prompt can spare, and fit a router.
 
     The model's weights stay as they are. Interrupted, the same command goes on where it stopped.
     """
@@ -81,6 +99,9 @@ def _recipe(
         },
     }
     for change in changes:
+        key = change.partition("=")[0].strip()
+        if key.partition(".")[0] == "model" or key in ("data", "data.train", "data.validation"):
+            raise RecipeError(f"--set {key}: the command has an argument or an option for it")
         change_value(values, change)
     return build(RouteRecipe, values, "--set")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from buddy.cli.views.tables import name_column, plain_table, show_table
+from buddy.errors import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,12 +24,18 @@ def show_route(console: "Console", record: Mapping[str, Any]) -> None:
         _show(console, compared, num_blocks, "")
     for compared in results["tables"].get("others", ()):
         _show(console, compared, num_blocks, ", prompts of no group")
-    deepest = results["tables"]["groups"][-1]["blocks"]
-    _show_orders(console, results, num_blocks - deepest)
+    fewest = results["tables"]["groups"][-1]["blocks"]
+    _show_orders(console, results, num_blocks - fewest)
     console.print(
-        "Nats a token of rows that nothing was chosen on. single: the best one order for all of "
-        "them, chosen in hindsight; hindsight: the best order for each answer; gain: of routed "
-        "over single, ± its paired standard error.",
+        f"Prompts without an order of their own have that of {_name(results['common'])}; gains are "
+        "over it, on rows that were not searched on.\n",
+        style="dim",
+    )
+    console.print(
+        "Nats a token of rows that no order and no router was chosen on. full: at full depth; "
+        "prior: by the order that the model had; single: by the best one order for all these rows, "
+        "and hindsight: by the best for each answer, both told by these very answers; gain: of "
+        "routed over single, ± its paired standard error.",
         style="dim",
     )
 
@@ -44,7 +51,7 @@ def _show(console: "Console", compared: Mapping[str, Any], num_blocks: int, what
     ]
     for name, row in rows:
         gain = f"{row['gain']:+.3f} ± {row['gain_error']:.3f}"
-        table.add_row(name, *(f"{row[way]:.3f}" for way in _WAYS), gain)
+        table.add_row(_name(name), *(f"{row[way]:.3f}" for way in _WAYS), gain)
     show_table(console, table)
     console.print()
 
@@ -53,13 +60,18 @@ def _show_orders(console: "Console", results: Mapping[str, Any], removed: int) -
     table = plain_table("Blocks left out, first to last")
     name_column(table, "prompts")
     table.add_column("blocks")
-    table.add_column("confirmed", justify="right", no_wrap=True)
+    table.add_column("gain", justify="right", no_wrap=True)
     for name, order in results["orders"].items():
         found = results["confirmed"].get(name)
         said = ""
         if found is not None:
-            kept = "" if found["is_kept"] else ", not kept"
-            said = f"{found['gain']:+.3f} ± {found['error']:.3f}{kept}"
-        table.add_row(name, " ".join(map(str, order[:removed])), said)
+            so = "" if found["is_kept"] or name == results["common"] else ", not kept"
+            said = f"{found['gain']:+.3f} ± {found['error']:.3f}{so}"
+        table.add_row(_name(name), " ".join(map(str, order[:removed])), said)
     show_table(console, table)
     console.print()
+
+
+def _name(text: str) -> str:
+    """A name that anybody may have given, on one line."""
+    return shown(text, 40)[1:-1]

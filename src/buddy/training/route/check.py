@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from buddy.training.route.groups import FULL, PRIOR, ROUTED
 from buddy.training.route.losses import Losses
-
-ROUTED: Final = "routed"
-FULL: Final = "full depth"
-PRIOR: Final = "prior"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,8 @@ def compare(
         losses: Of the answers of each source, one column for each of `columns`.
         columns: (way, blocks): full depth, the prior, each order by its name, the router.
         blocks: The depth.
-        group_of: The order that each source's group has; a source that was never searched on has
-            none.
+        group_of: The order that each source's prompts are to have; none where it was never searched
+            on.
         plans: Routed sets of all answers at this depth.
     """
     at = {name: place for place, (name, depth) in enumerate(columns) if depth == blocks}

@@ -119,8 +119,8 @@ def fit_router(
     counts = [len(views) for views in summaries.values()]
     group = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     weights = torch.cat([torch.full((count,), 1 / count / len(counts)) for count in counts])
-    one, other = torch.triu_indices(num_blocks - 2, num_blocks - 2, 1)
-    signs = (wanted[:, one] - wanted[:, other]).sign()[group]
+    first, second = torch.triu_indices(num_blocks - 2, num_blocks - 2, 1)
+    signs = (wanted[:, first] - wanted[:, second]).sign()[group]
     draw = torch.Generator().manual_seed(seed)
     decision.cpu().requires_grad_(True)
     optimizer = torch.optim.AdamW(
@@ -131,15 +131,15 @@ def fit_router(
         for _ in range(settings.steps):
             noise = torch.randn(standardised.shape, generator=draw)
             scores = decision.fuse(decision(standardised + settings.noise * noise))
-            pairs = torch.randint(len(one), (min(_PAIRS, len(one)),), generator=draw)
-            apart = (scores[:, one[pairs]] - scores[:, other[pairs]]) * signs[:, pairs]
+            pairs = torch.randint(len(first), (min(_PAIRS, len(first)),), generator=draw)
+            apart = (scores[:, first[pairs]] - scores[:, second[pairs]]) * signs[:, pairs]
             optimizer.zero_grad()
             (softplus(-_STEEP * apart).mean(1) @ weights).backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             falling.step()
     decision.requires_grad_(False)
     scores = decision.fuse(decision(standardised))
-    right = (scores[:, one] - scores[:, other]) * signs > 0
+    right = (scores[:, first] - scores[:, second]) * signs > 0
     standard.fold(decision.down)
     decision.to(device)
     return float(right.double().mean(1) @ weights.double())

@@ -1,6 +1,6 @@
 """Groups of prompts, and the parts of their rows: one to search on, one to confirm, one to check.
 
-No row is in two parts of its group, so that what is chosen on one tells nothing of another.
+No prompt is in two parts, so that what is chosen on one tells nothing of another.
 """
 
 import random
@@ -13,14 +13,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.errors import DataError
+from buddy.errors import DataError, shown
+from buddy.training.batches import draw_rows
 from buddy.training.route.recipe import SearchSettings
 from buddy.training.summaries import Standard
 
+RESERVED: Final = ("all prompts", "full depth", "prior", "routed")
+"""Names of what is compared with the orders of the groups."""
+COMMON, FULL, PRIOR, ROUTED = RESERVED
+MOST_GROUPS: Final = 64
 GROUPS: Final = 6
 """Groups that are looked for where the rows name no sources."""
 LEAST_ROWS: Final = 10
-"""Rows of a group, at least: less tells nothing of three parts."""
+"""Prompts of a group, at least: less tells nothing of three parts."""
 _SHARES: Final = (0.4, 0.3)
 """Of a group's rows: searched on, confirmed on. The rest is for the check."""
 _TURNS: Final = 100
@@ -55,49 +60,62 @@ def split_groups(
     """The groups in alphabetical order, each in its parts.
 
     Args:
-        train: Rows by group.
-        validation: Rows for the check by group; a group without any gives some of its own.
+        train: Rows by group, each prompt once.
+        validation: Rows for the check by group; a group without any gives some of its own. None of
+            their prompts is in `train`.
         settings: Sizes of the parts.
         prompts: That the router learns from each, at most.
         seed: Of the draw.
 
     Raises:
-        DataError: A group has too few rows.
+        DataError: A group has too few rows, or there are too many groups.
     """
-    return {
-        name: _split(name, rows, validation.get(name, ()), settings, prompts, seed)
-        for name, rows in sorted(train.items())
-    }
-
-
-def _split(
-    name: str,
-    train: Sequence[Example],
-    validation: Sequence[Example],
-    settings: SearchSettings,
-    prompts: int,
-    seed: int,
-) -> Group:
-    draw = random.Random(f"{seed} {name}")
-    known = {example.prompt for example in validation}
-    rows = [row for row in dict.fromkeys(train) if row.prompt not in known]
-    if len(rows) < LEAST_ROWS:
+    if len(train) > MOST_GROUPS:
         raise DataError(
-            f"{len(rows)} different rows of {name}: expected {LEAST_ROWS} at least; add rows of "
-            "it, or leave it out"
+            f"the rows name {len(train)} sources, and each is a group: expected {MOST_GROUPS} at "
+            "most; name fewer, or set search.groups"
         )
-    draw.shuffle(rows)
-    search, confirm = (max(2, int(share * len(rows))) for share in _SHARES)
-    if validation:
-        search = len(rows) - confirm
-        check = draw.sample(list(validation), min(settings.check_rows, len(validation)))
-    else:
-        check = rows[search + confirm :][: settings.check_rows]
-    searched = rows[:search][: settings.rows]
-    confirming = rows[search : search + confirm][: settings.confirm_rows]
-    seen = {example.prompt for example in check}
-    fit = [row for row in rows if row.prompt not in seen][:prompts]
-    return Group(tuple(searched), tuple(confirming), tuple(check), tuple(fit))
+    groups = {}
+    for name, rows in sorted(train.items()):
+        if len(rows) < LEAST_ROWS:
+            raise DataError(
+                f"{len(rows)} different prompts of {shown(name)} that are not in the check: "
+                f"expected {LEAST_ROWS} at least; add rows of it, or leave it out"
+            )
+        draw = random.Random(f"{seed} {name}")
+        mixed = draw.sample(list(rows), len(rows))
+        search, confirm = (max(2, int(share * len(rows))) for share in _SHARES)
+        if name in validation:
+            search = len(rows) - confirm
+            check = draw_rows(list(validation[name]), settings.check_rows, seed)
+        else:
+            check = mixed[search + confirm :][: settings.check_rows]
+        groups[name] = Group(
+            search=tuple(mixed[:search][: settings.rows]),
+            confirm=tuple(mixed[search : search + confirm][: settings.confirm_rows]),
+            check=tuple(check),
+            fit=tuple(row for row in mixed if row not in set(check))[:prompts],
+        )
+    return groups
+
+
+def apart(
+    train: Sequence[Example], validation: Sequence[Example]
+) -> tuple[list[Example], list[Example]]:
+    """Each prompt once; one that is in both is for the check alone.
+
+    Raises:
+        DataError: The rows have a source whose name a table gives to something else.
+    """
+    reserved = next((row.source for row in (*train, *validation) if row.source in RESERVED), None)
+    if reserved is not None:
+        raise DataError(
+            f"a row's source is called {shown(reserved)}, which is the name of something else in "
+            "the table: expected another name"
+        )
+    check = {row.prompt: row for row in reversed(validation)}
+    search = {row.prompt: row for row in reversed(train) if row.prompt not in check}
+    return list(search.values())[::-1], list(check.values())[::-1]
 
 
 def by_source(examples: Sequence[Example]) -> dict[str, list[Example]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
+from buddy.errors import ModelError
 from buddy.training.batches import collate
 from buddy.training.losses import answer_losses
 from buddy.training.predictor.shared_prefix import run_plans
@@ -40,14 +41,25 @@ class Losses:
     def behind(self, reference: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         """Nats a token that each set loses more than a reference, and the paired standard error.
 
+        The error of a single answer is infinite: it tells nothing of others.
+
         Args:
             reference: Nats of each answer.
         """
+        count = len(self.tokens)
         apart = self.nats - reference[:, None]
         mean = apart.sum(0) / self.tokens.sum()
         # Of a ratio of sums: answers are drawn, tokens come with them.
         rest = apart - mean * self.tokens[:, None]
-        return mean, rest.square().sum(0).sqrt() / self.tokens.sum()
+        spread = rest.square().sum(0) * count / (count - 1) if count > 1 else mean + torch.inf
+        return mean, spread.sqrt() / self.tokens.sum()
+
+    def is_sure(self, gain: Tensor, error: Tensor, sure: float) -> Bool[Tensor, " sets"]:
+        """Whether gains are above so many errors, of which few answers are a poor measure.
+
+        The factor (n + 2) / n for n answers comes near to Student's t at two errors.
+        """
+        return gain > sure * (1 + 2 / len(self.tokens)) * error
 
 
 @torch.no_grad()
@@ -60,6 +72,9 @@ def set_losses(
         backbone: Runs the blocks; sets that begin alike share their beginning.
         examples: Prompts and answers.
         sets: True = run, for each row or for all; the first block runs in each.
+
+    Raises:
+        ModelError: A loss is not a number.
     """
     batch = collate(examples, backbone.device)
     every = sets.to(backbone.device).expand(len(examples), -1, -1)
@@ -69,6 +84,11 @@ def set_losses(
         backbone, out.hidden[leaf, batch.columns[place]], batch.targets[place]
     ).double()
     nats = losses.new_zeros(len(out.owner)).index_add_(0, leaf, losses)
+    if not bool(nats.isfinite().all()):
+        raise ModelError(
+            "the loss of an answer is not a number: the model's weights are damaged or its number "
+            "format overflows; load it in bfloat16 or float32"
+        )
     return Losses(nats[out.leaf].cpu(), batch.answer_tokens.double().cpu())
 
 

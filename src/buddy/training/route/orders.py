@@ -17,15 +17,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.errors import ModelError, TrainingError
+from buddy.errors import TrainingError
 from buddy.records import RunRecord, read_record
 from buddy.resume import check_same, checksum
 from buddy.training.route.losses import Losses
 
 Measure = Callable[[Sequence[Example], Bool[Tensor, "one sets blocks"]], Losses]
 """What some answers lose under some sets."""
-_DOUBT = 4
-"""Rows' worth of doubt in an error that was taken of few rows: of n it counts (n + 4) / n times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +32,14 @@ class Round:
 
     Attributes:
         best: Place of the best set.
-        means: Nats a token of each set, over the rows that it was measured on.
+        mean: Nats a token under it, over all rows.
+        behind: Nats a token that each set loses more, paired, over the rows it was measured on.
         num_measured: Rows times sets.
     """
 
     best: int
-    means: tuple[float, ...]
+    mean: float
+    behind: tuple[float, ...]
     num_measured: int
 
 
@@ -57,36 +57,34 @@ def race(
         sets: Candidates.
         sure: Standard errors of the paired difference to the best so far, beyond which a candidate
             leaves.
-
-    Raises:
-        ModelError: A loss is not a number.
     """
     alive, measured = list(range(len(sets))), 0
     lost: dict[int, list[Tensor]] = {place: [] for place in alive}
     tokens: list[Tensor] = []
-    means = [float("nan")] * len(sets)
+
+    def so_far(places: Sequence[int], parts: int) -> Losses:
+        nats = [torch.cat(lost[place][:parts]) for place in places]
+        return Losses(torch.stack(nats, 1), torch.cat(tokens[:parts]))
+
     for rows in batches:
         part = measure(rows, sets[alive][None])
-        if not bool(part.nats.isfinite().all()):
-            raise ModelError(
-                "the loss of an answer is not a number: the model's weights are damaged or its "
-                "number format overflows; load it in bfloat16 or float32"
-            )
         measured += part.nats.numel()
         tokens.append(part.tokens)
         for column, place in enumerate(alive):
             lost[place].append(part.nats[:, column])
-        so_far = Losses(
-            torch.stack([torch.cat(lost[place]) for place in alive], 1), torch.cat(tokens)
-        )
-        for place, mean in zip(alive, so_far.mean.tolist(), strict=True):
-            means[place] = mean
-        ahead, count = int(so_far.mean.argmin()), len(so_far.tokens)
-        behind, error = so_far.behind(so_far.nats[:, ahead])
-        stays = (behind <= sure * (count + _DOUBT) / count * error).tolist()
-        alive = [place for place, stay in zip(alive, stays, strict=True) if stay]
-    best = min(alive, key=lambda place: means[place])
-    return Round(best, tuple(means), measured)
+        now = so_far(alive, len(tokens))
+        behind, error = now.behind(now.nats[:, int(now.mean.argmin())])
+        leaves = now.is_sure(behind, error, sure).tolist()
+        alive = [place for place, is_gone in zip(alive, leaves, strict=True) if not is_gone]
+    whole = so_far(alive, len(tokens))
+    best = alive[int(whole.mean.argmin())]
+    # Batches differ far more than blocks do: a candidate that left is held against the best on the
+    # rows that both were measured on.
+    apart = []
+    for place in range(len(sets)):
+        both = so_far([place, best], len(lost[place]))
+        apart.append(float(both.behind(both.nats[:, 1])[0][0]))
+    return Round(best, float(whole.mean.min()), tuple(apart), measured)
 
 
 @dataclass(slots=True)
@@ -127,10 +125,10 @@ class OrderSearch:
             parts = [measure(rows, whole) for rows in batches]
             self.means.append(float(Losses.joined(parts).mean))
         found = race(measure, batches, sets, sure)
-        before = self.means[-1]
-        self.prices |= {b: mean - before for b, mean in zip(rest, found.means, strict=True)}
+        least = found.mean - self.means[-1]
+        self.prices |= {b: least + behind for b, behind in zip(rest, found.behind, strict=True)}
         self.removed.append(rest[found.best])
-        self.means.append(found.means[found.best])
+        self.means.append(found.mean)
         self.num_measured += found.num_measured
 
     def to_json(self) -> dict[str, Any]:

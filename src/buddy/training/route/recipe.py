@@ -1,7 +1,7 @@
 """The recipe of a router for frozen weights: everything that fixes how it is searched."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from buddy.errors import RecipeError
 from buddy.settings import Range, RecipeTable
@@ -16,6 +16,9 @@ from buddy.training.recipe import (
     ModelSettings,
 )
 
+_PAIRED: Final = Range(2, ROWS.high)
+"""Rows that an error is taken of."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSettings(RecipeTable):
@@ -24,14 +27,15 @@ class SearchSettings(RecipeTable):
     groups: Annotated[int, Range(1, 64)] | None = None
     """Groups of prompts, found among what the router sees of them. By default each source that the
     rows name is a group; rows of one source make `GROUPS` groups."""
-    rows: Annotated[int, ROWS] = 36
+    rows: Annotated[int, _PAIRED] = 36
     """Rows of a group that its order is searched on, at most."""
-    confirm_rows: Annotated[int, ROWS] = 24
+    confirm_rows: Annotated[int, _PAIRED] = 24
     """Other rows of it, on which its order must be better than the common one."""
-    check_rows: Annotated[int, ROWS] = 24
+    check_rows: Annotated[int, _PAIRED] = 24
     """Rows of each source that are searched on by nothing: the figures of the record."""
     least: Annotated[float, SHARE] = 0.6
-    """Share of the blocks down to which orders are searched; below it the common order goes on."""
+    """Share of the blocks down to which orders are searched, or the lowest of `depths`; then the
+    common order goes on."""
     depths: tuple[float, ...] = (0.87, 0.73, 0.6)
     """Shares of the blocks at which orders are confirmed and checked."""
     candidates: Annotated[int, Range(2, 1024)] = 10
@@ -69,7 +73,7 @@ class FitSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouteRecipe:
+class RouteRecipe(RecipeTable):
     """How a router is made for a model; no weight of the model changes."""
 
     model: ModelSettings

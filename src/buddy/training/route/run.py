@@ -1,7 +1,7 @@
 """A router for frozen weights, from its recipe to a checkpoint and a table; resumable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -13,37 +13,45 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from buddy.budget.blocks import least_blocks
+from buddy.checkpoint.parts import trained_modules
 from buddy.data.examples import Example
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.engine.dtype_warning import notes_on_dtype
-from buddy.errors import RecipeError
+from buddy.errors import DataError, RecipeError, ResultError, TrainingError
 from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
 from buddy.policies.static import StaticPolicy
+from buddy.records import read_record
 from buddy.resume import ResumeFile, fingerprint
 from buddy.routing.router import Router
 from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
-from buddy.training.route.check import FULL, PRIOR, ROUTED, Compared, compare, order_sets
+from buddy.training.route.check import Compared, compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, seen_summaries
 from buddy.training.route.groups import (
+    COMMON,
+    FULL,
     GROUPS,
+    PRIOR,
+    ROUTED,
     Clusters,
     Group,
+    apart,
     by_source,
     split_groups,
 )
 from buddy.training.route.losses import Losses, batches, race_batches, set_losses
 from buddy.training.route.orders import search_order
-from buddy.training.route.recipe import RouteRecipe
-from buddy.training.route.workers import Workers, side_by_side
+from buddy.training.route.recipe import RouteRecipe, SearchSettings
+from buddy.training.route.workers import Workers
 from buddy.training.run import Rows, Run, RunListener
+from buddy.training.state import RECORD, STATE
 from buddy.training.summaries import router_summaries
 
-COMMON: Final = "all prompts"
-"""Name of the order that is searched on rows of every group."""
+KIND: Final = "training-route"
+"""Of the record."""
 _BATCH: Final = 16
 _CLUSTERED: Final = 3000
 """Rows that are grouped by what the router sees, at most."""
@@ -68,33 +76,63 @@ def train_route(
     Raises:
         RecipeError: A setting does not fit the model.
         ModelError: The model cannot be loaded, or its losses are not numbers.
-        DataError: A data file is missing, empty or malformed, or a group has too few rows.
+        DataError: A data file is missing, empty or malformed, or a group has too few prompts.
         TrainingError: The folder cannot be had, or holds another run.
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
+    _check_out(out)
     run = Run(recipe, out, resume=resume, listener=listener)
     outline = BuddyForCausalLM.outline(run.named, policy="full")
     check_context(recipe.data.max_tokens, outline)
-    depths = _depths(recipe, outline)
+    _check_untrained(recipe, outline)
+    depths = _depths(recipe.search, outline.num_blocks)
     rows = run.read_rows()
     run.warn(rows.left_out)
+    train, validation = apart(rows.train, rows.validation)
+    if not train:
+        raise DataError("every prompt of data.train is in data.validation: name other rows")
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn(notes_on_dtype(model.backbone))
-    with run.claimed(), fast_passes(model.backbone), side_by_side(model.device) as workers:
-        return _Route(run, model, depths, workers).go(rows)
+    with run.claimed(), fast_passes(model.backbone):
+        route = _Route(run, model, depths, Workers(model.device))
+        return route.go(replace(rows, train=train, validation=validation))
 
 
-def _depths(recipe: RouteRecipe, outline: BuddyForCausalLM) -> tuple[int, ...]:
-    """The depths in blocks, deepest first."""
-    num_blocks = outline.num_blocks
+def _check_out(out: Path) -> None:
+    """Refuse the folder of another kind of run, whose checkpoint and record would be replaced."""
+    record = out / RECORD
+    is_other = record.exists() and read_record(record)["kind"] != KIND
+    if is_other or (out / STATE).exists():
+        raise TrainingError(f"{out} holds another kind of run: name another --out")
+
+
+def _check_untrained(recipe: RouteRecipe, outline: BuddyForCausalLM) -> None:
+    """Refuse a model whose own parts of routing would be lost."""
+    trained = list(trained_modules(outline.routing))
+    if trained:
+        raise RecipeError(
+            f"model.name: {recipe.model.name} has a trained {trained[0]} already, which a new "
+            "router would replace: name its base model"
+        )
+
+
+def _depths(settings: SearchSettings, num_blocks: int) -> tuple[int, ...]:
+    """The depths in blocks, deepest first; by default those that the model can run."""
     least = least_blocks(num_blocks)
-    depths = tuple(dict.fromkeys(round(share * num_blocks) for share in recipe.search.depths))
+    if num_blocks <= least:
+        raise RecipeError(
+            f"model.name: of a model of {num_blocks} blocks none can be left out: expected "
+            f"{least + 1} or more"
+        )
+    depths = [round(share * num_blocks) for share in settings.depths]
+    if settings.depths == SearchSettings().depths:
+        depths = [min(max(blocks, least), num_blocks - 1) for blocks in depths]
     if not all(least <= blocks < num_blocks for blocks in depths):
         raise RecipeError(
-            f"search.depths: of {num_blocks} blocks they are {list(depths)}, expected {least} to "
+            f"search.depths: of {num_blocks} blocks they are {depths}, expected {least} to "
             f"{num_blocks - 1}"
         )
-    return depths
+    return tuple(dict.fromkeys(depths))
 
 
 def _prior_order(model: BuddyForCausalLM) -> tuple[int, ...]:
@@ -103,6 +141,19 @@ def _prior_order(model: BuddyForCausalLM) -> tuple[int, ...]:
     if prior is None:
         raise RecipeError("model.name: this model has no prior: name a base model")
     return StaticPolicy(Prior(prior), model.num_blocks).removal_order
+
+
+@dataclass(frozen=True, slots=True)
+class _Confirmed:
+    """What other rows say of the orders.
+
+    Attributes:
+        common: The order that loses least on the rows of all groups: of all prompts, or of one.
+        groups: What each group's own order gains over it, and whether it is kept.
+    """
+
+    common: str
+    groups: dict[str, dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -120,12 +171,14 @@ class _Route:
         probe = new_router(model, prior, recipe.fit, recipe.seed)
         groups, strangers = self._groups(rows, probe)
         searched = self._search(groups, prior)
-        common = searched.pop(COMMON)
-        confirmed = self._confirm(groups, common, searched)
-        orders = {
-            name: order if confirmed[name]["is_kept"] else common
-            for name, order in searched.items()
+        confirmed = self._confirm(groups, searched)
+        own = {
+            name: name if found["is_kept"] else confirmed.common
+            for name, found in confirmed.groups.items()
         }
+        orders, common = {n: searched[own[n]] for n in groups}, searched[confirmed.common]
+        if set(orders.values()) == {common}:
+            self.run.warn(["no kind of prompt keeps an order of its own: all have the common one"])
         router = new_router(model, common, recipe.fit, recipe.seed)
         ranked = fit_router(
             router,
@@ -134,9 +187,8 @@ class _Route:
             recipe.fit,
             recipe.seed,
         )
-        every = {COMMON: common, **searched}
-        tables = self._check(groups, strangers, every, prior, router)
-        return self._finish(rows, groups, every, confirmed, router, ranked, tables)
+        tables = self._check(groups, strangers, searched, own, prior, router)
+        return self._finish(rows, groups, searched, confirmed, router, ranked, tables)
 
     def _groups(
         self, rows: Rows, router: Router
@@ -160,9 +212,9 @@ class _Route:
         prompts_each = self.run.recipe.fit.prompts
         groups = split_groups(train, validation, settings, prompts=prompts_each, seed=seed)
         strangers: dict[str, Sequence[Example]] = {
-            name: some[: settings.check_rows]
+            name: draw_rows(list(some), settings.check_rows, seed)
             for name, some in validation.items()
-            if name not in groups
+            if name not in groups and len(some) > 1
         }
         return groups, strangers
 
@@ -179,7 +231,7 @@ class _Route:
         folder.mkdir(exist_ok=True)
         done, total, lock = dict.fromkeys(tasks, 0), rounds * len(tasks), Lock()
 
-        def told(name: str, removed: int) -> None:
+        def report(name: str, removed: int) -> None:
             with lock:
                 done[name] = removed
                 self.run.listener.measured("searching orders", sum(done.values()), total)
@@ -202,7 +254,7 @@ class _Route:
                         "batch_size": settings.batch_size,
                     },
                     model=facts,
-                    on_round=partial(told, name),
+                    on_round=partial(report, name),
                 ).removed
             )
 
@@ -218,30 +270,28 @@ class _Route:
         return set_losses(self.model.backbone, rows, sets)
 
     def _confirm(
-        self,
-        groups: Mapping[str, Group],
-        common: Sequence[int],
-        searched: Mapping[str, Sequence[int]],
-    ) -> dict[str, dict[str, Any]]:
-        """Whether each group's order gains on rows that it was not searched on."""
+        self, groups: Mapping[str, Group], searched: Mapping[str, Sequence[int]]
+    ) -> _Confirmed:
+        """The common order, and whether each group's own gains on rows it was not searched on."""
         examples = [row for group in groups.values() for row in group.confirm]
-        owner = [name for name, group in groups.items() for _ in group.confirm]
-        pairs = {
-            name: order_sets({COMMON: common, name: searched[name]}, self.depths, len(common) + 2)
-            for name in groups
-        }
-        lost = self._losses(
-            "confirming orders", examples, torch.stack([pairs[name][1] for name in owner])
-        )
-        confirmed = {}
-        for name in groups:
-            mine = torch.tensor([other == name for other in owner])
-            by_way = lost.nats[mine].view(-1, 2, len(self.depths)).mean(2)
-            part = Losses(by_way[:, :1], lost.tokens[mine])
-            gain, error = part.behind(by_way[:, 1])
-            is_kept = bool(gain > self.run.recipe.search.sure * error) and bool(gain > 0)
+        _, sets = order_sets(searched, self.depths, self.model.num_blocks)
+        lost = self._losses("confirming orders", examples, sets.expand(len(examples), -1, -1))
+        by_order = lost.nats.view(len(examples), len(searched), -1).mean(2)
+        parts, start = dict[str, Losses](), 0
+        for name, group in groups.items():
+            mine = slice(start, start := start + len(group.confirm))
+            parts[name] = Losses(by_order[mine], lost.tokens[mine])
+        means = torch.stack([part.mean for part in parts.values()]).mean(0)
+        names = list(searched)
+        common = int(means.argmin())
+        confirmed, sure = {}, self.run.recipe.search.sure
+        for name, part in parts.items():
+            gain, error = Losses(part.nats[:, [common]], part.tokens).behind(
+                part.nats[:, names.index(name)]
+            )
+            is_kept = bool(gain > 0) and bool(part.is_sure(gain, error, sure))
             confirmed[name] = {"gain": float(gain), "error": float(error), "is_kept": is_kept}
-        return confirmed
+        return _Confirmed(names[common], confirmed)
 
     def _losses(
         self, what: str, examples: Sequence[Example], sets: Bool[Tensor, "rows sets blocks"]
@@ -260,9 +310,13 @@ class _Route:
                 "dtype": str(self.model.dtype),
             },
         )
-        kept = file.read({"nats": nats, "tokens": tokens})
-        if kept is not None:
-            nats, tokens = kept.tensors["nats"], kept.tensors["tokens"]
+        try:
+            before = file.read({"nats": nats, "tokens": tokens})
+        except ResultError:
+            self.run.warn([f"{what}: measured anew, as rows, settings or orders have changed"])
+            before = None
+        if before is not None:
+            nats, tokens = before.tensors["nats"], before.tensors["tokens"]
         lock, listener = Lock(), self.run.listener
 
         def measure(batch: tuple[list[int], list[Example]]) -> None:
@@ -284,6 +338,7 @@ class _Route:
         groups: Mapping[str, Group],
         strangers: Mapping[str, Sequence[Example]],
         orders: Mapping[str, Sequence[int]],
+        own: Mapping[str, str],
         prior: Sequence[int],
         router: Router,
     ) -> dict[str, list[Compared]]:
@@ -307,7 +362,6 @@ class _Route:
         def table(names: Sequence[str]) -> list[Compared]:
             by_name = {n: Losses(lost.nats[places[n]], lost.tokens[places[n]]) for n in names}
             everyone = [place for n in names for place in places[n]]
-            own = {name: name for name in groups}
             return [
                 compare(by_name, columns, depth, own, routed[everyone, at])
                 for at, depth in enumerate(self.depths)
@@ -337,31 +391,32 @@ class _Route:
         rows: Rows,
         groups: Mapping[str, Group],
         orders: Mapping[str, Sequence[int]],
-        confirmed: Mapping[str, Any],
+        confirmed: _Confirmed,
         router: Router,
         ranked: float,
         tables: Mapping[str, Sequence[Compared]],
     ) -> Path:
         recipe = self.run.recipe
         saved = self.run.load_as_saved()
-        kept = [name for name in groups if confirmed[name]["is_kept"]]
+        routed_apart = [name for name in groups if confirmed.groups[name]["is_kept"]]
         routed = BuddyForCausalLM(
             saved.model,
             policy="routed",
             kv_policy=saved.kv_policy,
             origin=saved.origin,
-            card=routed_card(recipe.model.name, recipe.data.train, kept),
+            card=routed_card(recipe.model.name, recipe.data.train, routed_apart),
             router=router.cpu(),
-            prior=Prior(router.decision.prior.clone(), f"order searched on {COMMON}"),
+            prior=Prior(router.decision.prior.clone(), f"order searched on {confirmed.common}"),
         )
         return self.run.finish(
             routed,
-            kind="training-route",
+            kind=KIND,
             rows=rows,
             config={"num_blocks": self.model.num_blocks, "depths": list(self.depths)},
             results={
                 "orders": {name: list(order) for name, order in orders.items()},
-                "confirmed": confirmed,
+                "common": confirmed.common,
+                "confirmed": confirmed.groups,
                 "rows": {
                     name: {part: len(getattr(group, part)) for part in Group.__slots__}
                     for name, group in groups.items()

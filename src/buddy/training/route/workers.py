@@ -1,9 +1,8 @@
 """Work side by side: on a CPU one thread of torch for each, as small passes use two badly."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from threading import Event
 from typing import TypeVar
 
@@ -14,21 +13,33 @@ Made = TypeVar("Made")
 
 
 class Workers:
-    """Threads that run work side by side.
+    """Threads that run work side by side, as many as torch has; one where a GPU computes.
+
+    Results do not depend on how many there are.
 
     Args:
-        number: Threads.
+        device: Where passes are computed.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number, self._is_stopped = number, Event()
+    def __init__(self, device: torch.device) -> None:
+        threads = min(torch.get_num_threads(), os.cpu_count() or 1)
+        self._number = threads if device.type == "cpu" else 1
+        self._is_stopped = Event()
 
     def map(self, work: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-        """What the work makes of each item, in their order.
+        """What the work makes of each item, in their order; each has one thread of torch.
 
         When one fails, or the caller is interrupted, the others end at their next `check`.
         """
-        with ThreadPoolExecutor(self.number) as pool:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._map(work, items)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _map(self, work: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
+        with ThreadPoolExecutor(self._number) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
@@ -49,18 +60,3 @@ class Workers:
         """
         if self._is_stopped.is_set():
             raise InterruptedError
-
-
-@contextmanager
-def side_by_side(device: torch.device) -> Iterator[Workers]:
-    """As many workers as torch has threads, each with one; a single one beside a CPU.
-
-    Results do not depend on how many there are.
-    """
-    threads = torch.get_num_threads()
-    number = min(threads, os.cpu_count() or 1) if device.type == "cpu" else 1
-    torch.set_num_threads(1)
-    try:
-        yield Workers(number)
-    finally:
-        torch.set_num_threads(threads)
