@@ -15,11 +15,17 @@ def zeroed_memory(num_bytes: int) -> Tensor:
 
     Pages are taken when they are first written. The memory is given back with the last tensor that
     lies in it.
+
+    Raises:
+        MemoryError: The system has none left.
     """
     if num_bytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    mapped = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=flags)
+    try:
+        mapped = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"the system has no {num_bytes:,} bytes left") from error
     mapped.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % LARGE_PAGE

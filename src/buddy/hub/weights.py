@@ -28,6 +28,8 @@ DTYPES: Final = {
     "BF16": torch.bfloat16,
 }
 """Number formats that weights are stored in, by their names in safetensors."""
+_TOO_LARGE: Final = 2**60
+"""Numbers of no tensor: their bytes must fit into 63 bits."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -105,7 +107,9 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                 )
             tensors |= slices
         for name, tensor in tensors.items():
-            if 0 in tensor.get_shape():  # its other sizes may be beyond what torch can hold
+            if (
+                math.prod(size or 1 for size in tensor.get_shape()) >= 2**63
+            ):  # torch holds no such shape
                 raise CheckpointError(
                     f"the weights in {folder} are damaged: {shown(name, 200)[1:-1]} holds no "
                     "numbers; copy or fetch them again"

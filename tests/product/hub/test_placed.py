@@ -74,6 +74,11 @@ def resident_bytes():
     return pages * resource.getpagesize()
 
 
+def test_memory_that_the_system_has_not_is_an_error_of_memory():
+    with pytest.raises(MemoryError, match="the system has no"):
+        zeroed_memory(2**62)
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc on this system")
 def test_memory_is_zero_taken_when_written_and_given_back():
     before = resident_bytes()

@@ -50,9 +50,10 @@ def route(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: search.rows=60."),
     ] = None,
 ) -> None:
-    """Search which blocks each kind of prompt can spare, and fit a router.
+    """Fit a router to a model whose weights stay as they are.
 
-    The model's weights stay as they are. Interrupted, the same command goes on where it stopped.
+    It searches which blocks each kind of prompt can spare. Interrupted, the same command goes on
+    where it stopped.
     """
     from buddy.cli.views.display import stderr
     from buddy.cli.views.route_table import show_route
