@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from buddy.data.chat import apply_chat
-from buddy.data.mix import mix_path
+from buddy.data.mix import MIX, mix_path
 from buddy.data.rows import Note, Row, read_rows, refused
 from buddy.data.tokens import encode, end_of_turn
 from buddy.errors import DataError, reason, shown
@@ -53,15 +53,13 @@ class Source:
     """Where examples come from.
 
     Raises:
-        DataError: An unknown setting, or not exactly one of `path`, `hub` and `shipped`.
+        DataError: An unknown setting, or none or both of `path` and `hub`.
     """
 
     path: str | None = None
-    """A JSON or JSON-lines file."""
+    """A JSON or JSON-lines file; `shipped:mix` is the mix of kinds that ships with Buddy."""
     hub: str | None = None
     """A data set's id on the hub."""
-    shipped: Literal["mix"] | None = None
-    """Rows that ship with Buddy: `mix`, of six kinds of prompts."""
     split: str = "train"
     """Part of the hub data set."""
     start: Annotated[int, Range(0, 10**12)] = 0
@@ -75,10 +73,8 @@ class Source:
 
     def __post_init__(self) -> None:
         check_ranges(self, DataError)
-        if [self.path, self.hub, self.shipped].count(None) != 2:
-            raise DataError(
-                "a data source needs either path (a file), hub (a data set's id) or shipped"
-            )
+        if (self.path is None) == (self.hub is None):
+            raise DataError("a data source needs either path (a file) or hub (a data set's id)")
         if self.template not in get_args(Template):
             raise DataError(
                 f"template must be one of {', '.join(get_args(Template))}, got {self.template!r}"
@@ -89,18 +85,15 @@ class Source:
     @property
     def file(self) -> Path | None:
         """The file; None where the rows are a hub data set's."""
-        return mix_path() if self.shipped else None if self.path is None else Path(self.path)
-
-    @property
-    def place(self) -> str:
-        """Where the rows are, for messages."""
-        return str(self.path or self.hub or f"the {self.shipped} that ships with Buddy")
+        if self.path is None:
+            return None
+        return mix_path() if self.path == MIX else Path(self.path)
 
     @property
     def name(self) -> str:
         """Short name, for logs: the file's folder and stem, or the data set's id."""
         if self.path is None:
-            return str(self.hub or self.shipped)
+            return str(self.hub)
         path = Path(self.path)
         return f"{path.parent.name}/{path.stem}" if path.parent.name else path.stem
 
@@ -170,7 +163,7 @@ def usable_rows(source: Source, read: Callable[[str, Row], Made | str], note: No
             left_out[item] += 1
         else:
             usable.append(item)
-    name = source.place
+    name = source.path or source.hub
     reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
     if not usable:
         raise DataError(

@@ -4,6 +4,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+MIX: Final = "shipped:mix"
+"""What a source names in the place of a file."""
 MIX_KINDS: Final = ("instructions", "maths", "summaries", "code", "text", "choice")
 """What the rows name as their source; the rows take turns in this order."""
 

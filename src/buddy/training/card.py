@@ -111,5 +111,5 @@ def list_sources(sources: Sequence[Source]) -> str:
     for source in sources:
         end = "the end" if source.stop is None else source.stop
         often = f", {source.repeat} times" if source.repeat > 1 else ""
-        lines.append(f"- `{source.place}`, rows {source.start} to {end}{often}")
+        lines.append(f"- `{source.hub or source.path}`, rows {source.start} to {end}{often}")
     return "\n".join(lines)

@@ -75,6 +75,7 @@ def test_answers_are_those_of_generate_alone_both_ways(model, tokenizer, dialogu
             # A row alone has no pads: batching does not change it.
             assert entry["text"] == text
             assert entry["scores"] == rouge_scorer()(dialogue.summary, text)
+            del entry["checksum"]
             answer = Answer.from_log(Logged(**entry))
             plans = [step.plans[0] for step in trace.steps]
             assert answer.plans == {plan: plans.count(plan) for plan in plans}

@@ -11,7 +11,7 @@ from buddy import BuddyForCausalLM
 from buddy.budget.blocks import least_blocks
 from buddy.cli.main import app
 from buddy.data.examples import Example, Source, read_examples
-from buddy.data.mix import MIX_KINDS
+from buddy.data.mix import MIX, MIX_KINDS
 from buddy.depth.select import select_blocks
 from buddy.errors import BuddyError, DataError, ModelError, RecipeError, TrainingError
 from buddy.training.fast import fast_passes
@@ -460,6 +460,6 @@ def test_what_does_not_fit_is_refused_by_name(recipe, tmp_path, arguments, messa
 
 def test_rows_that_ship_are_of_the_kinds_that_it_groups():
     examples = read_examples(
-        Source(shipped="mix", template="alpaca"), word_tokenizer(), max_tokens=10_000
+        Source(path=MIX, template="alpaca"), word_tokenizer(), max_tokens=10_000
     )
     assert sorted(by_source(examples)) == sorted(MIX_KINDS)

@@ -78,6 +78,7 @@ def _recipe(
     model: str, rows: Rows, check: Rows, dtype: str | None, changes: list[str]
 ) -> "RouteRecipe":
     from buddy.checkpoint.resolve import resolve
+    from buddy.data.mix import MIX
     from buddy.errors import RecipeError
     from buddy.model import BuddyForCausalLM
     from buddy.settings import build, change_value
@@ -94,7 +95,7 @@ def _recipe(
     values: dict[str, Any] = {
         "model": {"name": model, "dtype": dtype or _fast_dtype()},
         "data": {
-            "train": files or [{"shipped": "mix", **how}],
+            "train": files or [{"path": MIX, **how}],
             "validation": [{"path": str(file), **how} for file in check or []],
             "max_tokens": min(_MAX_TOKENS, context),
         },
