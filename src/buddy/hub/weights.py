@@ -83,8 +83,8 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """The tensors of all files by name, each read when it is asked for, until the block ends.
 
     Raises:
-        CheckpointError: A file is truncated or damaged, or holds anything but plain weights, or
-            one without numbers; or two files hold a weight of one name.
+        CheckpointError: A file is truncated or damaged, or holds anything but plain weights, or a
+            shape that no tensor has; or two files hold a weight of one name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -107,12 +107,11 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                 )
             tensors |= slices
         for name, tensor in tensors.items():
-            if (
-                math.prod(size or 1 for size in tensor.get_shape()) >= 2**63
-            ):  # torch holds no such shape
+            # A size of 0 hides the others from safetensors; torch multiplies them.
+            if math.prod(size or 1 for size in tensor.get_shape()) >= _TOO_LARGE:
                 raise CheckpointError(
-                    f"the weights in {folder} are damaged: {shown(name, 200)[1:-1]} holds no "
-                    "numbers; copy or fetch them again"
+                    f"the weights in {folder} are damaged: {shown(name, 200)[1:-1]} has a shape "
+                    "that no tensor has; copy or fetch them again"
                 )
             if tensor.get_dtype() not in DTYPES and not is_leftover(name):
                 raise CheckpointError(
