@@ -343,7 +343,9 @@ def header(text):
 @pytest.mark.parametrize("shape", SHAPES_BEYOND_TORCH)
 def test_weights_without_numbers_are_refused(model_folder, name, shape):
     forge_shape(model_folder / "model.safetensors", name, shape)
-    refuses(BuddyForCausalLM.from_pretrained, model_folder, f"{name} has a shape that no tensor has")
+    refuses(
+        BuddyForCausalLM.from_pretrained, model_folder, f"{name} has a shape that no tensor has"
+    )
 
 
 @pytest.mark.parametrize(
