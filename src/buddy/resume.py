@@ -25,6 +25,8 @@ SAVE_EVERY_S: Final = 20.0
 _KEY: Final = "buddy"
 _CHECKSUM: Final = "xxh3_128"
 """Keys of a file's metadata; what earlier versions wrote has no checksum."""
+_SEAL: Final = "checksum"
+"""Key of the checksum among values that are written as JSON."""
 _ABSENT: Final = object()
 
 
@@ -86,6 +88,22 @@ def checksum(values: Any) -> str:
     from xxhash import xxh3_128_hexdigest
 
     return xxh3_128_hexdigest(json.dumps(values, allow_nan=False).encode())
+
+
+def sealed(values: Mapping[str, Any], *beside: Any) -> dict[str, Any]:
+    """Plain values with a checksum of them and of what stands beside them in their file.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    return {**values, _SEAL: checksum([*beside, values])}
+
+
+def opened(values: Mapping[str, Any], *beside: Any) -> tuple[dict[str, Any], bool | None]:
+    """The values without their checksum, and whether it holds; None = there is none."""
+    left = dict(values)
+    seal = left.pop(_SEAL, None)
+    return left, None if seal is None else bool(seal == checksum([*beside, left]))
 
 
 def fingerprint(tokens: "Tensor") -> list[Any]:

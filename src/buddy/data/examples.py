@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from buddy.data.chat import apply_chat
 from buddy.data.mix import MIX, mix_path
@@ -16,6 +16,15 @@ from buddy.files import check_readable
 from buddy.settings import Range, check_ranges
 
 Made = TypeVar("Made")
+
+
+@runtime_checkable
+class _Sourced(Protocol):
+    @property
+    def source(self) -> str: ...
+
+
+Sourced = TypeVar("Sourced", bound=_Sourced)
 Template = Literal["chat", "alpaca"]
 """How an instruction is put to the model: its own chat template, or that of Stanford Alpaca."""
 
@@ -294,6 +303,14 @@ def _split(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], lis
         alone = tokenizer(completion, add_special_tokens=False, verbose=False)
         return before, list(alone["input_ids"])
     return before, whole[len(before) :]
+
+
+def by_source(rows: Iterable[Sourced]) -> dict[str, list[Sourced]]:
+    """Rows by the source that they name, in the order of the first of each."""
+    found: dict[str, list[Sourced]] = {}
+    for row in rows:
+        found.setdefault(row.source, []).append(row)
+    return found
 
 
 def read_all(

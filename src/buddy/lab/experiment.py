@@ -135,13 +135,10 @@ def show(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> N
 
 def by_source(files: Iterable[str | Path], tokenizer: Any, max_tokens: int) -> dict[str, list[Any]]:
     """Examples of files of instruction rows, by source, in the order of their first ones."""
-    from buddy.data.examples import Source, read_examples
+    from buddy.data import examples
 
-    examples: dict[str, list[Any]] = {}
-    for path in files:
-        for example in read_examples(Source(path=str(path)), tokenizer, max_tokens=max_tokens):
-            examples.setdefault(example.source, []).append(example)
-    return examples
+    sources = [examples.Source(path=str(path)) for path in files]
+    return examples.by_source(examples.read_all(sources, tokenizer, max_tokens=max_tokens))
 
 
 def generate(model: Any, ids: Any, new_tokens: int, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from buddy import BuddyForCausalLM
 from buddy.budget.blocks import least_blocks
 from buddy.cli.main import app
-from buddy.data.examples import Example, Source, read_examples
+from buddy.data.examples import Example, Source, by_source, read_examples
 from buddy.data.mix import MIX, MIX_KINDS
 from buddy.depth.select import select_blocks
 from buddy.errors import BuddyError, DataError, ModelError, RecipeError, TrainingError
@@ -18,7 +18,7 @@ from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
-from buddy.training.route.groups import Clusters, apart, by_source, split_groups
+from buddy.training.route.groups import Clusters, apart, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
 from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
@@ -106,7 +106,7 @@ def test_candidates_are_compared_on_the_rows_that_they_share(first):
     batches = [rows[start : start + 4] for start in range(0, 24, 4)]
     found = OrderSearch()
     for _ in range(6):
-        found.step(additive(costs, 0.02, first=first), batches, 22, candidates=4, sure=2.0)
+        found.step(additive(costs, 0.02, first=first), batches, 22, candidates=4, leave=2.0)
     assert all(costs[block] == costs[1] for block in found.removed)
 
 
@@ -133,7 +133,7 @@ def test_losses_that_are_no_numbers_are_refused():
 
 
 def search(path, measure, **changes):
-    settings = {"num_blocks": 8, "rounds": 4, "candidates": 3, "sure": 2.0} | changes
+    settings = {"num_blocks": 8, "rounds": 4, "candidates": 3, "leave": 2.0} | changes
     model = {"num_blocks": 8, "base": "some"}
     rows = race_batches(numbered(24), 4)
     return search_order(measure, rows, path, identity={"rows": "some"}, model=model, **settings)
@@ -163,7 +163,7 @@ def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"rounds": 5}, {"candidates": 4}, {"sure": 1.0}],
+    [{"rounds": 5}, {"candidates": 4}, {"leave": 1.0}],
     ids=lambda change: next(iter(change)),
 )
 def test_the_record_of_another_search_is_refused(tmp_path, change):
@@ -351,7 +351,9 @@ def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
     found = results(tmp_path / "out")
     assert sorted(found["orders"]) == [COMMON, "one", "two"]
     assert found["common"] in found["orders"]
-    assert not found["confirmed"].get(found["common"], {"is_kept": False})["is_kept"]
+    for chosen in found["confirmed"].values():
+        assert chosen["order"] in found["orders"]
+        assert not (chosen["is_kept"] and chosen["order"] == found["common"])
     assert all(sorted(order) == [1, 2, 3, 4] for order in found["orders"].values())
     assert [table["blocks"] for table in found["tables"]["groups"]] == [5, 4]
     assert "a router" in (checkpoint / "README.md").read_text()
@@ -428,7 +430,7 @@ def test_the_command_shows_what_routing_gains(recipe, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}/checkpoint\n"
     shown = done.stderr
-    prose = ("Nats a token", "Prompts without", "warning:")  # a terminal folds it
+    prose = ("Nats a token", "Gains are", "warning:")  # a terminal folds it
     assert all(len(line) <= 80 for line in shown.splitlines() if not line.startswith(prose))
     for text in ("5 of 6 blocks", "prompts", "single", "routed", "mean", "all prompts"):
         assert text in shown

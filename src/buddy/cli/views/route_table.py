@@ -27,8 +27,8 @@ def show_route(console: "Console", record: Mapping[str, Any]) -> None:
     fewest = results["tables"]["groups"][-1]["blocks"]
     _show_orders(console, results, num_blocks - fewest)
     console.print(
-        f"Prompts without an order of their own have that of {_name(results['common'])}; gains are "
-        "over it, on rows that were not searched on.\n",
+        "Gains are those of the best order for these prompts over that of "
+        f"{_name(results['common'])}, which the others have, on rows that were not searched on.\n",
         style="dim",
     )
     console.print(
@@ -65,8 +65,9 @@ def _show_orders(console: "Console", results: Mapping[str, Any], removed: int) -
         found = results["confirmed"].get(name)
         said = ""
         if found is not None:
-            so = "" if found["is_kept"] or name == results["common"] else ", not kept"
-            said = f"{found['gain']:+.3f} ± {found['error']:.3f}{so}"
+            whose = "" if found["order"] == name else f", by that of {_name(found['order'])}"
+            so = "" if found["is_kept"] or found["order"] == results["common"] else ", not kept"
+            said = f"{found['gain']:+.3f} ± {found['error']:.3f}{whose}{so}"
         table.add_row(_name(name), " ".join(map(str, order[:removed])), said)
     show_table(console, table)
     console.print()

@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from buddy.errors import ResultError
 from buddy.files import parse_json, write_text
-from buddy.resume import check_same, checksum
+from buddy.resume import check_same, opened, sealed
 from buddy.settings import build
-
-_CHECKSUM: Final = "checksum"
 
 Sample = TypeVar("Sample")
 Item = TypeVar("Item")
@@ -89,15 +87,6 @@ def read_samples(path: Path) -> Samples:
     return samples
 
 
-def _sealed(line: dict[str, Any]) -> str:
-    """A line of a log, with the checksum of what is on it.
-
-    Raises:
-        ValueError: A number is not finite.
-    """
-    return json.dumps({**line, _CHECKSUM: checksum(line)})
-
-
 def _opened(line: bytes, where: str, *, needs_seal: bool) -> tuple[dict[str, Any], bool]:
     """What is on a line, and whether it has a checksum.
 
@@ -107,10 +96,10 @@ def _opened(line: bytes, where: str, *, needs_seal: bool) -> tuple[dict[str, Any
     fields = parse_json(line, where, ResultError)
     if not isinstance(fields, dict):
         raise ResultError(f"{where} is damaged: expected an object")
-    seal = fields.pop(_CHECKSUM, None)
-    if (needs_seal or seal is not None) and seal != checksum(fields):
+    fields, is_whole = opened(fields)
+    if is_whole is False or (needs_seal and is_whole is None):
         raise ResultError(f"{where} is damaged: its checksum is another")
-    return fields, seal is not None
+    return fields, is_whole is not None
 
 
 def _is_whole(line: bytes) -> bool:
@@ -148,7 +137,7 @@ class SampleLog:
             *self._samples.entries.values(),
         ]
         # Written whole, so that a line cut off by a crash does not swallow the next.
-        write_text(path, "".join(f"{_sealed(line)}\n" for line in lines))
+        write_text(path, "".join(f"{json.dumps(sealed(line))}\n" for line in lines))
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -183,7 +172,7 @@ class SampleLog:
     def _write(self, line: dict[str, Any]) -> dict[str, Any]:
         """Returns the line as it will be read."""
         try:
-            text = _sealed(line)
+            text = json.dumps(sealed(line))
         except ValueError as error:
             raise ResultError(
                 f"a sample has a number that is not finite ({line.get('key')}): the model's "

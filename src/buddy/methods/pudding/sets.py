@@ -10,21 +10,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.data.examples import Example
+from buddy.data.examples import Example, by_source
 from buddy.errors import DataError, RecipeError, TrainingError
 from buddy.files import plain_name
 from buddy.methods.pudding.greedy import GreedyOrder, greedy_order
 from buddy.methods.pudding.questions import Question
 from buddy.methods.pudding.recipe import SetSettings, TaskLoss
 from buddy.records import RunRecord, read_record
-from buddy.resume import check_same, checksum
+from buddy.resume import check_same, opened, sealed
 from buddy.training.batches import collate, rows_identity
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_losses
 from buddy.training.predictor.shared_prefix import run_plans
 
 KIND: Final = "importance-pudding"
-_CHECKSUM: Final = "checksum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,7 @@ def plan_searches(settings: SetSettings, questions: Sequence[Question]) -> list[
         RecipeError: A task has no row.
         DataError: A question has no wrong answer, and a loss needs one.
     """
-    by_task: dict[str, list[Question]] = {}
-    for question in questions:
-        by_task.setdefault(question.source, []).append(question)
+    by_task = by_source(questions)
     missing = [task for task in settings.tasks if task not in by_task]
     if missing:
         raise RecipeError(
@@ -168,8 +165,8 @@ def search_set(
 
     def keep(found: GreedyOrder) -> None:
         curve = [*known, *found.costs]
-        results = {"removal_order": list(found.order), "costs": curve}
-        results[_CHECKSUM] = checksum([config, model, results])
+        found_so_far = {"removal_order": list(found.order), "costs": curve}
+        results = sealed(found_so_far, config, model)
         RunRecord(kind=KIND, model=model, config=config, results=results).save(path)
         on_blocks(len(curve), rounds)
 
@@ -197,8 +194,7 @@ def _read(
         advice,
         TrainingError,
     )
-    results = record["results"]
-    seal = results.pop(_CHECKSUM, None)  # a record of an older version has none
+    results, is_whole = opened(record["results"], config, model)
     order, costs = (results.get(name) for name in ("removal_order", "costs"))
     middle = list(range(1, model["num_blocks"] - 1))
     damaged = (
@@ -208,7 +204,7 @@ def _read(
         or sorted(order) != middle
         or not 0 < len(costs) <= config["rounds"]
         or set(results) != {"removal_order", "costs"}
-        or (seal is not None and seal != checksum([config, model, results]))
+        or is_whole is False  # a record of an older version has no checksum
     )
     if damaged:
         raise TrainingError(f"the order in {path} is damaged: {advice}")

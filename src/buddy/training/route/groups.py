@@ -118,14 +118,6 @@ def apart(
     return list(search.values())[::-1], list(check.values())[::-1]
 
 
-def by_source(examples: Sequence[Example]) -> dict[str, list[Example]]:
-    """Rows by the source that they name."""
-    groups: dict[str, list[Example]] = {}
-    for example in examples:
-        groups.setdefault(example.source, []).append(example)
-    return groups
-
-
 @dataclass(frozen=True, slots=True)
 class Clusters:
     """Groups among what the router sees.

@@ -6,7 +6,6 @@ errors of the paired difference is not measured on the rest. The rounds after th
 blocks alone whose absence cost least before.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.errors import TrainingError
 from buddy.records import RunRecord, read_record
-from buddy.resume import check_same, checksum
+from buddy.resume import check_same, opened, sealed
 from buddy.training.route.losses import Losses
 
 Measure = Callable[[Sequence[Example], Bool[Tensor, "one sets blocks"]], Losses]
@@ -47,7 +46,7 @@ def race(
     measure: Measure,
     batches: Sequence[Sequence[Example]],
     sets: Bool[Tensor, "sets blocks"],
-    sure: float,
+    leave: float,
 ) -> Round:
     """The set under which the answers lose least.
 
@@ -55,7 +54,7 @@ def race(
         measure: Gives the losses.
         batches: Rows, in parts.
         sets: Candidates.
-        sure: Standard errors of the paired difference to the best so far, beyond which a candidate
+        leave: Standard errors of the paired difference to the best so far, beyond which a candidate
             leaves.
     """
     alive, measured = list(range(len(sets))), 0
@@ -74,7 +73,7 @@ def race(
             lost[place].append(part.nats[:, column])
         now = so_far(alive, len(tokens))
         behind, error = now.behind(now.nats[:, int(now.mean.argmin())])
-        leaves = now.is_sure(behind, error, sure).tolist()
+        leaves = now.is_sure(behind, error, leave).tolist()
         alive = [place for place, is_gone in zip(alive, leaves, strict=True) if not is_gone]
     whole = so_far(alive, len(tokens))
     best = alive[int(whole.mean.argmin())]
@@ -110,7 +109,7 @@ class OrderSearch:
         num_blocks: int,
         *,
         candidates: int,
-        sure: float,
+        leave: float,
     ) -> None:
         """Remove one more block; the first step measures full depth too."""
         rest = [block for block in range(1, num_blocks - 1) if block not in self.removed]
@@ -124,7 +123,7 @@ class OrderSearch:
             whole = torch.ones(1, 1, num_blocks, dtype=torch.bool)
             parts = [measure(rows, whole) for rows in batches]
             self.means.append(float(Losses.joined(parts).mean))
-        found = race(measure, batches, sets, sure)
+        found = race(measure, batches, sets, leave)
         least = found.mean - self.means[-1]
         self.prices |= {b: least + behind for b, behind in zip(rest, found.behind, strict=True)}
         self.removed.append(rest[found.best])
@@ -132,7 +131,7 @@ class OrderSearch:
         self.num_measured += found.num_measured
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` goes on."""
+        """Plain values: what a record of the search holds."""
         return {
             "removal_order": self.removed,
             "nats": self.means,
@@ -142,7 +141,6 @@ class OrderSearch:
 
 
 KIND: Final = "route-order"
-_CHECKSUM: Final = "checksum"
 
 
 def search_order(
@@ -153,9 +151,9 @@ def search_order(
     num_blocks: int,
     rounds: int,
     candidates: int,
-    sure: float,
+    leave: float,
     identity: Mapping[str, Any],
-    model: Mapping[str, Any],
+    model: dict[str, Any],
     on_round: Callable[[int], None] = lambda done: None,
 ) -> OrderSearch:
     """Search an order, or go on from the rounds that its record has.
@@ -167,8 +165,8 @@ def search_order(
         num_blocks: Of the model.
         rounds: Blocks to remove.
         candidates: Of a round after the first.
-        sure: As for `race`.
-        identity: What else the result depends on.
+        leave: As for `race`.
+        identity: What else the result depends on, as plain values.
         model: Facts of the model.
         on_round: Told how many blocks are gone.
 
@@ -176,33 +174,31 @@ def search_order(
         TrainingError: The record is damaged, or of another search.
         ModelError: A loss is not a number.
     """
-    config = {**identity, "rounds": rounds, "candidates": candidates, "sure": sure}
+    config = {**identity, "rounds": rounds, "candidates": candidates, "leave": leave}
     search = _read(path, config, model)
     on_round(len(search.removed))
     while len(search.removed) < rounds:
-        search.step(measure, rows, num_blocks, candidates=candidates, sure=sure)
-        results = search.to_json()
-        results[_CHECKSUM] = checksum([config, dict(model), results])
-        RunRecord(kind=KIND, model=dict(model), config=config, results=results).save(path)
+        search.step(measure, rows, num_blocks, candidates=candidates, leave=leave)
+        results = sealed(search.to_json(), config, model)
+        RunRecord(kind=KIND, model=model, config=config, results=results).save(path)
         on_round(len(search.removed))
     return search
 
 
-def _read(path: Path, config: dict[str, Any], model: Mapping[str, Any]) -> OrderSearch:
+def _read(path: Path, config: dict[str, Any], model: dict[str, Any]) -> OrderSearch:
     if not path.exists():
         return OrderSearch()
     record = read_record(path)
     saved = {"model": record.get("model"), "config": record["config"]}
     check_same(
         saved,
-        json.loads(json.dumps({"model": dict(model), "config": config})),
+        {"model": model, "config": config},
         f"{path} is of another search",
         "delete it to search again, or name another --out",
         TrainingError,
     )
-    found = dict(record["results"])
-    seal = found.pop(_CHECKSUM, None)
-    if seal != checksum([config, dict(model), found]):
+    found, is_whole = opened(record["results"], config, model)
+    if not is_whole:
         raise TrainingError(f"{path} is damaged: delete it to search again")
     return OrderSearch(
         removed=found["removal_order"],

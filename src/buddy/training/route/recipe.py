@@ -27,7 +27,7 @@ class SearchSettings(RecipeTable):
     groups: Annotated[int, Range(1, 64)] | None = None
     """Groups of prompts, found among what the router sees of them. By default each source that the
     rows name is a group; rows of one source make `GROUPS` groups."""
-    rows: Annotated[int, _PAIRED] = 36
+    rows: Annotated[int, _PAIRED] = 48
     """Rows of a group that its order is searched on, at most."""
     confirm_rows: Annotated[int, _PAIRED] = 24
     """Other rows of it, on which its order must be better than the common one."""
@@ -40,9 +40,11 @@ class SearchSettings(RecipeTable):
     """Shares of the blocks at which orders are confirmed and checked."""
     candidates: Annotated[int, Range(2, 1024)] = 10
     """Blocks that each round tries: those whose absence cost least before. The first tries all."""
+    leave: Annotated[float, Range(0, 100)] = 1.0
+    """Standard errors by which a candidate is behind that leaves a round: the rows that are left
+    are measured for those that are close."""
     sure: Annotated[float, Range(0, 100)] = 2.0
-    """Standard errors by which a candidate must be behind to leave a round, and a group's order
-    ahead to be kept."""
+    """Standard errors by which an order must be ahead of the common one, so that a group has it."""
     batch_size: Annotated[int, BATCH_SIZE] = 4
     """Rows at a time; after each, candidates may leave."""
 

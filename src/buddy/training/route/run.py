@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from buddy.budget.blocks import least_blocks
 from buddy.checkpoint.parts import trained_modules
-from buddy.data.examples import Example
+from buddy.data.examples import Example, by_source
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.engine.dtype_warning import notes_on_dtype
@@ -39,7 +39,6 @@ from buddy.training.route.groups import (
     Clusters,
     Group,
     apart,
-    by_source,
     split_groups,
 )
 from buddy.training.route.losses import Losses, batches, race_batches, set_losses
@@ -149,7 +148,8 @@ class _Confirmed:
 
     Attributes:
         common: The order that loses least on the rows of all groups: of all prompts, or of one.
-        groups: What each group's own order gains over it, and whether it is kept.
+        groups: The order that loses least on each group's rows, what it gains over the common
+            one, and whether the group keeps it.
     """
 
     common: str
@@ -173,7 +173,7 @@ class _Route:
         searched = self._search(groups, prior)
         confirmed = self._confirm(groups, searched)
         own = {
-            name: name if found["is_kept"] else confirmed.common
+            name: found["order"] if found["is_kept"] else confirmed.common
             for name, found in confirmed.groups.items()
         }
         orders, common = {n: searched[own[n]] for n in groups}, searched[confirmed.common]
@@ -246,7 +246,7 @@ class _Route:
                     num_blocks=blocks,
                     rounds=rounds,
                     candidates=settings.candidates,
-                    sure=settings.sure,
+                    leave=settings.leave,
                     identity={
                         "group": name,
                         "rows": rows_identity(rows),
@@ -272,7 +272,7 @@ class _Route:
     def _confirm(
         self, groups: Mapping[str, Group], searched: Mapping[str, Sequence[int]]
     ) -> _Confirmed:
-        """The common order, and whether each group's own gains on rows it was not searched on."""
+        """The common order, and each group's best, on rows that nothing was searched on."""
         examples = [row for group in groups.values() for row in group.confirm]
         _, sets = order_sets(searched, self.depths, self.model.num_blocks)
         lost = self._losses("confirming orders", examples, sets.expand(len(examples), -1, -1))
@@ -286,11 +286,14 @@ class _Route:
         common = int(means.argmin())
         confirmed, sure = {}, self.run.recipe.search.sure
         for name, part in parts.items():
-            gain, error = Losses(part.nats[:, [common]], part.tokens).behind(
-                part.nats[:, names.index(name)]
-            )
-            is_kept = bool(gain > 0) and bool(part.is_sure(gain, error, sure))
-            confirmed[name] = {"gain": float(gain), "error": float(error), "is_kept": is_kept}
+            best = int(part.mean.argmin())
+            gain, error = Losses(part.nats[:, [common]], part.tokens).behind(part.nats[:, best])
+            confirmed[name] = {
+                "order": names[best],
+                "gain": float(gain),
+                "error": float(error),
+                "is_kept": bool(part.is_sure(gain, error, sure)),
+            }
         return _Confirmed(names[common], confirmed)
 
     def _losses(

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from buddy.data.examples import Example
+from buddy.data.examples import Example, by_source
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.routing.decision import DecisionModule
@@ -60,17 +60,15 @@ def fit_orders(
     router = model.router
     assert router is not None
     decision = router.decision
-    by_source: dict[str, list[Example]] = {}
-    for example in examples:
-        by_source.setdefault(example.source, []).append(example)
-    missing = sorted({name for order in orders for name in order.sources} - by_source.keys())
+    kinds = by_source(examples)
+    missing = sorted({name for order in orders for name in order.sources} - kinds.keys())
     if missing:
         raise RecipeError(
             f"router.orders: no training row is of source {missing[0]!r}: expected one of "
-            f"{', '.join(sorted(by_source))}"
+            f"{', '.join(sorted(kinds))}"
         )
     read, drawn, sources = partial(router_summaries, model, router), [], []
-    for source, rows in sorted(by_source.items()):
+    for source, rows in sorted(kinds.items()):
         drawn.append(draw_summaries(read, rows, seed))
         sources += [source] * len(drawn[-1])
     summaries = torch.cat(drawn)
