@@ -194,6 +194,7 @@ def _read(
         advice,
         TrainingError,
     )
+    results: Any
     results, is_whole = opened(record["results"], config, model)
     order, costs = (results.get(name) for name in ("removal_order", "costs"))
     middle = list(range(1, model["num_blocks"] - 1))
