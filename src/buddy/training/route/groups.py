@@ -147,6 +147,20 @@ class Clusters:
                 return found
         return cls(standard, points.mean(0, keepdim=True))
 
+    def parted(
+        self, rows: Sequence[Example], summaries: Float[Tensor, "prompts summary"]
+    ) -> dict[str, list[Example]]:
+        """Rows by the name of their group.
+
+        Args:
+            rows: Prompts and answers.
+            summaries: What the router sees of each.
+        """
+        found: dict[str, list[Example]] = {}
+        for row, group in zip(rows, self(summaries).tolist(), strict=True):
+            found.setdefault(f"group {group + 1}", []).append(row)
+        return found
+
     def __call__(self, summaries: Float[Tensor, "prompts summary"]) -> Int[Tensor, " prompts"]:
         """The group of each prompt: the nearest."""
         return _nearest(self.standard(summaries), self.centres)

@@ -12,17 +12,13 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import pad
 
-from buddy.budget.blocks import least_blocks
-from buddy.checkpoint.parts import trained_modules
 from buddy.data.examples import Example, by_source
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.engine.dtype_warning import notes_on_dtype
-from buddy.errors import DataError, RecipeError, ResultError, TrainingError
+from buddy.errors import DataError, ResultError
 from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
-from buddy.policies.static import StaticPolicy
-from buddy.records import read_record
 from buddy.resume import ResumeFile, fingerprint
 from buddy.routing.router import Router
 from buddy.training.batches import check_context, draw_rows, rows_identity
@@ -43,15 +39,17 @@ from buddy.training.route.groups import (
 )
 from buddy.training.route.losses import Losses, batches, race_batches, set_losses
 from buddy.training.route.orders import search_order
-from buddy.training.route.recipe import RouteRecipe, SearchSettings
+from buddy.training.route.recipe import RouteRecipe
+from buddy.training.route.start import (
+    KIND,
+    check_out,
+    check_untrained,
+    depths_in_blocks,
+    prior_order,
+)
 from buddy.training.route.workers import Workers
 from buddy.training.run import Rows, Run, RunListener
-from buddy.training.state import RECORD, STATE
-from buddy.training.summaries import router_summaries
 
-KIND: Final = "training-route"
-"""Of the record."""
-_BATCH: Final = 16
 _CLUSTERED: Final = 3000
 """Rows that are grouped by what the router sees, at most."""
 ORDERS: Final = "orders"
@@ -79,12 +77,12 @@ def train_route(
         TrainingError: The folder cannot be had, or holds another run.
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
-    _check_out(out)
+    check_out(out)
     run = Run(recipe, out, resume=resume, listener=listener)
     outline = BuddyForCausalLM.outline(run.named, policy="full")
     check_context(recipe.data.max_tokens, outline)
-    _check_untrained(recipe, outline)
-    depths = _depths(recipe.search, outline.num_blocks)
+    check_untrained(recipe, outline)
+    depths = depths_in_blocks(recipe.search, outline.num_blocks)
     rows = run.read_rows()
     run.warn(rows.left_out)
     train, validation = apart(rows.train, rows.validation)
@@ -95,51 +93,6 @@ def train_route(
     with run.claimed(), fast_passes(model.backbone):
         route = _Route(run, model, depths, Workers(model.device))
         return route.go(replace(rows, train=train, validation=validation))
-
-
-def _check_out(out: Path) -> None:
-    """Refuse the folder of another kind of run, whose checkpoint and record would be replaced."""
-    record = out / RECORD
-    is_other = record.exists() and read_record(record)["kind"] != KIND
-    if is_other or (out / STATE).exists():
-        raise TrainingError(f"{out} holds another kind of run: name another --out")
-
-
-def _check_untrained(recipe: RouteRecipe, outline: BuddyForCausalLM) -> None:
-    """Refuse a model whose own parts of routing would be lost."""
-    trained = list(trained_modules(outline.routing))
-    if trained:
-        raise RecipeError(
-            f"model.name: {recipe.model.name} has a trained {trained[0]} already, which a new "
-            "router would replace: name its base model"
-        )
-
-
-def _depths(settings: SearchSettings, num_blocks: int) -> tuple[int, ...]:
-    """The depths in blocks, deepest first; by default those that the model can run."""
-    least = least_blocks(num_blocks)
-    if num_blocks <= least:
-        raise RecipeError(
-            f"model.name: of a model of {num_blocks} blocks none can be left out: expected "
-            f"{least + 1} or more"
-        )
-    depths = [round(share * num_blocks) for share in settings.depths]
-    if settings.depths == SearchSettings().depths:
-        depths = [min(max(blocks, least), num_blocks - 1) for blocks in depths]
-    if not all(least <= blocks < num_blocks for blocks in depths):
-        raise RecipeError(
-            f"search.depths: of {num_blocks} blocks they are {depths}, expected {least} to "
-            f"{num_blocks - 1}"
-        )
-    return tuple(dict.fromkeys(depths))
-
-
-def _prior_order(model: BuddyForCausalLM) -> tuple[int, ...]:
-    """The removal order that the model has without a router."""
-    prior = model.prior
-    if prior is None:
-        raise RecipeError("model.name: this model has no prior: name a base model")
-    return StaticPolicy(Prior(prior), model.num_blocks).removal_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +120,7 @@ class _Route:
 
     def go(self, rows: Rows) -> Path:
         recipe, model = self.run.recipe, self.model
-        prior = _prior_order(model)
+        prior = prior_order(model)
         probe = new_router(model, prior, recipe.fit, recipe.seed)
         groups, strangers = self._groups(rows, probe)
         searched = self._search(groups, prior)
@@ -199,16 +152,12 @@ class _Route:
         if settings.groups is not None or len(train) == 1:
             see = partial(seen_summaries, self.model, router, parts=(0.0,))
             some = draw_rows(rows.train, _CLUSTERED, seed)
-            clusters = Clusters.of(see(some), settings.groups or GROUPS, seed)
-
-            def grouped(some: Sequence[Example]) -> dict[str, list[Example]]:
-                made: dict[str, list[Example]] = {}
-                mine = clusters(see(some)).tolist() if some else []
-                for example, group in zip(some, mine, strict=True):
-                    made.setdefault(f"group {group + 1}", []).append(example)
-                return made
-
-            train, validation = grouped(some), grouped(rows.validation)
+            seen = see(some)
+            clusters = Clusters.of(seen, settings.groups or GROUPS, seed)
+            train = clusters.parted(some, seen)
+            validation = (
+                clusters.parted(rows.validation, see(rows.validation)) if rows.validation else {}
+            )
         prompts_each = self.run.recipe.fit.prompts
         groups = split_groups(train, validation, settings, prompts=prompts_each, seed=seed)
         strangers: dict[str, Sequence[Example]] = {
@@ -224,7 +173,7 @@ class _Route:
         """The common order and that of each group; below what is searched the others follow."""
         settings, blocks = self.run.recipe.search, self.model.num_blocks
         rounds = min(blocks - 2, blocks - min(*self.depths, round(settings.least * blocks)))
-        each = max(1, -(-max(settings.rows, 8 * len(groups)) // len(groups)))
+        each = -(-max(settings.rows, 8 * len(groups)) // len(groups))
         mixed = [row for group in groups.values() for row in group.search[:each]]
         tasks = {COMMON: mixed, **{name: group.search for name, group in groups.items()}}
         folder, facts = self.run.out / ORDERS, self.model.facts()
@@ -347,13 +296,10 @@ class _Route:
     ) -> dict[str, list[Compared]]:
         """The table of the groups, and that of rows that belong to none."""
         parts = {**{name: group.check for name, group in groups.items()}, **strangers}
-        parts = {name: rows for name, rows in parts.items() if rows}
         examples = [row for rows in parts.values() for row in rows]
         blocks = self.model.num_blocks
         columns, fixed = order_sets({PRIOR: prior, **orders}, self.depths, blocks)
-        routed = torch.stack(
-            [self._routed_sets(router, examples, depth) for depth in self.depths], 1
-        )
+        routed = self._routed_sets(router, examples)
         whole = torch.ones(len(examples), 1, blocks, dtype=torch.bool)
         sets = torch.cat([fixed.expand(len(examples), -1, -1), routed, whole], 1)
         columns += [*((ROUTED, depth) for depth in self.depths), (FULL, blocks)]
@@ -370,24 +316,23 @@ class _Route:
                 for at, depth in enumerate(self.depths)
             ]
 
-        tables = {"groups": table(list(filter(parts.__contains__, groups)))}
+        tables = {"groups": table(list(groups))}
         if strangers:
             tables["others"] = table(list(strangers))
         return tables
 
     def _routed_sets(
-        self, router: Router, examples: Sequence[Example], depth: int
-    ) -> Bool[Tensor, "answers blocks"]:
+        self, router: Router, examples: Sequence[Example]
+    ) -> Bool[Tensor, "answers depths blocks"]:
         """What the router chooses for each prompt."""
-        summaries = torch.cat(
-            [
-                router_summaries(self.model, router, examples[start : start + _BATCH])
-                for start in range(0, len(examples), _BATCH)
-            ]
-        )
+        seen = seen_summaries(self.model, router, examples, parts=(0.0,))
+        summaries = seen.to(router.decision.prior.device)
         scores = pad(router.decision.fuse(router.decision(summaries)), (1, 1))
-        wanted = torch.full((len(examples),), depth)
-        return select_blocks(scores, wanted).mask.cpu()
+        sets = [
+            select_blocks(scores, torch.full((len(examples),), depth)).mask.cpu()
+            for depth in self.depths
+        ]
+        return torch.stack(sets, 1)
 
     def _finish(
         self,

@@ -1,0 +1,62 @@
+"""What must hold before a routing run begins."""
+
+from pathlib import Path
+from typing import Final
+
+from buddy.budget.blocks import least_blocks
+from buddy.checkpoint.parts import trained_modules
+from buddy.depth.prior import Prior
+from buddy.errors import RecipeError, TrainingError
+from buddy.model import BuddyForCausalLM
+from buddy.policies.static import StaticPolicy
+from buddy.records import read_record
+from buddy.training.route.recipe import RouteRecipe, SearchSettings
+from buddy.training.state import RECORD, STATE
+
+KIND: Final = "training-route"
+"""What the record of a run is called."""
+
+
+def check_out(out: Path) -> None:
+    """Refuse the folder of another kind of run, whose checkpoint and record would be replaced."""
+    record = out / RECORD
+    is_other = record.exists() and read_record(record)["kind"] != KIND
+    if is_other or (out / STATE).exists():
+        raise TrainingError(f"{out} holds another kind of run: name another --out")
+
+
+def check_untrained(recipe: RouteRecipe, outline: BuddyForCausalLM) -> None:
+    """Refuse a model whose own parts of routing would be lost."""
+    trained = list(trained_modules(outline.routing))
+    if trained:
+        raise RecipeError(
+            f"model.name: {recipe.model.name} has a trained {trained[0]} already, which a new "
+            "router would replace: name its base model"
+        )
+
+
+def depths_in_blocks(settings: SearchSettings, num_blocks: int) -> tuple[int, ...]:
+    """The depths in blocks, deepest first; by default those that the model can run."""
+    least = least_blocks(num_blocks)
+    if num_blocks <= least:
+        raise RecipeError(
+            f"model.name: of a model of {num_blocks} blocks none can be left out: expected "
+            f"{least + 1} or more"
+        )
+    depths = [round(share * num_blocks) for share in settings.depths]
+    if settings.depths == SearchSettings().depths:
+        depths = [min(max(blocks, least), num_blocks - 1) for blocks in depths]
+    if not all(least <= blocks < num_blocks for blocks in depths):
+        raise RecipeError(
+            f"search.depths: of {num_blocks} blocks they are {depths}, expected {least} to "
+            f"{num_blocks - 1}"
+        )
+    return tuple(dict.fromkeys(depths))
+
+
+def prior_order(model: BuddyForCausalLM) -> tuple[int, ...]:
+    """The removal order that the model has without a router."""
+    prior = model.prior
+    if prior is None:
+        raise RecipeError("model.name: this model has no prior: name a base model")
+    return StaticPolicy(Prior(prior), model.num_blocks).removal_order
