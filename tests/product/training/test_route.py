@@ -24,7 +24,7 @@ from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
 from buddy.training.route.run import COMMON, FULL, PRIOR, ROUTED, train_route
 from buddy.training.route.workers import Workers
-from buddy.training.run import RunListener
+from buddy.training.run import Run, RunListener
 from tests.product.training.examples import random_examples
 from tests.product.training.made import save_stage_1, write_rows
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
@@ -377,6 +377,24 @@ def test_rows_of_one_source_are_grouped_by_what_the_router_sees(recipe, tmp_path
     search = replace(recipe.search, groups=2)
     train_route(replace(recipe, search=search), tmp_path / "out")
     assert set(results(tmp_path / "out")["orders"]) <= {COMMON, "group 1", "group 2"}
+
+
+def test_too_few_rows_are_refused_before_the_model_is_loaded(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "load_model", lambda run, **options: pytest.fail("loaded"))
+    path = write_rows(tmp_path / "few.jsonl", 5, seed=9)
+    data = replace(recipe.data, train=(*recipe.data.train, Source(path=str(path))))
+    with pytest.raises(DataError, match="5 different prompts of .*few"):
+        train_route(replace(recipe, data=data), tmp_path / "out")
+
+
+def test_a_single_group_is_searched_once(recipe, tmp_path):
+    told = []
+    search = replace(recipe.search, groups=1)
+    listener = RunListener(measured=lambda *done: told.append(done))
+    train_route(replace(recipe, search=search), tmp_path / "out", listener=listener)
+    assert list(results(tmp_path / "out")["orders"]) == [COMMON]
+    assert told[-1][1] == told[-1][2]
+    assert [done for what, done, _ in told if what == "fitting the router"] == list(range(1, 21))
 
 
 def test_rows_of_no_group_are_checked_apart(recipe, tmp_path):

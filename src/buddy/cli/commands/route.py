@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Rows = list[Path] | None
 _MAX_TOKENS: Final = 256
-"""Of prompt and answer together, where the context holds as many."""
+"""Tokens of prompt and answer together, where the context holds as many."""
 
 
 def route(

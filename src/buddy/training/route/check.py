@@ -17,20 +17,20 @@ class Compared:
     """Nats a token at one depth, each the mean over sources.
 
     Attributes:
-        blocks: That run.
-        full: At full depth.
+        blocks: How many run.
+        full: The loss at full depth.
         prior: By the order that the model has without a router.
         single: By the best single order for all, chosen in hindsight: by these very answers.
         single_name: Whose order that is.
         routed: By the router.
         known: By the order of each prompt's own group, if it were told.
         hindsight: By the best order for each answer, by that very answer.
-        gain: Of `routed` over `single`.
+        gain: What `routed` gains over `single`.
         gain_error: Its paired standard error.
-        prior_gain: Of `routed` over `prior`.
+        prior_gain: What `routed` gains over `prior`.
         prior_gain_error: Its paired standard error.
         distinct_plans: Sets of blocks among the routed answers.
-        by_source: Of each source: answers, tokens, the figures above, and `wrong`, what the worst
+        by_source: For each source: answers, tokens, the figures above, and `wrong`, what the worst
             other group's order costs more than its own.
     """
 
@@ -75,7 +75,7 @@ def compare(
     """Compare the ways to choose blocks at one depth.
 
     Args:
-        losses: Of the answers of each source, one column for each of `columns`.
+        losses: Those of the answers of each source, one column for each of `columns`.
         columns: (way, blocks): full depth, the prior, each order by its name, the router.
         blocks: The depth.
         group_of: The order that each source's prompts are to have; none where it was never searched

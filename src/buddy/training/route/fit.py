@@ -1,6 +1,6 @@
 """The Decision Module, fitted to rank the blocks of each prompt as the order of its group does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ def rank_scores(order: Sequence[int], num_blocks: int) -> Float[Tensor, " middle
 
     Args:
         order: Every middle block once, 0-based; the first to go is first.
-        num_blocks: Of the model.
+        num_blocks: How many the model has.
     """
     places = torch.empty(num_blocks - 2, dtype=torch.float64)
     places[torch.tensor(order, dtype=torch.long) - 1] = torch.arange(
@@ -44,8 +44,8 @@ def new_router(
     Args:
         model: It is for.
         order: The common removal order, its prior.
-        settings: Of the fit.
-        seed: Of the first weights.
+        settings: How it is fitted.
+        seed: Fixes the first weights.
     """
     config = RouterConfig(
         num_blocks=model.num_blocks,
@@ -93,6 +93,7 @@ def fit_router(
     orders: Mapping[str, Sequence[int]],
     settings: FitSettings,
     seed: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> float:
     """Fit the ranking: of two blocks, the one that the group's order keeps longer scores higher.
 
@@ -102,10 +103,11 @@ def fit_router(
 
     Args:
         router: Whose Decision Module is fitted; its prior stays.
-        summaries: Of each group, as `seen_summaries` gives them.
-        orders: Of each group; every middle block once.
-        settings: Of the fit.
-        seed: Of the noise, and of the pairs that each step draws.
+        summaries: Those of each group, as `seen_summaries` gives them.
+        orders: The order of each group; every middle block once.
+        settings: How it is fitted.
+        seed: Fixes the noise, and the pairs that each step draws.
+        on_step: Told how many steps are done, of how many.
 
     Returns:
         Share of the pairs, over views, that the fitted scores order as they should.
@@ -128,7 +130,7 @@ def fit_router(
     )
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     with torch.enable_grad():
-        for _ in range(settings.steps):
+        for step in range(settings.steps):
             noise = torch.randn(standardised.shape, generator=draw)
             scores = decision.fuse(decision(standardised + settings.noise * noise))
             pairs = torch.randint(len(first), (min(_PAIRS, len(first)),), generator=draw)
@@ -137,6 +139,7 @@ def fit_router(
             (softplus(-_STEEP * apart).mean(1) @ weights).backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             falling.step()
+            on_step(step + 1, settings.steps)
     decision.requires_grad_(False)
     scores = decision.fuse(decision(standardised))
     right = (scores[:, first] - scores[:, second]) * signs > 0

@@ -25,11 +25,11 @@ MOST_GROUPS: Final = 64
 GROUPS: Final = 6
 """Groups that are looked for where the rows name no sources."""
 LEAST_ROWS: Final = 10
-"""Prompts of a group, at least: less tells nothing of three parts."""
+"""Prompts of a group, at least: fewer tell nothing of three parts."""
 _SHARES: Final = (0.4, 0.3)
-"""Of a group's rows: searched on, confirmed on. The rest is for the check."""
+"""Shares of a group's rows: searched on, confirmed on. The rest is for the check."""
 _TURNS: Final = 100
-"""Of k-means, at most."""
+"""Turns of k-means, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +64,15 @@ def split_groups(
         validation: Rows for the check by group; a group without any gives some of its own. None of
             their prompts is in `train`.
         settings: Sizes of the parts.
-        prompts: That the router learns from each, at most.
-        seed: Of the draw.
+        prompts: How many of each the router learns from, at most.
+        seed: Fixes the draw.
 
     Raises:
-        DataError: A group has too few rows, or there are too many groups.
+        DataError: As `check_groups`.
     """
-    if len(train) > MOST_GROUPS:
-        raise DataError(
-            f"the rows name {len(train)} sources, and each is a group: expected {MOST_GROUPS} at "
-            "most; name fewer, or set search.groups"
-        )
+    check_groups(train)
     groups = {}
     for name, rows in sorted(train.items()):
-        if len(rows) < LEAST_ROWS:
-            raise DataError(
-                f"{len(rows)} different prompts of {shown(name)} that are not in the check: "
-                f"expected {LEAST_ROWS} at least; add rows of it, or leave it out"
-            )
         draw = random.Random(f"{seed} {name}")
         mixed = draw.sample(list(rows), len(rows))
         search, confirm = (max(2, int(share * len(rows))) for share in _SHARES)
@@ -97,6 +88,25 @@ def split_groups(
             fit=tuple(row for row in mixed if row not in set(check))[:prompts],
         )
     return groups
+
+
+def check_groups(train: Mapping[str, Sequence[Example]]) -> None:
+    """Refuse groups that cannot be parted.
+
+    Raises:
+        DataError: A group has too few rows, or there are too many groups.
+    """
+    if len(train) > MOST_GROUPS:
+        raise DataError(
+            f"the rows name {len(train)} sources, and each is a group: expected {MOST_GROUPS} at "
+            "most; name fewer, or set search.groups"
+        )
+    few = next((name for name, rows in sorted(train.items()) if len(rows) < LEAST_ROWS), None)
+    if few is not None:
+        raise DataError(
+            f"{len(train[few])} different prompts of {shown(few)} that are not in the check: "
+            f"expected {LEAST_ROWS} at least; add rows of it, or leave it out"
+        )
 
 
 def apart(
@@ -124,7 +134,7 @@ class Clusters:
 
     Attributes:
         standard: Standardises summaries.
-        centres: Of the groups, standardised.
+        centres: The middle of each group, standardised.
     """
 
     standard: Standard
@@ -132,12 +142,12 @@ class Clusters:
 
     @classmethod
     def of(cls, summaries: Float[Tensor, "prompts summary"], most: int, seed: int) -> "Clusters":
-        """As many groups as may be, of `LEAST_ROWS` prompts or more each.
+        """Groups, as many as may be, of `LEAST_ROWS` prompts or more each.
 
         Args:
             summaries: What the router sees of each prompt.
-            most: Of groups.
-            seed: Of where they begin.
+            most: How many groups there may be.
+            seed: Fixes where they begin.
         """
         standard = Standard.of(summaries)
         points = standard(summaries)

@@ -21,8 +21,8 @@ class Losses:
     """Summed negative log-likelihood of answers, in nats, float64.
 
     Attributes:
-        nats: Of each answer under each set.
-        tokens: Of each answer.
+        nats: The sum over each answer, under each set.
+        tokens: How many each answer has.
     """
 
     nats: Float[Tensor, "rows sets"]

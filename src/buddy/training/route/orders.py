@@ -160,11 +160,11 @@ def search_order(
 
     Args:
         measure: Gives the losses.
-        rows: In batches.
+        rows: Prompts and answers, in batches.
         path: Record of the order, written after each round.
-        num_blocks: Of the model.
+        num_blocks: How many the model has.
         rounds: Blocks to remove.
-        candidates: Of a round after the first.
+        candidates: Blocks that a round after the first tries.
         leave: As for `race`.
         identity: What else the result depends on, as plain values.
         model: Facts of the model.

@@ -67,9 +67,9 @@ class FitSettings(RecipeTable):
     steps: Annotated[int, STEPS] = 1500
     """Steps over all of them."""
     learning_rate: Annotated[float, LEARNING_RATE] = 0.01
-    """At the beginning; it falls to nothing."""
+    """Step size of AdamW when it begins; it falls to nothing."""
     weight_decay: Annotated[float, Range(0, 100)] = 0.1
-    """Of AdamW."""
+    """Decay of AdamW."""
     noise: Annotated[float, Range(0, 100)] = 0.5
     """Deviation of the noise on what is seen, in deviations between prompts."""
 
@@ -87,4 +87,4 @@ class RouteRecipe(RecipeTable):
     fit: FitSettings = field(default_factory=FitSettings)
     """The Decision Module."""
     seed: Annotated[int, RUN_SEED] = 0
-    """Of what is drawn: which rows are of which part, where groups begin, the first weights."""
+    """Fixes what is drawn: which rows are of which part, where groups begin, the first weights."""

@@ -35,6 +35,7 @@ from buddy.training.route.groups import (
     Clusters,
     Group,
     apart,
+    check_groups,
     split_groups,
 )
 from buddy.training.route.losses import Losses, batches, race_batches, set_losses
@@ -64,7 +65,7 @@ def train_route(
     Args:
         recipe: Everything that fixes the run.
         out: Folder for `checkpoint/`, `orders/`, what is measured, and the record.
-        resume: Of no effect: orders and measurements always go on.
+        resume: Without effect: orders and measurements always go on.
         listener: Told how it goes.
 
     Returns:
@@ -88,6 +89,9 @@ def train_route(
     train, validation = apart(rows.train, rows.validation)
     if not train:
         raise DataError("every prompt of data.train is in data.validation: name other rows")
+    kinds = by_source(train)
+    if len(kinds) > 1 and recipe.search.groups is None:
+        check_groups(kinds)
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn(notes_on_dtype(model.backbone))
     with run.claimed(), fast_passes(model.backbone):
@@ -139,6 +143,7 @@ class _Route:
             orders,
             recipe.fit,
             recipe.seed,
+            partial(self.run.listener.measured, "fitting the router"),
         )
         tables = self._check(groups, strangers, searched, own, prior, router)
         return self._finish(rows, groups, searched, confirmed, router, ranked, tables)
@@ -175,7 +180,9 @@ class _Route:
         rounds = min(blocks - 2, blocks - min(*self.depths, round(settings.least * blocks)))
         each = -(-max(settings.rows, 8 * len(groups)) // len(groups))
         mixed = [row for group in groups.values() for row in group.search[:each]]
-        tasks = {COMMON: mixed, **{name: group.search for name, group in groups.items()}}
+        tasks: dict[str, Sequence[Example]] = {COMMON: mixed}
+        if len(groups) > 1:
+            tasks |= {name: group.search for name, group in groups.items()}
         folder, facts = self.run.out / ORDERS, self.model.facts()
         folder.mkdir(exist_ok=True)
         done, total, lock = dict.fromkeys(tasks, 0), rounds * len(tasks), Lock()
