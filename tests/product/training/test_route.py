@@ -383,7 +383,7 @@ def test_too_few_rows_are_refused_before_the_model_is_loaded(recipe, tmp_path, m
     monkeypatch.setattr(Run, "load_model", lambda run, **options: pytest.fail("loaded"))
     path = write_rows(tmp_path / "few.jsonl", 5, seed=9)
     data = replace(recipe.data, train=(*recipe.data.train, Source(path=str(path))))
-    with pytest.raises(DataError, match="5 different prompts of .*few"):
+    with pytest.raises(DataError, match=r"5 different prompts of .*few"):
         train_route(replace(recipe, data=data), tmp_path / "out")
 
 
