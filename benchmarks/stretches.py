@@ -1,7 +1,7 @@
 """Would other blocks serve another part of an answer? An oracle of sets by stretches of an answer.
 
 Every answer is measured under the set of each order of a `buddy route` run, at one depth, from its
-first token to its last. Ways to choose among them, all against the order of the answer's own group:
+first token to its last. Ways to choose among them, all against the order that the group of the answer has:
 
 - `answer`: the best for the answer, chosen on every other token and measured on those between;
 - `stretch`: the same within each stretch of tokens, so that sets may change along the answer;
@@ -14,6 +14,8 @@ column pays for: `stretch` is a bound from above.
     python benchmarks/stretches.py runs/route/record.json --rows validation.jsonl --out FILE
 """
 
+from pathlib import Path
+
 import torch
 
 from buddy import BuddyForCausalLM, load_tokenizer
@@ -21,7 +23,7 @@ from buddy.lab import experiment
 from buddy.records import read_record
 from buddy.training.batches import collate
 from buddy.training.fast import fast_passes
-from buddy.training.losses import answer_losses
+from buddy.training.predictor.depth_losses import leaf_tokens
 from buddy.training.predictor.shared_prefix import run_plans
 from buddy.training.route.losses import batches
 
@@ -34,17 +36,9 @@ def token_losses(backbone, examples, sets):
     batch = collate(examples, backbone.device)
     every = sets[None].expand(len(examples), -1, -1)
     out = run_plans(backbone, 1, batch, lambda seen: every)
-    losses = []
-    for row in range(len(examples)):
-        mine = batch.rows == row
-        by_leaf = {
-            leaf: answer_losses(
-                backbone, out.hidden[leaf, batch.columns[mine]], batch.targets[mine]
-            )
-            for leaf in out.leaf[row].unique().tolist()
-        }
-        losses.append(torch.stack([by_leaf[leaf] for leaf in out.leaf[row].tolist()]).double())
-    return losses
+    leaf, losses = leaf_tokens(backbone, out, batch)
+    by_leaf = losses.double().split(leaf.bincount().tolist())
+    return [torch.stack([by_leaf[leaf] for leaf in mine]) for mine in out.leaf.tolist()]
 
 
 def chosen_on_half(losses):
@@ -71,7 +65,7 @@ def ways(losses, own, size):
 def main():
     """Measure, print, record."""
     parser = experiment.arguments(__doc__)
-    parser.add_argument("record")
+    parser.add_argument("record", type=Path)
     parser.add_argument("--rows", action="append", required=True)
     parser.add_argument("--blocks", type=int, default=22)
     parser.add_argument("--stretch", type=int, default=16)
@@ -90,7 +84,10 @@ def main():
         long = [row for row in rows if len(row.answer) >= 2 * args.stretch][: args.each]
         if source not in confirmed or not long:
             continue
-        own = list(orders).index(source)
+        found = confirmed[source]
+        own = list(orders).index(
+            found["order"] if found["is_kept"] else record["results"]["common"]
+        )
         found = []
         with fast_passes(model.backbone):
             for _, part in batches(long, 8):

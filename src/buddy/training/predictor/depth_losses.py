@@ -30,8 +30,14 @@ def depth_losses(
 
 def leaf_losses(backbone: Backbone, out: SharedPass, batch: Batch) -> Float[Tensor, "batch plans"]:
     """Mean negative log-likelihood of each row's answer under each of its plans."""
-    # Every leaf is asked for its row's answer.
+    leaf, losses = leaf_tokens(backbone, out, batch)
+    return mean_by_row(losses, leaf, len(out.owner))[out.leaf]
+
+
+def leaf_tokens(
+    backbone: Backbone, out: SharedPass, batch: Batch
+) -> tuple[Int[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """Negative log-likelihood of the tokens of each leaf's answer, leaf by leaf, and the leaves."""
     leaf, place = (out.owner[:, None] == batch.rows).nonzero(as_tuple=True)
     hidden = out.hidden[leaf, batch.columns[place]]
-    losses = answer_losses(backbone, hidden, batch.targets[place])
-    return mean_by_row(losses, leaf, len(out.owner))[out.leaf]
+    return leaf, answer_losses(backbone, hidden, batch.targets[place])

@@ -12,7 +12,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
 from buddy.errors import ModelError
 from buddy.training.batches import collate
-from buddy.training.losses import answer_losses
+from buddy.training.predictor.depth_losses import leaf_tokens
 from buddy.training.predictor.shared_prefix import run_plans
 
 
@@ -79,11 +79,9 @@ def set_losses(
     batch = collate(examples, backbone.device)
     every = sets.to(backbone.device).expand(len(examples), -1, -1)
     out = run_plans(backbone, 1, batch, lambda seen: every)
-    leaf, place = (out.owner[:, None] == batch.rows).nonzero(as_tuple=True)
-    losses = answer_losses(
-        backbone, out.hidden[leaf, batch.columns[place]], batch.targets[place]
-    ).double()
-    nats = losses.new_zeros(len(out.owner)).index_add_(0, leaf, losses)
+    leaf, losses = leaf_tokens(backbone, out, batch)
+    nats = torch.zeros(len(out.owner), dtype=torch.float64, device=losses.device)
+    nats.index_add_(0, leaf, losses.double())
     if not bool(nats.isfinite().all()):
         raise ModelError(
             "the loss of an answer is not a number: the model's weights are damaged or its number "
