@@ -1,7 +1,7 @@
 """Would other blocks serve another part of an answer? An oracle of sets by stretches of an answer.
 
 Every answer is measured under the set of each order of a `buddy route` run, at one depth, from its
-first token to its last. Ways to choose among them, all against the order that the group of the answer has:
+first token to its last. Ways to choose among them, all against the order that its group has:
 
 - `answer`: the best for the answer, chosen on every other token and measured on those between;
 - `stretch`: the same within each stretch of tokens, so that sets may change along the answer;
