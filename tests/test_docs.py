@@ -1,5 +1,6 @@
 """The pages' Python blocks run, a page's in one namespace, and their links lead somewhere."""
 
+import json
 import re
 import runpy
 import tomllib
@@ -72,3 +73,18 @@ def test_the_tables_of_static_methods_are_those_of_the_records():
     results = ROOT / "results" / "eval"
     assert tables["accuracy_table"](results / "static-tasks.json") in page
     assert tables["perplexity_table"](results / "static-ppl.json") in page
+
+
+def test_what_depth_costs_is_as_the_records_have_it():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "depth_table.py"))
+    assert tables["table"]() in (ROOT / "README.md").read_text()
+
+
+def test_the_speed_that_the_readme_names_is_that_of_the_record():
+    shape = json.loads((ROOT / "results" / "engine.json").read_text())["results"]["shapes"][0]
+    cells = shape["cells"]
+    whole, half = cells["dense"], cells["routed 15"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{1 / whole['decode_s']:.0f} tokens/s with all 30 blocks" in text
+    assert f"{whole['decode_over_transformers']:.1f} times transformers' `generate`" in text
+    assert f"and {1 / half['decode_s']:.0f} with 15" in text
