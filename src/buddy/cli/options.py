@@ -185,7 +185,9 @@ PrefillBudget = Annotated[
         help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding.",
     ),
 ]
-MaxNewTokens = Annotated[int, count(1, help="Stop after this many tokens.")]
+MaxNewTokens = Annotated[
+    int, count(1, "--max-new-tokens", "--max-tokens", help="Stop after this many tokens.")
+]
 Temperature = Annotated[
     float, checked(_check_temperature, help="0 takes the likeliest token; higher is more random.")
 ]

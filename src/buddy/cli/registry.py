@@ -15,14 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from buddy.cli import commands as own_commands
-from buddy.cli.command import Command
+from buddy.cli.command import GROUPS, Command
 
 ENTRY_POINTS: Final = "buddy.commands"
 _OWN: Final = "buddy-llm"
@@ -61,12 +61,18 @@ class CommandTable(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each name and its first sentence; the options of no command are read for it."""
-        rows = [(command.name, command.summary) for command in _in_order_of_help()]
-        room = formatter.width - 6 - max(len(name) for name, _ in rows)
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, shorten(text, room, placeholder="...")) for name, text in rows]
-            )
+        commands = _in_order_of_help()
+        widest = max(len(command.name) for command in commands)
+        room = formatter.width - 6 - widest
+        for group in GROUPS:
+            rows = [
+                (f"{command.name:{widest}}", shorten(command.summary, room, placeholder="..."))
+                for command in commands
+                if command.group == group
+            ]
+            if rows:
+                with formatter.section(f"Commands to {group}"):
+                    formatter.write_dl(rows)
 
 
 def _in_order_of_help() -> list[Command]:
@@ -78,10 +84,31 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         cls=CommandTable,
         help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
+        context_settings={"help_option_names": ["--help", "-h"]},
         **_SETTINGS,
     )
-    app.callback()(lambda: None)  # typer refuses an app that has no command yet
+    app.callback()(_options)
     return app
+
+
+def _show_version(is_asked: bool) -> bool:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"buddy {version(_OWN)}")
+        raise typer.Exit
+    return is_asked
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself, which runs a subcommand and nothing else."""
 
 
 def all_commands() -> list[Command]:
@@ -181,4 +208,27 @@ def _built(command: Command) -> dict[str, Any]:
             table.command(name, hidden=hidden)(command.run)
     group = get_command(table)
     assert isinstance(group, TyperGroup)
+    for built in group.commands.values():
+        _name_values(built)
     return dict(group.commands)
+
+
+def _name_values(command: Any) -> None:
+    """Have help call values by what they are, where typer would show their types."""
+    for part in getattr(command, "commands", {}).values():
+        _name_values(part)
+    for value in command.params:
+        if value.param_type_name == "argument":
+            _show_name_alone(value)
+        elif value.metavar is None and not getattr(value, "is_flag", False):
+            value.metavar = value.opts[0].rpartition("-")[2].upper()
+
+
+def _show_name_alone(argument: Any) -> None:
+    record = argument.get_help_record
+
+    def without_type(context: Any) -> Any:
+        found = record(context)
+        return found and (found[0].partition(" ")[0], found[1])
+
+    argument.get_help_record = without_type

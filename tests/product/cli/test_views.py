@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+from importlib.metadata import version
 
 import pytest
 from rich.console import Console
@@ -232,9 +233,30 @@ def test_help_reads_well_at_80_columns(monkeypatch, capsys, command):
     assert (stopped.value.code, err) == (0, "")
     assert out.startswith(" ".join(["Usage: buddy", *command]))
     assert max(map(len, out.splitlines())) <= 80
-    listed = out.partition("Commands:")[2]
+    listed = out.partition("\nCommands")[2]
     assert "..." not in listed
+    assert not re.search(r"<(str|int|float|path|list)", out)
     assert not re.search(r"[\u2500-\u257f\x1b]", out)
+
+
+def typed(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["buddy", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_short_too_and_lists_commands_by_what_they_are_for(monkeypatch, capsys):
+    assert typed(monkeypatch, capsys, "-h") == typed(monkeypatch, capsys, "--help")
+    shown = typed(monkeypatch, capsys, "generate", "-h")
+    assert "--max-new-tokens, --max-tokens TOKENS" in " ".join(shown.split())
+    groups = re.findall(r"^Commands to (\w+):$", typed(monkeypatch, capsys, "-h"), re.MULTILINE)
+    assert groups == ["run", "serve", "measure", "train", "research"]
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    assert typed(monkeypatch, capsys, "--version") == f"buddy {version('buddy-llm')}\n"
 
 
 def test_what_was_not_foreseen_is_logged_with_where_it_happened(capsys):
