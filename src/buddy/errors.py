@@ -49,8 +49,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def one_line(text: str) -> str:
+    """The text with what would break the line, or steer a terminal, spelled out."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 class BuddyError(ValueError):
     """Base of every error that Buddy raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message on one line, whatever the names in it are that a file or a user gave."""
+        return one_line(super().__str__())
 
 
 class BudgetError(BuddyError):

@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from buddy.cli.registry import make_app
-from buddy.errors import BuddyError, ResultError, is_failure, is_out_of_memory
+from buddy.errors import BuddyError, ResultError, is_failure, is_out_of_memory, one_line
 
 app = make_app()
 
@@ -125,7 +125,7 @@ def _usage(error: Any) -> str:
 def _say(text: str, code: int) -> int:
     """Print an error on one line, without what would steer a terminal; there, no word is split."""
     line = " ".join(f"buddy: {text}".split())
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    line = one_line(line)
     if sys.stderr.isatty():
         line = textwrap.fill(line, os.get_terminal_size(2).columns or 80, break_long_words=False)
         line = f"\n{line}" if code == _INTERRUPTED else line  # after the ^C that is shown

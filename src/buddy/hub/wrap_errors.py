@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from buddy.errors import BuddyError, CheckpointError, is_failure
+from buddy.errors import BuddyError, CheckpointError, is_failure, one_line
 
 _MOST: Final = 400
 """Characters of a reason; transformers writes whole paragraphs."""
@@ -43,5 +43,5 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if not isinstance(error, _SPEAKING) or not text:
         text = f"{type(error).__name__} {text}".strip()
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_MOST])
+    shown = one_line(text[:_MOST])
     return shown.rstrip(".;") if len(text) <= _MOST else f"{shown}..."

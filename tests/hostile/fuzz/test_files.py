@@ -76,12 +76,24 @@ def test_damaged_headers_of_gguf(tmp_path):
     content = path.read_bytes()
     header = read_header(path)
     assert header.architecture == "llama"
-    end = content.index(b"blk.1.attn_q") if b"blk.1.attn_q" in content else None
+    end = content.index(b"blk.1.attn_q")
 
     @FUZZ
-    @given(damaged(content, end))
-    def check(found):
-        path.write_bytes(found)
+    @given(damaged(content[:end]), st.booleans())  # short enough to be printed
+    def check(found, is_cut):
+        path.write_bytes(found if is_cut else found + content[end:])
         only_ours(lambda: read_header(path))
 
     check()
+
+
+@pytest.mark.parametrize("text", [b"\n", b"\x1b", b"\xc2\x85", b"\xe2\x80\xa8"])
+def test_a_key_of_gguf_with_line_ends_is_told_on_one_line(tmp_path, text):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    content = path.read_bytes()
+    place = content.index(b"embedding_length")
+    path.write_bytes(content[:place] + text + content[place + len(text) :])
+    error = only_ours(lambda: read_header(path))
+    assert error is not None
+    assert str(error).isprintable()
