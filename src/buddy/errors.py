@@ -50,8 +50,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with what would break the line, or steer a terminal, spelled out."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    """The text without what would break the line: spaces stand for it; or steer a terminal."""
+    return "".join(
+        char if char.isprintable() else " " if char.isspace() else ascii(char)[1:-1]
+        for char in text
+    )
 
 
 class BuddyError(ValueError):
