@@ -4,6 +4,8 @@ import json
 import os
 
 import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
 from buddy.cli.main import app
@@ -187,6 +189,26 @@ def test_perplexity_of_a_text_file(folder, tmp_path):
         ("words.txt", blocks, metric) for blocks in (4, 6) for metric in ("perplexity", "nll")
     }
     assert "words.txt" in done.stderr
+
+
+@torch.no_grad()
+def test_perplexity_begins_each_window_as_the_tokenizer_begins_a_text(tmp_path):
+    begun, ids, out = tmp_path / "begun", random_ids(1, 15)[0].tolist(), tmp_path / "ppl.json"
+    model, tokenizer = tiny_model("llama").eval(), word_tokenizer()
+    model.save_pretrained(begun)
+    rule = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.backend_tokenizer.post_processor = rule
+    tokenizer.save_pretrained(begun)
+    (tmp_path / "words.txt").write_text(say(*ids))
+    command = ["eval", "ppl", "-m", str(begun), "--text", str(tmp_path / "words.txt")]
+    command += ["--window", "16", "--stride", "8", "--out", str(out)]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+    logits = model(torch.tensor([[1, *ids]])).logits[0, 7:-1]
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[-8:]))
+    [found] = [
+        p["value"] for p in json.loads(out.read_text())["results"]["points"] if p["metric"] == "nll"
+    ]
+    assert found == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_two_texts_of_one_file_name_are_told_apart(folder, tmp_path):

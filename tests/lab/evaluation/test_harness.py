@@ -318,6 +318,16 @@ def test_batches_of_any_form_and_settings_that_ask_for_nothing(model, asked, siz
     assert len(ours.loglikelihood(requests)) == 4
 
 
+def test_a_tokenizer_is_read_where_it_is_named(model, tmp_path):
+    own, other = word_tokenizer(), word_tokenizer()
+    other.add_tokens("w4 w5")
+    for name, tokenizer in (("own", own), ("other", other)):
+        model.save_pretrained(tmp_path / name, include_backbone=True, tokenizer=tokenizer)
+    for given, tokens in ((None, 2), (str(tmp_path / "other"), 1), (other, 1)):
+        ours = BuddyLM(str(tmp_path / "own"), tokenizer=given)
+        assert len(ours.tok_encode("w4 w5")) == tokens
+
+
 @pytest.mark.parametrize("dtype", ["foat32", "int8", "float33"])
 def test_a_number_format_that_is_none_is_refused(dtype):
     with pytest.raises(PolicyError, match="dtype must be auto or such as bfloat16"):

@@ -144,7 +144,8 @@ def test_control_tokens_of_any_letters_are_one_token_of_the_vocabulary(convert):
     ]
     assert tokenizer.eos_token_id == 0
     assert tokenizer.decode([1, tokens.index("x"), 261]) == f"{USER}x<\uff5ctool\uff5c>"
-    assert tokenizer.decode([1, tokens.index("x"), 0], skip_special_tokens=True) == "x"
+    read = tokenizer.decode([1, tokens.index("x"), 261, 0], skip_special_tokens=True)
+    assert read == "x<\uff5ctool\uff5c>"  # of the file's own, but no control token
     assert load(folder).generation_config.eos_token_id == [0, END]
 
 
