@@ -10,7 +10,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from buddy.errors import BudgetError, DataError, PolicyError
+from buddy.errors import BudgetError, DataError, ModelError, PolicyError
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.samples import SampleLog
@@ -326,6 +326,8 @@ def test_a_tokenizer_is_read_where_it_is_named(model, tmp_path):
     for given, tokens in ((None, 2), (str(tmp_path / "other"), 1), (other, 1)):
         ours = BuddyLM(str(tmp_path / "own"), tokenizer=given)
         assert len(ours.tok_encode("w4 w5")) == tokens
+    with pytest.raises(ModelError, match="no model named 'nonsense'"):
+        BuddyLM(str(tmp_path / "own"), tokenizer="nonsense")
 
 
 @pytest.mark.parametrize("dtype", ["foat32", "int8", "float33"])

@@ -12,7 +12,7 @@ from buddy.errors import BudgetError
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import HOLD_TOKENS, ControlConfig, Controller
 from buddy.serving.control.metrics import ServingMetrics
-from buddy.serving.control.pace import PROMPT_SHARE
+from buddy.serving.control.pace import PROMPT_SHARE, Dues
 from buddy.serving.control.protocol import (
     Control,
     Gauges,
@@ -339,7 +339,7 @@ def test_nobody_is_refused_for_prompts_that_a_lower_depth_has_room_for():
 def test_a_tight_deadline_leaves_prompts_a_quarter_of_the_time(rows, depth):
     """Whatever it was promised: its tokens are late by a third at most while prompts wait."""
     engine = Engine()
-    control = controller(engine)
+    control = controller(engine, ttft_ms=9e3)  # which that share keeps: nobody is refused
     least_s = control.least_ms_per_token / 1e3
     tight = deadline(ms_per_token=1.3e3 * least_s, least=LEAST, most=L)
     hasty = [Request(0.0, 8, 220, tight) for _ in range(rows)]
@@ -350,3 +350,36 @@ def test_a_tight_deadline_leaves_prompts_a_quarter_of_the_time(rows, depth):
     waited_s = max(sent.first_s for sent in others) - 0.3 - 1.0  # a second for a row
     assert waited_s < 2 * true_seconds(one) / (0.7 * PROMPT_SHARE)
     assert max(sent.itl_s for sent in hasty) < 1.3 * least_s / (1 - PROMPT_SHARE)
+
+
+def passes_of(dues, count, prompt_s=0.2):
+    """Passes of 0.1 s beside which a prompt waits: whether each fed it."""
+    fed = []
+    for _ in range(count):
+        fed.append(dues.pays(prompt_s, waits=True))
+        dues.add(0.1 + prompt_s * fed[-1], prompt_s * fed[-1])
+    return fed
+
+
+def test_prompts_get_their_share_and_no_more():
+    fed = passes_of(Dues(), 700)
+    share = 0.2 * sum(fed) / (0.1 * len(fed) + 0.2 * sum(fed))
+    assert share == pytest.approx(PROMPT_SHARE, rel=0.05)
+
+
+def test_nothing_is_owed_for_time_in_which_no_prompt_waited():
+    dues = Dues()
+    first = passes_of(dues, 30).index(True)
+    dues.add(60.0, 0.0)
+    assert not dues.pays(0.2, waits=False)
+    dues.add(60.0, 0.0)
+    assert passes_of(dues, 30).index(True) == first
+
+
+def test_what_was_fed_because_it_had_room_is_not_counted_against_later_prompts():
+    dues = Dues()
+    first = passes_of(Dues(), 30).index(True)
+    for _ in range(50):
+        assert not dues.pays(5.0, waits=True)
+        dues.add(0.3, 0.2)
+    assert passes_of(dues, 30).index(True) == first

@@ -1,16 +1,20 @@
 """What the model's makers say of generation is what a request has that names none of it."""
 
+import sys
+from unittest.mock import Mock
+
 import httpx
 import pytest
 import torch
 from transformers import GenerationConfig
 
+from buddy.cli.main import main
 from buddy.errors import ServingError
 from buddy.serving.http.defaults import Defaults
 from buddy.serving.request import Sampling
 from buddy.serving.rows.engine import ServingThread
 from tests.product.serving.serving import chat_tokenizer, served
-from tests.tiny import tiny_buddy
+from tests.tiny import tiny_buddy, tiny_model
 
 
 def read(**wishes):
@@ -76,3 +80,24 @@ def test_serve_says_what_generate_says_under_a_repetition_penalty():
             reply = httpx.post(f"{running.url}/v1/completions", json=body | change, timeout=30)
             text = tokenizer.decode(ids[0, 2:], skip_special_tokens=True)
             assert reply.json()["choices"][0]["text"].split() == text.split()
+
+
+def test_the_command_serves_with_the_wishes_and_the_ends_that_the_files_have(tmp_path, monkeypatch):
+    model, tokenizer, served = tiny_model(), chat_tokenizer(), []
+    model.generation_config.update(repetition_penalty=1.5, eos_token_id=7)
+    model.save_pretrained(tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w5"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} w5 {% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("buddy.serving.start.cost_of", Mock())
+    monkeypatch.setattr("buddy.serving.start.Controller", Mock(return_value=None))
+    monkeypatch.setattr(
+        "buddy.serving.http.server.serve", lambda app, service, *_, **__: served.append(service)
+    )
+    monkeypatch.setattr(sys, "argv", ["buddy", "serve", str(tmp_path), "--port", "0"])
+    with pytest.raises(SystemExit):
+        main()
+    [service] = served
+    service.engine.close(5.0)
+    assert service.defaults.sampling.repetition_penalty == 1.5
+    assert service.engine._batcher._ends == {5, 7}
