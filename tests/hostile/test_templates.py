@@ -70,6 +70,16 @@ def test_a_template_that_fails_is_named_with_its_reason(model_folder, answer, te
     assert answer(raw=True).prompt_tokens == 2
 
 
+def test_a_chat_ends_where_its_template_ends_a_turn(model_folder):
+    (model_folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] }} <pad> {% endfor %}"
+    )
+    (model_folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    routing = RoutingOptions(engine="general")
+    made = ChatSession(str(model_folder), routing, BudgetOptions(), Console(quiet=True))
+    assert made.model.generation_config.eos_token_id == [7, 0]
+
+
 @pytest.mark.parametrize("template", [5, ["a"], {"other": "{{ 1 }}"}, [{"name": "a"}]])
 def test_a_template_of_another_type_is_refused(model_folder, answer, template):
     (model_folder / "chat_template.jinja").unlink()

@@ -14,7 +14,7 @@ from buddy.lab.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer,
 from buddy.lab.evaluation.rouge.rouge_points import Answer, Logged, to_results, ways_of
 from buddy.lab.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.lab.evaluation.samples import SampleLog
-from tests.tiny import random_router, tiny_model
+from tests.tiny import random_router, tiny_buddy, tiny_model
 from tests.words import say, word_tokenizer
 
 TOKENS = 6
@@ -200,6 +200,14 @@ def test_figures_by_hand(model):
     single = to_results(condition, {None: [made(0.5, p015=1)]})
     assert {point["stderr"] for point in single["points"]} == {None}
     assert single["differences"] == []
+
+
+def test_an_answer_ends_where_its_template_ends_a_turn(dialogues):
+    model, tokenizer = tiny_buddy(), word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} <s> {% endfor %}"
+    model.generation_config.eos_token_id = 7
+    run(model, tokenizer, dialogues[:1])
+    assert model.generation_config.eos_token_id == [7, 1]
 
 
 def test_what_follows_the_end_does_not_count(tokenizer, dialogues):

@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from buddy import BuddyForCausalLM, load_tokenizer
@@ -142,6 +143,13 @@ def test_a_hub_out_of_reach_is_one_line_that_says_why(monkeypatch):
         "org/name cannot be fetched from the hub: no route to host; check the name and the network"
     )
     assert str(refused.value) == says
+
+
+def test_a_revision_that_is_not_there_is_named(monkeypatch):
+    missing = RevisionNotFoundError("404 Client Error.", response=Mock(headers={}))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=missing))
+    with pytest.raises(FetchError, match=r"^the hub has no revision 'v9' of org/name: check it$"):
+        pull_from_hub("org/name@v9")
 
 
 def test_names_are_regular_and_facts_hold_together():
