@@ -196,6 +196,8 @@ def test_only_what_is_read_is_fetched_from_the_hub(repository):
     for name in (*others, "README.md", "model.py", "pytorch_model.bin"):
         (hub / name).parent.mkdir(exist_ok=True)
         (hub / name).write_text("{}")
+    pull_from_hub("org/name", config_only=True)
+    assert [path.name for path in cache.iterdir()] == ["config.json"]
     loaded = BuddyForCausalLM.from_pretrained("org/name")
     assert loaded.config.model_type == "qwen3"
     fetched = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
