@@ -16,6 +16,16 @@ ROWS = (
 )
 
 
+def by_depth(record, task, metric):
+    """Values of an evaluation by blocks: at full depth, and routed."""
+    return {
+        point["blocks"]: point["value"]
+        for point in record["results"]["points"]
+        if (point["task"], point["metric"]) == (task, metric)
+        and point["label"] in ("full", "routed")
+    }
+
+
 def table():
     """The table as README has it."""
     lines = [
@@ -23,12 +33,7 @@ def table():
         f"|---|{'---:|' * len(DEPTHS)}",
     ]
     for title, name, task, metric, form, scale in ROWS:
-        values = {
-            point["blocks"]: point["value"]
-            for point in read_record(RESULTS / name)["results"]["points"]
-            if (point["task"], point["metric"]) == (task, metric)
-            and point["label"] in ("full", "routed")
-        }
+        values = by_depth(read_record(RESULTS / name), task, metric)
         cells = [form.format(scale * values[blocks]) for blocks in DEPTHS]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)

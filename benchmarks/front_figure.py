@@ -6,6 +6,8 @@ python benchmarks/front_figure.py ENGINE.json ANSWERS.json docs/figures/front.pn
 import sys
 from pathlib import Path
 
+from depth_table import by_depth
+
 from buddy.lab.plots import style
 from buddy.records import read_record
 
@@ -16,12 +18,7 @@ def points(engine, kept):
     """Tokens a second of transformers, and (blocks, tokens a second, nats a token) by depth."""
     alone = next(shape for shape in engine["results"]["shapes"] if shape["batch"] == 1)
     speed = {name: 1 / cell["decode_s"] for name, cell in alone["cells"].items()}
-    nats = {
-        point["blocks"]: point["value"]
-        for point in kept["results"]["points"]
-        if (point["task"], point["metric"]) == ("all", "nll")
-        and point["label"] in ("full", "routed")
-    }
+    nats = by_depth(kept, "all", "nll")
     ours = [
         (blocks, speed["dense" if blocks == 30 else f"routed {blocks}"], nats[blocks])
         for blocks in DEPTHS

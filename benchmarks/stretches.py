@@ -84,10 +84,8 @@ def main():
         long = [row for row in rows if len(row.answer) >= 2 * args.stretch][: args.each]
         if source not in confirmed or not long:
             continue
-        found = confirmed[source]
-        own = list(orders).index(
-            found["order"] if found["is_kept"] else record["results"]["common"]
-        )
+        best = confirmed[source]
+        own = list(orders).index(best["order"] if best["is_kept"] else record["results"]["common"])
         found = []
         with fast_passes(model.backbone):
             for _, part in batches(long, 8):

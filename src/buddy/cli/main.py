@@ -124,8 +124,7 @@ def _usage(error: Any) -> str:
 
 def _say(text: str, code: int) -> int:
     """Print an error on one line, without what would steer a terminal; there, no word is split."""
-    line = " ".join(f"buddy: {text}".split())
-    line = one_line(line)
+    line = one_line(" ".join(f"buddy: {text}".split()))
     if sys.stderr.isatty():
         line = textwrap.fill(line, os.get_terminal_size(2).columns or 80, break_long_words=False)
         line = f"\n{line}" if code == _INTERRUPTED else line  # after the ^C that is shown

@@ -90,6 +90,11 @@ def split_groups(
     return groups
 
 
+def are_named(kinds: Mapping[str, Sequence[Example]], settings: SearchSettings) -> bool:
+    """Whether the sources that rows name are the groups, and none have to be found."""
+    return settings.groups is None and len(kinds) > 1
+
+
 def check_groups(train: Mapping[str, Sequence[Example]]) -> None:
     """Refuse groups that cannot be parted.
 

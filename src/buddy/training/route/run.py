@@ -35,6 +35,7 @@ from buddy.training.route.groups import (
     Clusters,
     Group,
     apart,
+    are_named,
     check_groups,
     split_groups,
 )
@@ -90,7 +91,7 @@ def train_route(
     if not train:
         raise DataError("every prompt of data.train is in data.validation: name other rows")
     kinds = by_source(train)
-    if len(kinds) > 1 and recipe.search.groups is None:
+    if are_named(kinds, recipe.search):
         check_groups(kinds)
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn(notes_on_dtype(model.backbone))
@@ -154,7 +155,7 @@ class _Route:
         """Groups of training rows, and rows for the check that belong to none."""
         settings, seed = self.run.recipe.search, self.run.recipe.seed
         train, validation = by_source(rows.train), by_source(rows.validation)
-        if settings.groups is not None or len(train) == 1:
+        if not are_named(train, settings):
             see = partial(seen_summaries, self.model, router, parts=(0.0,))
             some = draw_rows(rows.train, _CLUSTERED, seed)
             seen = see(some)
