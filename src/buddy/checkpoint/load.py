@@ -14,7 +14,7 @@ from buddy.backbone.quantised import Quantisation, quantise_backbone
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
 from buddy.checkpoint.card import CARD, read_card
 from buddy.checkpoint.listed_files import MANIFEST, check_files
-from buddy.checkpoint.manifest import Manifest, check_base, check_policy
+from buddy.checkpoint.manifest import Manifest, check_base, check_policy, check_tokenizer
 from buddy.checkpoint.parts import (
     ROUTING_FILE,
     ModelParts,
@@ -30,6 +30,7 @@ from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.loading import is_stored_in, load_model, outline_model
 from buddy.hub.progress import OnFetch
+from buddy.hub.tokenizer import read_tokenizer
 from buddy.hub.wrap_errors import reason
 from buddy.policies.learned import outline_part
 from buddy.routing.budget_predictor import BudgetPredictor
@@ -136,6 +137,8 @@ def _checkpoint_parts(
     is_outline = _is_outline(backbone)
     fingerprint = manifest.base.fingerprint if is_outline else base_fingerprint(hf_model)
     check_base(folder, manifest.base, backbone, fingerprint)
+    if manifest.base.fingerprint is None and not is_outline:
+        check_tokenizer(folder, manifest.base, read_tokenizer(model.base.folder()))
     routing, measured = _read_routing(folder, manifest, backbone), fingerprint
     if any(name.startswith(f"{FOLDER}/") for name in manifest.files) and not is_outline:
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
@@ -146,7 +149,7 @@ def _checkpoint_parts(
             hf_model = load_adapter(hf_model, folder / FOLDER)
     adapted = Backbone(base_of_adapted(hf_model))
     if "prior" not in routing:
-        routing["prior"] = QuickPrior(adapted, measured, model)
+        routing["prior"] = QuickPrior(adapted, measured or "", model)
     source = manifest.base.source
     return ModelParts(
         hf_model=hf_model,

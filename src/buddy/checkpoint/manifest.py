@@ -12,6 +12,7 @@ from buddy.checkpoint.listed_files import MANIFEST, ListedFile, describe_files
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.safe_paths import read_table
+from buddy.hub.tokenizer import tokenizer_fingerprint
 from buddy.routing.budget_predictor import BudgetPredictorConfig
 from buddy.routing.ledger import LedgerConfig
 from buddy.routing.router import RouterConfig
@@ -30,8 +31,11 @@ class Base:
     num_blocks: int
     hidden_size: int
     vocab_size: int
-    fingerprint: str
-    """Fingerprint of its weights."""
+    fingerprint: str | None
+    """Fingerprint of its weights. None where they go by the same name in several number formats, of
+    which any will do."""
+    tokenizer: str | None = None
+    """Fingerprint of its tokenizer, which is asked where that of the weights is None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +63,8 @@ class Manifest:
 
     def __post_init__(self) -> None:
         source = self.base.source
+        if self.base.fingerprint is None and self.base.tokenizer is None:
+            raise CheckpointError("base: expected the fingerprint of its weights or its tokenizer")
         if source is not None and not (source.isprintable() and source.strip()):
             raise CheckpointError(f"base.source must name a model or be null, got {source!r}")
         if self.predictor is not None and self.router is None:
@@ -138,6 +144,19 @@ def identity(backbone: Backbone, fingerprint: str | None) -> dict[str, Any]:
     }
 
 
+def check_tokenizer(folder: Path, expected: Base, tokenizer: Any) -> None:
+    """Refuse a base model whose tokenizer is another; its weights may be of any number format.
+
+    Raises:
+        CheckpointError: It makes other tokens of a text.
+    """
+    if expected.tokenizer != tokenizer_fingerprint(tokenizer):
+        raise CheckpointError(
+            f"{folder} was made for another base model: its tokenizer makes other tokens of a text "
+            "than that of the model found; load the base model it names"
+        )
+
+
 def check_base(folder: Path, expected: Base, backbone: Backbone, fingerprint: str | None) -> None:
     """Refuse a base model that the checkpoint was not made for.
 
@@ -146,7 +165,7 @@ def check_base(folder: Path, expected: Base, backbone: Backbone, fingerprint: st
     """
     for key, value in identity(backbone, fingerprint).items():
         wanted = getattr(expected, key)
-        if wanted == value:
+        if wanted == value or (key == "fingerprint" and wanted is None):
             continue
         if key == "fingerprint" and backbone.dtype is torch.float16:
             raise CheckpointError(

@@ -28,6 +28,7 @@ from buddy.errors import PolicyError, ResultError
 from buddy.hub.folder import cache_home
 from buddy.hub.presets import PRESETS
 from buddy.hub.progress import silent
+from buddy.hub.tokenizer import sample_text
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord, read_record
 from buddy.routing.prior import normalise_prior
@@ -83,7 +84,7 @@ class QuickPrior(Prior):
             "fingerprint": self._fingerprint,
             "num_blocks": self._backbone.num_blocks,
             "indicator": "cosine",
-            "text_sha256": hashlib.sha256(quick_text().encode()).hexdigest(),
+            "text_sha256": hashlib.sha256(sample_text().encode()).hexdigest(),
             "window": WINDOW,
             "windows": WINDOWS,
         }
@@ -195,15 +196,10 @@ def prior_path(fingerprint: str) -> Path:
     return cache_home() / "priors" / f"{fingerprint}.json"
 
 
-def quick_text() -> str:
-    """The text that ships with Buddy: several kinds and languages, about 2,000 tokens."""
-    return (files("buddy.hub") / "priors" / "quick.txt").read_text(encoding="utf-8")
-
-
 def quick_windows(tokenizer: Any, width: int) -> list[Int[Tensor, " tokens"]]:
     """Windows of the text, far apart; each begins as the tokenizer begins a text."""
     begin = begin_of_text(tokenizer)
-    ids = tokenizer(quick_text(), add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(sample_text(), add_special_tokens=False, verbose=False)["input_ids"]
     step = width - len(begin)
     whole = list(range(0, len(ids) - step + 1, step)) or [0]
     chosen = whole[:: max(1, len(whole) // WINDOWS)][:WINDOWS]

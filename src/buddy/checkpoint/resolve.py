@@ -3,6 +3,7 @@
 Whatever loads takes a `Resolved`, so that a name is looked up no more often than it is asked for.
 """
 
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +43,8 @@ class Resolved:
     def key(self) -> str:
         """One text for one model, whatever name it came by: a hub id, or a path in full."""
         if self.checkpoint is not None:
-            return self.name if self.name in PRESETS else str(self.checkpoint.folder.resolve())
+            folder = self.checkpoint.folder
+            return self.name if folder == shipped_checkpoint(self.name) else str(folder.resolve())
         return self.base.where if self.base.kind == "hub" else self.base.source
 
     def load_tokenizer(self) -> Any:
@@ -83,14 +85,15 @@ def resolve(name: ModelName) -> Resolved:
         for file in tokenizer_files(backbone):
             check_file(folder, f"{BACKBONE_FOLDER}/{file}", manifest.files)
         source = str(backbone)
-    base_folder = named_folder(source)
-    if base_folder is not None and is_checkpoint(base_folder):
+    base = find_model(source)
+    ships = base.kind == "published" and shipped_checkpoint(base.where) is not None
+    if ships or (base.kind == "folder" and is_checkpoint(Path(base.where))):
         raise CheckpointError(
             f"{folder / MANIFEST} names another Buddy checkpoint as its base model, {source}: "
             "expected a model that is none"
         )
     checkpoint = Checkpoint(folder=folder, manifest=manifest)
-    return Resolved(name=str(name), base=find_model(source), checkpoint=checkpoint)
+    return Resolved(name=str(name), base=base, checkpoint=checkpoint)
 
 
 def load_tokenizer(name: ModelName = DEFAULT_MODEL) -> Any:
@@ -104,12 +107,15 @@ def load_tokenizer(name: ModelName = DEFAULT_MODEL) -> Any:
 
 def named_folder(name: str | Path) -> Path | None:
     """The folder that a name would be of, there or not; None for a preset that ships none."""
-    return shipped_checkpoint(name) if str(name) in PRESETS else user_path(name)
+    if str(name) in PRESETS:
+        return shipped_checkpoint(name)
+    folder = user_path(name)
+    return folder if os.path.exists(folder) else shipped_checkpoint(name) or folder
 
 
 def shipped_checkpoint(name: str | Path) -> Path | None:
-    """The folder of a preset that ships trained; None for any other name."""
-    preset = PRESETS.get(str(name))
-    if preset is None or preset.trained is None:
-        return None
-    return Path(str(files("buddy.hub") / "trained" / preset.trained))
+    """The folder of what ships trained for a preset or its hub id; None for any other name."""
+    for preset_name, preset in PRESETS.items():
+        if preset.trained is not None and str(name) in (preset_name, preset.hub_id):
+            return Path(str(files("buddy.hub") / "trained" / preset.trained))
+    return None

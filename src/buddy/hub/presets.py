@@ -33,7 +33,8 @@ class Preset:
     prior: str | None = None
     """File in `hub/priors`: a record of `buddy importance`."""
     trained: str | None = None
-    """Folder in `hub/trained`: a Buddy checkpoint, its base model named in it."""
+    """Folder in `hub/trained`: a Buddy checkpoint, its base model named in it. The preset's hub id,
+    if it has one, stands for the checkpoint too."""
 
     @property
     def hub_id(self) -> str | None:

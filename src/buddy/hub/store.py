@@ -85,7 +85,7 @@ def remove(name: str) -> int:
     if not (folder.is_dir() or folder.is_symlink() or leftovers.is_dir()):
         names = ", ".join(model.name for model in list_cached()) or "none"
         preset = PRESETS.get(name)
-        if preset is not None and preset.trained is not None:
+        if preset is not None and preset.trained is not None and preset.hub_id is None:
             raise ModelError(
                 f"{name} is a part of Buddy, and cannot be removed: the cache has {names}"
             )

@@ -41,7 +41,7 @@ from tests.tiny import (
 
 IDS = random_ids(2, 7)
 LEAST = least_blocks(NUM_BLOCKS)
-TEXT = quick_prior.quick_text()
+TEXT = quick_prior.sample_text()
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def short_text(monkeypatch):
     """The beginning of the text."""
-    monkeypatch.setattr(quick_prior, "quick_text", lambda: TEXT[:1500])
+    monkeypatch.setattr(quick_prior, "sample_text", lambda: TEXT[:1500])
 
 
 def text_tokenizer():
@@ -364,7 +364,7 @@ def test_each_window_begins_as_the_tokenizer_begins_a_text():
 
 
 def test_the_windows_are_far_apart_in_the_text(monkeypatch):
-    monkeypatch.setattr(quick_prior, "quick_text", lambda: TEXT)
+    monkeypatch.setattr(quick_prior, "sample_text", lambda: TEXT)
 
     class Numbered:
         """Every word is its own place, so that a window says where it is from."""

