@@ -361,7 +361,7 @@ def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
 
 def test_an_interrupted_run_goes_on_to_the_same_record(recipe, tmp_path):
     train_route(recipe, tmp_path / "whole")
-    for stage in ("searching orders", "confirming orders", "checking the router"):
+    for stage in ("searching orders", "confirming orders", "checking orders"):
 
         def stop(what, done, total, stage=stage):
             if what == stage and done > total // 3:
@@ -410,7 +410,7 @@ def test_changed_settings_are_measured_anew_and_said(recipe, tmp_path):
     train_route(recipe, tmp_path / "out")
     fewer = replace(recipe, search=replace(recipe.search, check_rows=3))
     train_route(fewer, tmp_path / "out", listener=RunListener(warned=warnings.append))
-    assert any("checking the router: measured anew" in text for text in warnings)
+    assert any("checking orders: measured anew" in text for text in warnings)
     table = results(tmp_path / "out")["tables"]["groups"][0]
     assert {row["answers"] for row in table["by_source"].values()} == {3}
 

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Final
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -16,10 +16,9 @@ from buddy.data.examples import Example, by_source
 from buddy.depth.prior import Prior
 from buddy.depth.select import select_blocks
 from buddy.engine.dtype_warning import notes_on_dtype
-from buddy.errors import DataError, ResultError
+from buddy.errors import DataError
 from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
-from buddy.resume import ResumeFile, fingerprint
 from buddy.routing.router import Router
 from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
@@ -39,7 +38,8 @@ from buddy.training.route.groups import (
     check_groups,
     split_groups,
 )
-from buddy.training.route.losses import Losses, batches, race_batches, set_losses
+from buddy.training.route.losses import Losses, race_batches
+from buddy.training.route.measurements import Measurements
 from buddy.training.route.orders import search_order
 from buddy.training.route.recipe import RouteRecipe
 from buddy.training.route.start import (
@@ -96,7 +96,7 @@ def train_route(
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn(notes_on_dtype(model.backbone))
     with run.claimed(), fast_passes(model.backbone):
-        route = _Route(run, model, depths, Workers(model.device))
+        route = _Route(run, model, depths, Measurements(run, model, Workers(model.device)))
         return route.go(replace(rows, train=train, validation=validation))
 
 
@@ -121,7 +121,7 @@ class _Route:
     run: Run[RouteRecipe]
     model: BuddyForCausalLM
     depths: tuple[int, ...]
-    workers: Workers
+    measurements: Measurements
 
     def go(self, rows: Rows) -> Path:
         recipe, model = self.run.recipe, self.model
@@ -197,7 +197,7 @@ class _Route:
             name, rows = task
             return tuple(
                 search_order(
-                    self._measure,
+                    self.measurements.measure,
                     race_batches(rows, settings.batch_size),
                     folder / f"{plain_name(name)}.json",
                     num_blocks=blocks,
@@ -215,16 +215,12 @@ class _Route:
                 ).removed
             )
 
-        found = dict(zip(tasks, self.workers.map(search, tasks.items()), strict=True))
+        found = dict(zip(tasks, self.measurements.workers.map(search, tasks.items()), strict=True))
         common = [*found[COMMON], *(b for b in prior if b not in found[COMMON])]
         return {
             name: (*order, *(block for block in common if block not in order))
             for name, order in found.items()
         }
-
-    def _measure(self, rows: Sequence[Example], sets: Bool[Tensor, "#rows sets blocks"]) -> Losses:
-        self.workers.check()
-        return set_losses(self.model.backbone, rows, sets)
 
     def _confirm(
         self, groups: Mapping[str, Group], searched: Mapping[str, Sequence[int]]
@@ -232,7 +228,8 @@ class _Route:
         """The common order, and each group's best, on rows that nothing was searched on."""
         examples = [row for group in groups.values() for row in group.confirm]
         _, sets = order_sets(searched, self.depths, self.model.num_blocks)
-        lost = self._losses("confirming orders", examples, sets.expand(len(examples), -1, -1))
+        every = sets.expand(len(examples), -1, -1)
+        lost = self.measurements.losses("confirming orders", examples, every)
         by_order = lost.nats.view(len(examples), len(searched), -1).mean(2)
         parts, start = dict[str, Losses](), 0
         for name, group in groups.items():
@@ -253,46 +250,6 @@ class _Route:
             }
         return _Confirmed(names[common], confirmed)
 
-    def _losses(
-        self, what: str, examples: Sequence[Example], sets: Bool[Tensor, "rows sets blocks"]
-    ) -> Losses:
-        """What answers lose, each under sets of its own; batch by batch, from a file where done."""
-        size = self.run.recipe.search.batch_size
-        nats = torch.full(sets.shape[:2], torch.nan, dtype=torch.float64)
-        tokens = torch.zeros(len(examples), dtype=torch.float64)
-        file = ResumeFile(
-            self.run.out / f"{what.replace(' ', '-')}.safetensors",
-            {
-                "rows": rows_identity(examples),
-                "sets": fingerprint(sets),
-                "size": size,
-                "model": self.model.facts(),
-                "dtype": str(self.model.dtype),
-            },
-        )
-        try:
-            before = file.read({"nats": nats, "tokens": tokens})
-        except ResultError:
-            self.run.warn([f"{what}: measured anew, as rows, settings or orders have changed"])
-            before = None
-        if before is not None:
-            nats, tokens = before.tensors["nats"], before.tensors["tokens"]
-        lock, listener = Lock(), self.run.listener
-
-        def measure(batch: tuple[list[int], list[Example]]) -> None:
-            places, part = batch
-            lost = self._measure(part, sets[places])
-            with lock:
-                nats[places], tokens[places] = lost.nats, lost.tokens
-                file.write_if_due(lambda: {"nats": nats, "tokens": tokens})
-                listener.measured(what, int(tokens.count_nonzero()), len(examples))
-
-        left = [b for b in batches(examples, size) if not bool(tokens[b[0]].all())]
-        listener.measured(what, int(tokens.count_nonzero()), len(examples))
-        self.workers.map(measure, left)
-        file.write({"nats": nats, "tokens": tokens})
-        return Losses(nats, tokens)
-
     def _check(
         self,
         groups: Mapping[str, Group],
@@ -309,9 +266,11 @@ class _Route:
         columns, fixed = order_sets({PRIOR: prior, **orders}, self.depths, blocks)
         routed = self._routed_sets(router, examples)
         whole = torch.ones(len(examples), 1, blocks, dtype=torch.bool)
-        sets = torch.cat([fixed.expand(len(examples), -1, -1), routed, whole], 1)
-        columns += [*((ROUTED, depth) for depth in self.depths), (FULL, blocks)]
-        lost = self._losses("checking the router", examples, sets)
+        columns += [(FULL, blocks), *((ROUTED, depth) for depth in self.depths)]
+        known = torch.cat([fixed.expand(len(examples), -1, -1), whole], 1)
+        lost = self.measurements.losses("checking orders", examples, known)
+        chosen = self._losses_of_routed(examples, routed, known, lost)
+        lost = Losses(torch.cat([lost.nats, chosen], 1), lost.tokens)
         places, start = dict[str, range](), 0
         for name, rows in parts.items():
             places[name] = range(start, start := start + len(rows))
@@ -328,6 +287,22 @@ class _Route:
         if strangers:
             tables["others"] = table(list(strangers))
         return tables
+
+    def _losses_of_routed(
+        self,
+        examples: Sequence[Example],
+        routed: Bool[Tensor, "rows depths blocks"],
+        known: Bool[Tensor, "rows sets blocks"],
+        lost: Losses,
+    ) -> Float[Tensor, "rows depths"]:
+        """Nats under the router's sets; most are those of an order, which have been measured."""
+        same = (routed[:, :, None] == known[:, None]).all(-1)
+        nats = lost.nats.gather(1, same.int().argmax(-1))
+        new = (~same.any(-1)).any(1).nonzero()[:, 0].tolist()
+        if new:
+            some = [examples[place] for place in new]
+            nats[new] = self.measurements.losses("checking the router", some, routed[new]).nats
+        return nats
 
     def _routed_sets(
         self, router: Router, examples: Sequence[Example]
