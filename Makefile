@@ -1,6 +1,6 @@
-.PHONY: check format lint types imports test fuzz sanitize wheels
+.PHONY: check format lint types imports docs test fuzz sanitize wheels
 
-check: lint imports
+check: lint imports docs
 	$(MAKE) -j2 types test
 
 format:
@@ -16,6 +16,10 @@ types:
 
 imports:
 	lint-imports
+
+# The site, in site/; a broken link, a page outside the navigation or a wrong reference ends it.
+docs:
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
 
 # Checking the shape of every array nearly doubles the time of these tests: what they call is checked
 # by the others.

@@ -1,4 +1,4 @@
-"""What does removing blocks cost, by method? The table of docs/measuring.md, from the records."""
+"""What does removing blocks cost, by method? The tables of docs/benchmarks/static-pruning.md."""
 
 from pathlib import Path
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import buddy
 from buddy.errors import FetchError
 from buddy.hub.store import ensure_published
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"(?P<real><!-- default model -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 PLACE = re.compile(r"`([\w.-]+(?:/[\w.-]+)+/?)`")
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#)([^)#]+)[^)]*\)")
@@ -22,9 +24,12 @@ def blocks(page):
     return list(BLOCK.finditer(page.read_text()))
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name
-)
+def named(page):
+    """A page as `folder/name`."""
+    return page.relative_to(DOCS if DOCS in page.parents else ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
 def test_python_blocks_run(page):
     namespace = {"__name__": page.stem}
     for block in blocks(page):
@@ -38,17 +43,17 @@ def test_python_blocks_run(page):
         exec(compile("\n" * line + block["code"], str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page):
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=named)
 def test_files_that_a_page_names_exist(page):
-    named = [place for place in PLACE.findall(page.read_text()) if is_ours(place)]
+    ours = [place for place in PLACE.findall(page.read_text()) if is_ours(place)]
     roots = (ROOT, ROOT / "src" / "buddy", ROOT / "src" / "buddy" / "engine", page.parent)
-    missing = [place for place in named if not any((root / place).exists() for root in roots)]
+    missing = [place for place in ours if not any((root / place).exists() for root in roots)]
     assert missing == []
 
 
@@ -64,12 +69,12 @@ def test_the_design_lists_the_floors_that_are_enforced():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contract, *_ = settings["tool"]["importlinter"]["contracts"]
     floors = [floor.replace("buddy.", "") for floor in contract["layers"]]
-    assert "\n".join(["```", *floors, "```"]) in (ROOT / "docs" / "design.md").read_text()
+    assert "\n".join(["```", *floors, "```"]) in (DOCS / "explanation" / "design.md").read_text()
 
 
 def test_the_tables_of_static_methods_are_those_of_the_records():
     tables = runpy.run_path(str(ROOT / "benchmarks" / "static_table.py"))
-    page = (ROOT / "docs" / "measuring.md").read_text()
+    page = (DOCS / "benchmarks" / "static-pruning.md").read_text()
     results = ROOT / "results" / "eval"
     assert tables["accuracy_table"](results / "static-tasks.json") in page
     assert tables["perplexity_table"](results / "static-ppl.json") in page
@@ -88,3 +93,31 @@ def test_the_speed_that_the_readme_names_is_that_of_the_record():
     assert f"{1 / whole['decode_s']:.0f} tokens/s with all 30 blocks" in text
     assert f"{whole['decode_over_transformers']:.1f} times transformers' `generate`" in text
     assert f"and {1 / half['decode_s']:.0f} with 15" in text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "research" not in page.parts], ids=named)
+def test_a_page_outside_research_is_short_enough_to_read(page):
+    assert len(page.read_text().split()) <= 2500
+
+
+def test_every_page_is_in_the_navigation():
+    settings = (ROOT / "mkdocs.yml").read_text()
+    entries = re.findall(r"- (?:[\w -]+: )?([\w/-]+\.md)$", settings, re.MULTILINE)
+    assert sorted(entry for entry in entries if "repository/" not in entry) == sorted(
+        named(page) for page in PAGES if DOCS in page.parents
+    )
+
+
+def test_every_public_name_has_a_page():
+    """Public is what `buddy` exports, and what the pages import by module."""
+    reference = "".join(page.read_text() for page in (DOCS / "reference" / "python").glob("*.md"))
+    shown = re.findall(r"^::: ([\w.]+)$", reference, re.MULTILINE)
+    wanted = {f"{place}.{name}" for name, place in buddy._WHERE.items()}
+    for page in PAGES:
+        for block in blocks(page):
+            for module, names in re.findall(r"from (buddy\.[\w.]+) import (.+)", block["code"]):
+                wanted |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    missing = [
+        name for name in sorted(wanted) if name not in shown and name.rpartition(".")[0] not in shown
+    ]
+    assert missing == []

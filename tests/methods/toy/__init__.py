@@ -1,1 +1,1 @@
-"""A method in a package of its own: the code of the how-to in docs/design.md."""
+"""A method in a package of its own: the code of the how-to in docs/how-to/extend.md."""
