@@ -19,7 +19,7 @@ imports:
 
 # The site, in site/; a broken link, a page outside the navigation or a wrong reference ends it.
 docs:
-	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 # Checking the shape of every array nearly doubles the time of these tests: what they call is checked
 # by the others.

@@ -362,7 +362,7 @@ def show(name, case):
 
     head = ["requests/s a replica", *COLUMNS.values()]
     table(
-        f"{name}: good answers of 100, with one promise / with promises in proportion to budgets",
+        f"{name}: good answers of 100, with one SLO / with SLOs in proportion to budgets",
         head,
         rows(
             lambda cell: (

@@ -1,8 +1,8 @@
 """What would larger models on GPUs cost, by depth and batch? Arithmetic, and no measurement.
 
 A step's time follows from the bytes that it reads, the FLOPs that it computes and what its ranks
-tell one another. The tables are those of docs/benchmarks/scaling.md. The last one puts the constants of a
-machine that was measured into the same formula, beside what was measured there.
+tell one another. The tables are those of docs/benchmarks/scaling.md. The last one puts the
+constants of a machine that was measured into the same formula, beside what was measured there.
 
     python benchmarks/scaling.py --out results/scaling/arithmetic.json
 """

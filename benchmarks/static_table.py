@@ -15,7 +15,7 @@ LABELS = {
     "cosine": "cosine of the summary",
     "fisher": "Fisher",
     "grad-norm": "gradient norm",
-    "prior": "untrained prior (shipped: cosine)",
+    "prior": "the base model's prior (cosine)",
     "random": "random, another set for every input",
 }
 
