@@ -255,12 +255,26 @@ def test_the_router_gives_each_group_its_order():
     draw = torch.Generator().manual_seed(1)
     centres = {"a": torch.randn(width, generator=draw), "b": torch.randn(width, generator=draw)}
     orders = {"a": (4, 3, 2, 1), "b": (2, 4, 1, 3)}
-    views = {n: c + 0.1 * torch.randn(40, width, generator=draw) for n, c in centres.items()}
+    views = {n: c + 0.1 * torch.randn(2, 20, width, generator=draw) for n, c in centres.items()}
     assert fit_router(router, views, orders, FitSettings(steps=200), seed=0) > 0.99
     for name, centre in centres.items():
         unseen = centre + 0.1 * torch.randn(20, width, generator=draw)
         scores = router.decision.fuse(router.decision(unseen))
         assert (scores.argsort(1) + 1 == torch.tensor(orders[name])).all(), name
+
+
+def test_prompts_alone_weigh_as_much_as_with_parts_of_their_answers():
+    buddy = tiny_buddy()
+    router = new_router(buddy, (1, 2, 3, 4), FitSettings(), 0)
+    width = router.config.summary_width
+    # What is seen of a prompt alone is that of the other group's answers: three to two at half.
+    alone, later = torch.zeros(width), torch.ones(width)
+    views = {
+        "a": torch.stack([alone, later, later, later])[:, None].expand(-1, 8, -1),
+        "b": torch.stack([later, alone, alone, alone])[:, None].expand(-1, 8, -1),
+    }
+    orders = {"a": (4, 3, 2, 1), "b": (1, 2, 3, 4)}
+    assert fit_router(router, views, orders, FitSettings(steps=50), seed=0) == pytest.approx(0.5)
 
 
 def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():

@@ -15,10 +15,10 @@ from buddy.training.route.recipe import FitSettings
 from buddy.training.summaries import Standard, router_summaries
 
 _BATCH = 16
-_PAIRS = 64
-"""Pairs of blocks that a step draws."""
-_STEEP = 4.0
-"""Deviations of the ranks, as a unit of the logistic loss."""
+_VIEWS = 256
+"""Views that a step draws."""
+_STEEP = 8.0
+"""Units of the logistic loss in a deviation of the ranks."""
 
 
 def rank_scores(order: Sequence[int], num_blocks: int) -> Float[Tensor, " middle"]:
@@ -63,8 +63,8 @@ def seen_summaries(
     router: Router,
     examples: Sequence[Example],
     parts: Sequence[float] = (0.0, 0.5, 1.0),
-) -> Float[Tensor, "views summary"]:
-    """What the router sees of each prompt with parts of its answer, part by part.
+) -> Float[Tensor, "parts prompts summary"]:
+    """What the router sees of each prompt with parts of its answer.
 
     Args:
         model: Whose first blocks run.
@@ -75,11 +75,19 @@ def seen_summaries(
     views = []
     for part in parts:
         seen = [_with_answer(example, part) for example in examples]
-        views += [
+        read = [
             router_summaries(model, router, seen[start : start + _BATCH])
             for start in range(0, len(seen), _BATCH)
         ]
-    return torch.cat(views).cpu()
+        views.append(torch.cat(read).cpu())
+    return torch.stack(views)
+
+
+def seen_prompts(
+    model: BuddyForCausalLM, router: Router, examples: Sequence[Example]
+) -> Float[Tensor, "prompts summary"]:
+    """What the router sees of each prompt before its answer."""
+    return seen_summaries(model, router, examples, parts=(0.0,))[0]
 
 
 def _with_answer(example: Example, share: float) -> Example:
@@ -89,7 +97,7 @@ def _with_answer(example: Example, share: float) -> Example:
 
 def fit_router(
     router: Router,
-    summaries: Mapping[str, Float[Tensor, "views summary"]],
+    summaries: Mapping[str, Float[Tensor, "parts prompts summary"]],
     orders: Mapping[str, Sequence[int]],
     settings: FitSettings,
     seed: int,
@@ -97,16 +105,17 @@ def fit_router(
 ) -> float:
     """Fit the ranking: of two blocks, the one that the group's order keeps longer scores higher.
 
-    The loss of a pair is the logistic one, so that scores grow apart and prompts at the border of
-    two groups have few ranks between the two orders. Noise on what is seen stands for prompts that
-    were not. Every group weighs the same.
+    The loss of a pair is the logistic one, weighted by how near the two are in the order: near ones
+    are told apart last, and a depth lies between them as often as between others. Noise on what is
+    seen stands for prompts that were not. Every group weighs the same, and prompts alone as much as
+    those with parts of their answers.
 
     Args:
         router: Whose Decision Module is fitted; its prior stays.
         summaries: Those of each group, as `seen_summaries` gives them.
         orders: The order of each group; every middle block once.
         settings: How it is fitted.
-        seed: Fixes the noise, and the pairs that each step draws.
+        seed: Fixes the noise, and the views that each step draws.
         on_step: Told how many steps are done, of how many.
 
     Returns:
@@ -114,15 +123,17 @@ def fit_router(
     """
     decision, num_blocks = router.decision, router.config.num_blocks
     device = decision.prior.device
-    seen = torch.cat([*summaries.values()])
+    seen = torch.cat([views.flatten(0, 1) for views in summaries.values()])
     standard = Standard.of(seen)
     standardised = standard(seen)
+    counts = torch.tensor([views.shape[0] * views.shape[1] for views in summaries.values()])
+    group = torch.arange(len(counts)).repeat_interleave(counts)
+    weights = torch.cat([_weights(views) for views in summaries.values()]) / len(counts)
     wanted = torch.stack([rank_scores(orders[name], num_blocks) for name in summaries])
-    counts = [len(views) for views in summaries.values()]
-    group = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    weights = torch.cat([torch.full((count,), 1 / count / len(counts)) for count in counts])
     first, second = torch.triu_indices(num_blocks - 2, num_blocks - 2, 1)
-    signs = (wanted[:, first] - wanted[:, second]).sign()[group]
+    ranked = wanted[:, first] - wanted[:, second]
+    signs, near = ranked.sign(), 1 / ranked.abs()
+    near /= near.sum(1, keepdim=True)
     draw = torch.Generator().manual_seed(seed)
     decision.cpu().requires_grad_(True)
     optimizer = torch.optim.AdamW(
@@ -131,18 +142,27 @@ def fit_router(
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     with torch.enable_grad():
         for step in range(settings.steps):
-            noise = torch.randn(standardised.shape, generator=draw)
-            scores = decision.fuse(decision(standardised + settings.noise * noise))
-            pairs = torch.randint(len(first), (min(_PAIRS, len(first)),), generator=draw)
-            apart = (scores[:, first[pairs]] - scores[:, second[pairs]]) * signs[:, pairs]
+            drawn = torch.multinomial(weights, _VIEWS, replacement=True, generator=draw)
+            noise = torch.randn((_VIEWS, seen.shape[1]), generator=draw)
+            scores = decision.fuse(decision(standardised[drawn] + settings.noise * noise))
+            apart = (scores[:, first] - scores[:, second]) * signs[group[drawn]]
+            loss = (softplus(-_STEEP * apart) * near[group[drawn]]).sum(1).mean()
             optimizer.zero_grad()
-            (softplus(-_STEEP * apart).mean(1) @ weights).backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             falling.step()
             on_step(step + 1, settings.steps)
     decision.requires_grad_(False)
     scores = decision.fuse(decision(standardised))
-    right = (scores[:, first] - scores[:, second]) * signs > 0
+    right = (scores[:, first] - scores[:, second]) * signs[group] > 0
     standard.fold(decision.down)
     decision.to(device)
     return float(right.double().mean(1) @ weights.double())
+
+
+def _weights(views: Float[Tensor, "parts prompts summary"]) -> Float[Tensor, " views"]:
+    """Of each view of a group; prompts alone weigh as much as the other parts together."""
+    parts, prompts, _ = views.shape
+    by_part = torch.full((parts, 1), 0.5 / max(parts - 1, 1))
+    by_part[0] = 0.5
+    return (by_part / by_part.sum() / prompts).expand(parts, prompts).flatten()

@@ -24,7 +24,7 @@ from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
 from buddy.training.route.check import Compared, compare, order_sets
-from buddy.training.route.fit import fit_router, new_router, seen_summaries
+from buddy.training.route.fit import fit_router, new_router, seen_prompts, seen_summaries
 from buddy.training.route.groups import (
     COMMON,
     FULL,
@@ -156,7 +156,7 @@ class _Route:
         settings, seed = self.run.recipe.search, self.run.recipe.seed
         train, validation = by_source(rows.train), by_source(rows.validation)
         if not are_named(train, settings):
-            see = partial(seen_summaries, self.model, router, parts=(0.0,))
+            see = partial(seen_prompts, self.model, router)
             some = draw_rows(rows.train, _CLUSTERED, seed)
             seen = see(some)
             clusters = Clusters.of(seen, settings.groups or GROUPS, seed)
@@ -308,7 +308,7 @@ class _Route:
         self, router: Router, examples: Sequence[Example]
     ) -> Bool[Tensor, "answers depths blocks"]:
         """What the router chooses for each prompt."""
-        seen = seen_summaries(self.model, router, examples, parts=(0.0,))
+        seen = seen_prompts(self.model, router, examples)
         summaries = seen.to(router.decision.prior.device)
         scores = pad(router.decision.fuse(router.decision(summaries)), (1, 1))
         sets = [
