@@ -116,9 +116,7 @@ def _page(command: Any, name: str, parent: Any, level: int = 1) -> str:
     text = f"{'#' * level} {context.command_path}\n\n{_prose(command.help or '')}\n\n"
     text += f"```text\n{usage}\n```\n\n"
     records = [value.get_help_record(context) for value in command.params]
-    rows = [_row(*record) for record in records if record]
-    if rows:
-        text += "| option | meaning | default |\n|---|---|---|\n" + "\n".join(rows) + "\n\n"
+    text += "".join(_described(*record) for record in records if record)
     for sub, part in getattr(command, "commands", {}).items():
         if not part.hidden:
             text += _page(part, sub, context, level + 1)
@@ -134,11 +132,12 @@ def _prose(text: str) -> str:
     )
 
 
-def _row(option: str, meaning: str) -> str:
-    found = re.fullmatch(r"(.*?)\s*(?:\[(?:default: )?([^][]*)\])?", meaning, re.DOTALL)
-    said, default = found.groups(default="") if found else (meaning, "")
-    shown = f"`{default}`" if default else ""
-    return f"| `{option}` | {_escaped(' '.join(said.split()))} | {shown} |"
+def _described(option: str, meaning: str) -> str:
+    """An option and what it does, as a definition; a default stands beside its name."""
+    found = re.fullmatch(r"(.*?)\s*(?:\[(default: )?([^][]*)\])?", meaning, re.DOTALL)
+    said, word, value = found.groups(default="") if found else (meaning, "", "")
+    beside = f" {word}`{value}`" if word else f" *{value}*" if value else ""
+    return f"`{option}`{beside}\n:   {_escaped(' '.join(said.split()))}\n\n"
 
 
 def _escaped(text: str) -> str:
