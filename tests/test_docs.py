@@ -80,6 +80,14 @@ def test_the_tables_of_static_methods_are_those_of_the_records():
     assert tables["perplexity_table"](results / "static-ppl.json") in page
 
 
+def test_the_tables_of_methods_are_those_of_the_records():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "methods_table.py"))
+    compared = (DOCS / "benchmarks" / "methods.md").read_text()
+    assert all(table in compared for table in tables["default_tables"]())
+    others = (DOCS / "research" / "other-models.md").read_text()
+    assert all(table in others for table in tables["qwen_tables"]())
+
+
 def test_what_depth_costs_is_as_the_records_have_it():
     tables = runpy.run_path(str(ROOT / "benchmarks" / "depth_table.py"))
     assert tables["table"]() in (ROOT / "README.md").read_text()
