@@ -278,7 +278,7 @@ def test_prompts_alone_weigh_as_much_as_with_parts_of_their_answers():
 
 
 def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():
-    orders = {"x": (1, 2, 3, 4), "y": (4, 3, 2, 1)}
+    orders = {COMMON: (1, 2, 3, 4), "y": (4, 3, 2, 1)}
     columns, _ = order_sets({PRIOR: (2, 1, 3, 4), **orders}, [4], 6)
     columns += [(ROUTED, 4), (FULL, 6)]
     tokens = torch.tensor([1.0, 1.0], dtype=torch.float64)
@@ -286,17 +286,18 @@ def test_gains_are_paired_and_the_single_order_is_chosen_in_hindsight():
     def of(*rows):
         return Losses(torch.tensor(rows, dtype=torch.float64), tokens)
 
-    # prior, x, y, routed, full depth
+    # prior, all prompts, y, routed, full depth
     losses = {
         "a": of((5, 1, 3, 1, 1), (5, 2, 4, 2, 0)),
         "b": of((5, 4, 2, 2, 0), (5, 6, 3, 4, 1)),
     }
     plans = torch.tensor([[1, 1, 0, 0, 1, 1]] * 2 + [[1, 0, 0, 1, 1, 1]] * 2, dtype=torch.bool)
-    found = compare(losses, columns, 4, {"a": "x", "b": "y"}, plans)
+    found = compare(losses, columns, 4, {"a": COMMON, "b": "y"}, plans)
     assert (found.single_name, found.single) == ("y", 3.0)
     assert found.full == 0.5
     assert found.routed == pytest.approx(2.25)
     assert found.gain == pytest.approx(0.75)
+    assert (found.searched, found.searched_gain) == pytest.approx((3.25, 1.0))
     # a gains 2 and 2, b 0 and -1: b's deviations are a half, and the mean is of two sources.
     assert found.gain_error == pytest.approx((2 * 2 * 0.5**2) ** 0.5 / 2 / 2)
     assert found.distinct_plans == 2

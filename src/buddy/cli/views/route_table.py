@@ -9,7 +9,7 @@ from buddy.errors import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WAYS = ("full", "prior", "single", "routed", "hindsight")
+_WAYS = ("full", "prior", "searched", "single", "routed", "hindsight")
 
 
 def show_route(console: "Console", record: Mapping[str, Any]) -> None:
@@ -33,9 +33,10 @@ def show_route(console: "Console", record: Mapping[str, Any]) -> None:
     )
     console.print(
         "Nats a token of rows that no order and no router was chosen on. full: at full depth; "
-        "prior: by the order that the model had; single: by the best one order for all these rows, "
-        "and hindsight: by the best for each answer, both told by these very answers; gain: of "
-        "routed over single, ± its paired standard error.",
+        "prior: by the order that the model had; searched: by the one searched on all prompts; "
+        "single: by the best one order for all these rows, and hindsight: by the best for each "
+        "answer, both told by these very answers; gain: of routed over single, ± its paired "
+        "standard error.",
         style="dim",
     )
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from buddy.training.route.groups import FULL, PRIOR, ROUTED
+from buddy.training.route.groups import COMMON, FULL, PRIOR, ROUTED
 from buddy.training.route.losses import Losses
 
 
@@ -20,6 +20,7 @@ class Compared:
         blocks: How many run.
         full: The loss at full depth.
         prior: By the order that the model has without a router.
+        searched: By the order that was searched on all prompts.
         single: By the best single order for all, chosen in hindsight: by these very answers.
         single_name: Whose order that is.
         routed: By the router.
@@ -29,6 +30,8 @@ class Compared:
         gain_error: Its paired standard error.
         prior_gain: What `routed` gains over `prior`.
         prior_gain_error: Its paired standard error.
+        searched_gain: What `routed` gains over `searched`.
+        searched_gain_error: Its paired standard error.
         distinct_plans: Sets of blocks among the routed answers.
         by_source: For each source: answers, tokens, the figures above, and `wrong`, what the worst
             other group's order costs more than its own.
@@ -37,6 +40,7 @@ class Compared:
     blocks: int
     full: float
     prior: float
+    searched: float
     single: float
     single_name: str
     routed: float
@@ -46,6 +50,8 @@ class Compared:
     gain_error: float
     prior_gain: float
     prior_gain_error: float
+    searched_gain: float
+    searched_gain_error: float
     distinct_plans: int
     by_source: dict[str, dict[str, Any]]
 
@@ -98,12 +104,14 @@ def compare(
             "tokens": int(part.tokens.sum()),
             "full": float(part.mean[whole]),
             "prior": float(part.mean[at[PRIOR]]),
+            "searched": float(part.mean[at[COMMON]]),
             "single": float(part.mean[at[single]]),
             "routed": float(part.mean[at[ROUTED]]),
             "known": float(part.mean[at[own or single]]),
             "hindsight": _hindsight(part, [at[name] for name in orders]),
         }
-        for name, way in (("gain", single), ("prior_gain", PRIOR)):
+        ways = {"gain": single, "prior_gain": PRIOR, "searched_gain": COMMON}
+        for name, way in ways.items():
             behind, error = Losses(part.nats[:, at[way], None], part.tokens).behind(
                 part.nats[:, at[ROUTED]]
             )
@@ -117,17 +125,19 @@ def compare(
         for name in (
             "full",
             "prior",
+            "searched",
             "single",
             "routed",
             "known",
             "hindsight",
             "gain",
             "prior_gain",
+            "searched_gain",
         )
     }
     errors = {
         name: sum(row[name] ** 2 for row in by_source.values()) ** 0.5 / count
-        for name in ("gain_error", "prior_gain_error")
+        for name in ("gain_error", "prior_gain_error", "searched_gain_error")
     }
     return Compared(
         blocks=blocks,
