@@ -93,6 +93,15 @@ def test_what_depth_costs_is_as_the_records_have_it():
     assert tables["table"]() in (ROOT / "README.md").read_text()
 
 
+def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "route_table.py"))
+    record = json.loads((ROOT / "results" / "routing" / "smollm2-135m.json").read_text())
+    page = (ROOT / "docs" / "benchmarks" / "routing.md").read_text()
+    assert tables["by_depth"](record) in page
+    assert tables["by_kind"](record, 26) in page
+    assert tables["by_kind"](record, 22) in page
+
+
 def test_the_speed_that_the_readme_names_is_that_of_the_record():
     shape = json.loads((ROOT / "results" / "engine.json").read_text())["results"]["shapes"][0]
     cells = shape["cells"]

@@ -349,8 +349,9 @@ def test_models_lists_the_presets(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == list(PRESETS)
-    assert [row["name"] for row in rows if row["bytes"] is not None] == ["smollm2-135m-buddy"]
-    assert [row["name"] for row in rows if row["router"]] == ["smollm2-135m-buddy"]
+    ships = ["smollm2-135m-buddy", "smollm2-135m-routed"]
+    assert [row["name"] for row in rows if row["bytes"] is not None] == ships
+    assert [row["name"] for row in rows if row["router"]] == ships
     assert all(row["blocks"] and row["params"] and row["licence"] for row in rows)
     for columns in ("80", "40"):
         piped = run("models", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path), COLUMNS=columns)

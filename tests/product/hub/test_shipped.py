@@ -1,23 +1,29 @@
 """What ships trained: small, whole, and made by a recipe whose record is committed."""
 
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from buddy.checkpoint.listed_files import check_files
 from buddy.checkpoint.manifest import read_manifest
 from buddy.checkpoint.resolve import shipped_checkpoint
-from buddy.hub.presets import PRESETS, ROUTED_MODEL
+from buddy.hub.presets import DEFAULT_MODEL, PRESETS, ROUTED_MODEL
 
 REPOSITORY = Path(__file__).parents[3]
 
 
-def test_the_shipped_checkpoint_is_whole_and_small():
-    folder = shipped_checkpoint(ROUTED_MODEL)
+SHIPPED = [name for name, preset in PRESETS.items() if preset.trained]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_checkpoint_is_whole_and_small(name):
+    folder = shipped_checkpoint(name)
     manifest = read_manifest(folder)
     check_files(folder, manifest.files)
     assert manifest.policy == "routed"
@@ -36,6 +42,22 @@ def test_its_record_says_how_it_was_made():
     assert record["command"].startswith("buddy train recipes/smollm2-135m.toml")
     manifest = read_manifest(shipped_checkpoint(ROUTED_MODEL))
     assert asdict(manifest.router.planner) == record["config"]["router"]["planner"]
+
+
+def test_the_router_for_frozen_weights_is_that_of_its_record():
+    record = json.loads((REPOSITORY / "results/routing/smollm2-135m.json").read_text())
+    folder = shipped_checkpoint("smollm2-135m-routed")
+    manifest = read_manifest(folder)
+    assert (record["kind"], record["model"]["base"]) == (
+        "training-route",
+        manifest.base.fingerprint,
+    )
+    assert not any(name.startswith("adapter") for name in manifest.files)
+    prior = load_file(folder / "routing.safetensors")["prior"]
+    common = record["results"]["orders"][record["results"]["common"]]
+    assert [int(block) + 1 for block in prior.argsort()] == common
+    tables = runpy.run_path(str(REPOSITORY / "benchmarks/route_table.py"))
+    assert tables["by_depth"](record) in (folder / "README.md").read_text()
 
 
 def test_names_that_ship_nothing():
@@ -62,3 +84,16 @@ def test_loading_it_warns_of_nothing():
     code = "import buddy; buddy.BuddyForCausalLM.from_pretrained('smollm2-135m-buddy')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.real
+def test_full_depth_of_the_router_for_frozen_weights_is_that_of_its_base():
+    import torch
+
+    from buddy import BuddyForCausalLM, load_tokenizer
+
+    base = BuddyForCausalLM.from_pretrained(DEFAULT_MODEL)
+    routed = BuddyForCausalLM.from_pretrained("smollm2-135m-routed")
+    inputs = load_tokenizer("smollm2-135m-routed")(["Tom has 3 apples."], return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(routed(**inputs).logits, base(**inputs).logits)

@@ -56,7 +56,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             continue
         named.add_row(
             row["name"],
-            _size(row["params"], units=("M", "B")),
+            _size(row["params"], units=("K", "M", "B")),
             str(row["blocks"]),
             "" if row["fetch_bytes"] is None else _size(row["fetch_bytes"]),
             size,
@@ -69,10 +69,12 @@ def _show(rows: list[dict[str, Any]]) -> None:
         show_table(console, others)
 
 
-def _size(number: float, units: tuple[str, str] = ("MB", "GB")) -> str:
+def _size(number: float, units: tuple[str, str, str] = ("kB", "MB", "GB")) -> str:
     """Three digits at most."""
-    small, large = units
-    return f"{number / 1e6:.0f} {small}" if number < 999.5e6 else f"{number / 1e9:.3g} {large}"
+    small, middle, large = units
+    if number < 999.5e3:
+        return f"{number / 1e3:.0f} {small}"
+    return f"{number / 1e6:.0f} {middle}" if number < 999.5e6 else f"{number / 1e9:.3g} {large}"
 
 
 def _rows() -> list[dict[str, Any]]:
