@@ -72,8 +72,13 @@ def test_the_design_lists_the_floors_that_are_enforced():
     assert "\n".join(["```", *floors, "```"]) in (DOCS / "explanation" / "design.md").read_text()
 
 
+def script(name):
+    """What a script in `benchmarks/` defines."""
+    return runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
+
+
 def test_the_tables_of_static_methods_are_those_of_the_records():
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "static_table.py"))
+    tables = script("static_table")
     page = (DOCS / "benchmarks" / "static-pruning.md").read_text()
     results = ROOT / "results" / "eval"
     assert tables["accuracy_table"](results / "static-tasks.json") in page
@@ -81,7 +86,7 @@ def test_the_tables_of_static_methods_are_those_of_the_records():
 
 
 def test_the_tables_of_methods_are_those_of_the_records():
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "methods_table.py"))
+    tables = script("methods_table")
     compared = (DOCS / "benchmarks" / "methods.md").read_text()
     assert all(table in compared for table in tables["default_tables"]())
     others = (DOCS / "research" / "other-models.md").read_text()
@@ -89,8 +94,18 @@ def test_the_tables_of_methods_are_those_of_the_records():
 
 
 def test_what_depth_costs_is_as_the_records_have_it():
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "depth_table.py"))
+    tables = script("depth_table")
     assert tables["table"]() in (ROOT / "README.md").read_text()
+    page = (DOCS / "benchmarks" / "quality.md").read_text()
+    assert tables["losses"]() in page
+    assert tables["accuracy"]() in page
+
+
+def test_the_tables_of_speed_and_goodput_are_those_of_the_records():
+    tables = script("speed_table")
+    page = (DOCS / "benchmarks" / "speed.md").read_text()
+    assert all(table in page for table in tables["speed_tables"]())
+    assert tables["goodput_table"]() in (DOCS / "benchmarks" / "serving.md").read_text()
 
 
 def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():

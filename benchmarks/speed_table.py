@@ -1,0 +1,112 @@
+"""Tables of docs/benchmarks/speed.md and serving.md, from their records.
+
+python benchmarks/speed_table.py
+"""
+
+from pathlib import Path
+
+from buddy.lab import experiment
+from buddy.records import read_record
+
+RESULTS = Path(__file__).parent.parent / "results"
+HEAD = (
+    "what runs",
+    "tokens/s",
+    "over transformers",
+    "over own dense",
+    "share of the ideal",
+    "steps with a new plan",
+    "prefill, over own dense",
+    "prefill, over transformers",
+)
+TITLES = {
+    "transformers": "transformers' `generate`",
+    "dense": "all 30 blocks",
+    "shared 15": "15 blocks, drawn anew, `shared`",
+    "independent 15": "15 blocks, drawn anew, `independent`",
+    "shared mixed": "eight budgets from 15 to 30, `shared`",
+    "independent mixed": "eight budgets from 15 to 30, `independent`",
+}
+KINDS = {
+    "static": "{} blocks, one plan",
+    "routed": "{} blocks, the shipped router",
+    "random": "{} blocks, drawn anew every step",
+    "int8": "int8, {} blocks",
+    "int4": "int4, {} blocks",
+}
+ALONE = (
+    "transformers",
+    "dense",
+    *(f"{kind} {depth}" for depth in (26, 22, 19, 15) for kind in ("static", "routed", "random")),
+    *(name for quant in ("int8", "int4") for name in (quant, f"{quant} 15")),
+)
+TOGETHER = (
+    "transformers",
+    "dense",
+    "static 15",
+    "routed 15",
+    "shared 15",
+    "independent 15",
+    "shared mixed",
+    "independent mixed",
+    *ALONE[-4:],
+)
+
+
+def speed_tables():
+    """By depth: batch 1, batch 8, and batch 1 with a long context."""
+    one, eight = shapes("engine.json")
+    (long,) = shapes("engine-context-4096.json")
+    return table(one, ALONE), table(eight, TOGETHER), table(long, long["cells"])
+
+
+def shapes(name):
+    """Measured shapes of a record of `benchmarks/engine.py`."""
+    return read_record(RESULTS / name)["results"]["shapes"]
+
+
+def table(shape, names):
+    """One row a subject."""
+    return experiment.markdown(HEAD, [row(shape, name) for name in names])
+
+
+def row(shape, name):
+    """Speed, ratios, and how often the plan changed."""
+    cell, batch = shape["cells"][name], shape["batch"]
+    kind, _, depth = name.partition(" ")
+    ideal = cell.get("decode_of_ideal")
+    return (
+        TITLES.get(name) or KINDS[kind].format(depth or "all 30"),
+        f"{batch / cell['decode_s']:,.0f}",
+        f"{cell['decode_over_transformers']:.1f}",
+        f"{cell['decode_over_dense']:.2f}",
+        "" if ideal is None else f"{ideal * 100:.0f} %",
+        "" if ideal is None else f"{cell['changed'] * 100:.0f} %",
+        f"{cell['prefill_over_dense']:.2f}",
+        f"{cell['prefill_over_transformers']:.1f}",
+    )
+
+
+def goodput_table():
+    """Good answers a second of those offered, and blocks a token, at each rate."""
+    runs = [
+        read_record(RESULTS / "serving" / f"{name}.json")["results"]["points"]
+        for name in ("full", "half", "controller")
+    ]
+    rows = [
+        (
+            f"{points[0]['rate']:g}",
+            *(
+                f"{point['goodput_rps']:.1f} of {point['offered_rps']:.1f} at "
+                f"{point['blocks_per_token']:.0f}"
+                for point in points
+            ),
+        )
+        for points in zip(*runs, strict=True)
+    ]
+    head = ("requests/s, about", "all blocks, always", "half, always", "the controller")
+    return experiment.markdown(head, rows)
+
+
+if __name__ == "__main__":
+    print("\n\n".join((*speed_tables(), goodput_table())))
