@@ -41,7 +41,7 @@ def table():
 
 
 def losses():
-    """Nats a token, and in brackets the mean over answers, with prompts at the depth and at full."""
+    """Nats a token, and in brackets the mean over answers; prompts at the depth, and at full."""
     rows = (
         ("Alpaca prompts", "kept-10100", "routed"),
         ("the same, prompt at full depth", "kept-10100", "routed, prompt at 30"),
