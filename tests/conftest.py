@@ -1,6 +1,11 @@
-"""Shared set-up: one thread a worker, as tiny models gain nothing from more; and Ctrl-C counts."""
+"""Shared set-up: one thread a process, as tiny models gain nothing from more; and Ctrl-C counts."""
 
+import os
 import signal
+
+# Before torch is imported, and for the processes that tests start: two workers whose commands had
+# two threads each would mostly wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

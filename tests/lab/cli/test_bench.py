@@ -12,6 +12,7 @@ from buddy.errors import BudgetError, PolicyError, PromptError, ResultError
 from buddy.lab.evaluation.speed import speed as library
 from buddy.lab.plots.read.speed_cells import read_cells
 from buddy.model import BuddyForCausalLM
+from tests.product.cli import forked
 from tests.tiny import tiny_model
 
 
@@ -72,15 +73,9 @@ def test_a_prior_that_is_needed_is_measured_before_the_clock_runs_and_named(fold
 
 def test_it_is_a_command_that_warns_of_nothing(folder, tmp_path):
     out = tmp_path / "speed.json"
-    python = [sys.executable, "-W", "error::UserWarning"]
     arguments = ["-m", folder, "--out", str(out), "--no-transformers", "-b", "0.5"]
     arguments += ["--policy", "random", "--context", "8", "--new-tokens", "3", "--rounds", "1"]
-    done = subprocess.run(
-        [*python, "-m", "buddy", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(["bench", *arguments], is_strict=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
     said = [line for line in done.stderr.splitlines() if not line.startswith("compiled the native")]

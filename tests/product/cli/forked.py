@@ -12,32 +12,49 @@ import json
 import os
 import resource
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD_", "CUDA_")
-"""Starts of variables that libraries read when they are imported: a fork would come too late."""
+"""Starts of variables that libraries read when they are imported: a fork would come too late, so
+each set of them has a process of its own, which takes seconds to start."""
+
+
+@functools.cache
+def hub_home() -> Path:
+    """What is `HF_HOME` to all commands: a hub's cache that is empty and of these tests alone."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def run(
     arguments: Sequence[str],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
     *,
     most_bytes: int | None = None,
+    killed_at: Path | None = None,
+    is_strict: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python -m buddy` does with these arguments, under this whole environment.
+    """What `python -m buddy` does with these arguments, where no hub can be reached.
 
     Args:
         arguments: Behind the command's name.
-        environment: No other variables are set.
+        environment: Variables that are set beside those of this process.
         stdin: What it may read; nothing by default.
         most_bytes: Of a file that it may write: what a full disk looks like to the writer.
+        killed_at: The process is killed once there is this file, before it opens another.
+        is_strict: A `UserWarning` is an error.
     """
+    hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub_home())}
+    environment = {**os.environ, **hub, **(environment or {})}
     early = {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
     server = _server(tuple(sorted(early.items())))
     with tempfile.TemporaryDirectory() as name:
@@ -45,9 +62,11 @@ def run(
         (folder / "stdin").write_text(stdin or "")
         request = {
             "arguments": list(arguments),
-            "environment": dict(environment),
+            "environment": environment,
             "cwd": os.getcwd(),
             "most_bytes": most_bytes,
+            "killed_at": None if killed_at is None else str(killed_at),
+            "is_strict": is_strict,
             "streams": [str(folder / stream) for stream in ("stdin", "stdout", "stderr")],
         }
         assert server.stdin is not None
@@ -89,7 +108,12 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     if request["most_bytes"] is not None:
+        sys.dont_write_bytecode = True  # compiled modules would be cut short as well, and stay so
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["most_bytes"],) * 2)
+    if request["killed_at"] is not None:
+        _die_once_there_is(request["killed_at"])
+    if request["is_strict"]:
+        warnings.simplefilter("error", UserWarning)
     writes = os.O_WRONLY | os.O_CREAT
     for place, (path, mode) in enumerate(
         zip(request["streams"], (os.O_RDONLY, writes, writes), strict=True)
@@ -102,6 +126,16 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.argv = ["buddy", *request["arguments"]]
     runpy.run_module("buddy", run_name="__main__", alter_sys=True)
     sys.exit(0)
+
+
+def _die_once_there_is(path: str) -> None:
+    """Look for the file at each of Python's audit events, of which opening a file is one."""
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "os.kill" and os.path.exists(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ BUDDY = [sys.executable, "-m", "buddy"]
 
 
 def run(*arguments, stdin=None, **environment):
-    whole = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "100", **environment}
-    return forked.run(arguments, whole, stdin)
+    return forked.run(arguments, {"COLUMNS": "100", **environment}, stdin)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +97,15 @@ def test_the_summary_says_that_the_context_is_full(folder):
 @pytest.mark.parametrize("prompt", ["w3 w4", ""])
 def test_a_forked_command_does_what_one_of_its_own_does(folder, prompt):
     arguments = ["generate", "-m", folder, "--policy", "random", "--max-new-tokens", "4", "-"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     alone = subprocess.run(
         [*BUDDY, *arguments],
         capture_output=True,
         text=True,
         input=prompt,
-        env=environment,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
         check=False,
     )
-    there = forked.run(arguments, environment, prompt)
+    there = forked.run(arguments, stdin=prompt)
     assert (there.returncode, there.stdout) == (alone.returncode, alone.stdout)
     assert there.stderr.splitlines()[:1] == alone.stderr.splitlines()[:1]
     assert alone.returncode == (0 if prompt else 2)
@@ -285,11 +283,11 @@ def test_a_checkpoint_with_its_own_backbone_and_tokenizer_answers(folder, tmp_pa
 
 
 def test_a_model_in_the_hubs_cache_needs_no_network(folder, tmp_path):
-    repo, commit = tmp_path / "hub/models--org--tiny", "0" * 40
+    repo, commit = forked.hub_home() / "hub/models--org--tiny", "0" * 40
     shutil.copytree(folder, repo / "snapshots" / commit)
     (repo / "refs").mkdir()
     (repo / "refs/main").write_text(commit)
-    home = {"HF_HOME": str(tmp_path), "BUDDY_HOME": str(tmp_path / "buddy")}
+    home = {"BUDDY_HOME": str(tmp_path)}
     done = generate("org/tiny", "--budget", "0.5", "--policy", "random", **home)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 6
@@ -345,7 +343,7 @@ def test_info_of_a_model_too_shallow_to_route(folder, tmp_path):
 
 
 def test_models_lists_the_presets(tmp_path):
-    done = run("models", "--json", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path / "hf"))
+    done = run("models", "--json", BUDDY_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == list(PRESETS)
@@ -354,7 +352,7 @@ def test_models_lists_the_presets(tmp_path):
     assert [row["name"] for row in rows if row["router"]] == ships
     assert all(row["blocks"] and row["params"] and row["licence"] for row in rows)
     for columns in ("80", "40"):
-        piped = run("models", BUDDY_HOME=str(tmp_path), HF_HOME=str(tmp_path), COLUMNS=columns)
+        piped = run("models", BUDDY_HOME=str(tmp_path), COLUMNS=columns)
         lines = [line.rstrip() for line in piped.stdout.splitlines()]
         assert len(lines) == len(PRESETS) + 1, "a line a model, whatever the terminal's width"
         assert [line.split()[0] for line in lines[1:]] == list(PRESETS)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -153,17 +152,9 @@ def test_the_checkpoint_routes_as_the_trained_model_did(folder, whole):
 
 
 def test_killed_at_any_moment_and_resumed_it_ends_the_same(folder, whole, tmp_path):
-    command = [sys.executable, "-m", "buddy", *arguments(folder, tmp_path)]
-    process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
-    )
     state = tmp_path / "state.safetensors"
-    deadline = time.monotonic() + 300
-    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert state.exists()
+    killed = forked.run(arguments(folder, tmp_path), killed_at=state)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     run(folder, tmp_path, resume=True)
     expected = trained(whole[0])
     found = trained(tmp_path)
@@ -477,7 +468,7 @@ def test_a_run_that_began_while_another_ended_does_not_replace_it(folder, whole,
 def test_a_full_disk_is_one_line_and_leaves_no_half_a_state(folder, tmp_path, room, changes, says):
     # A run that is to write a state, on a file system that takes no more bytes.
     out = tmp_path / "full"
-    done = forked.run(arguments(folder, out, *changes), os.environ, most_bytes=room)
+    done = forked.run(arguments(folder, out, *changes), most_bytes=room)
     assert done.returncode == 2, done.stderr[-2000:]
     assert re.search(says, done.stderr)
     assert "Traceback" not in done.stderr

@@ -1,19 +1,17 @@
 """`buddy train-budget` as it is typed, killed and taken up again."""
 
 import json
-import os
 import signal
-import subprocess
-import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.product.cli.test_cli import BUDDY, run
+from tests.product.cli import forked
+from tests.product.cli.test_cli import run
 from tests.product.training.made import save_stage_1, write_recipe
 
-STEPS = 400
+STEPS = 40
 
 
 @pytest.fixture
@@ -36,24 +34,10 @@ def command(folder, out, *more):
     ]
 
 
-def kill_after_its_first_state(arguments, state):
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [*BUDDY, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    while not state.exists():
-        assert process.poll() is None, "it ended before it had written a state"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
 def test_killed_and_resumed_it_comes_to_the_same_end(folder):
     state = folder / "out/state.safetensors"
-    kill_after_its_first_state(command(folder, "out"), state)
+    killed = forked.run(command(folder, "out"), killed_at=state)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (folder / "out/checkpoint").exists()
     refused = run(*command(folder, "out"))
     assert refused.returncode == 2

@@ -79,9 +79,8 @@ class Schedule:
             self.fed[number].tokens += tokens.tolist()
             self.fed[number].runs += runs.tolist()
 
-    def expected(self, number):
+    def expected(self, fed):
         """The residual of every token that a sequence was fed, by the reference."""
-        fed = self.fed[number]
         return naive_hidden(
             self.buddy.backbone,
             torch.tensor(fed.tokens),
