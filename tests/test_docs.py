@@ -115,6 +115,8 @@ def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():
     assert tables["by_depth"](record) in page
     assert tables["by_kind"](record, 26) in page
     assert tables["by_kind"](record, 22) in page
+    (at_22,) = (each for each in record["results"]["tables"]["groups"] if each["blocks"] == 22)
+    assert f"{at_22['gain']:.2f} nats at 22 of 30 blocks" in (ROOT / "README.md").read_text()
 
 
 def test_the_speed_that_the_readme_names_is_that_of_the_record():
