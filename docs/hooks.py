@@ -141,4 +141,7 @@ def _described(option: str, meaning: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([|<*_\[\]])", r"\\\1", text)
+    """A text without Markdown but its code."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
