@@ -426,6 +426,7 @@ def test_changed_settings_are_measured_anew_and_said(recipe, tmp_path):
     fewer = replace(recipe, search=replace(recipe.search, check_rows=3))
     train_route(fewer, tmp_path / "out", listener=RunListener(warned=warnings.append))
     assert any("checking orders: measured anew" in text for text in warnings)
+    assert f"the finished run in {tmp_path / 'out'} had another search: replaced" in warnings
     table = results(tmp_path / "out")["tables"]["groups"][0]
     assert {row["answers"] for row in table["by_source"].values()} == {3}
 

@@ -79,7 +79,7 @@ def train_route(
         TrainingError: The folder cannot be had, or holds another run.
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
-    check_out(out)
+    notes = check_out(out, recipe)
     run = Run(recipe, out, resume=resume, listener=listener)
     outline = BuddyForCausalLM.outline(run.named, policy="full")
     check_context(recipe.data.max_tokens, outline)
@@ -94,7 +94,7 @@ def train_route(
     if are_named(kinds, recipe.search):
         check_groups(kinds)
     model = run.load_model(policy="full", merge_adapter=True)
-    run.warn(notes_on_dtype(model.backbone))
+    run.warn([*notes, *notes_on_dtype(model.backbone)])
     with run.claimed(), fast_passes(model.backbone):
         route = _Route(run, model, depths, Measurements(run, model, Workers(model.device)))
         return route.go(replace(rows, train=train, validation=validation))

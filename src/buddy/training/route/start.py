@@ -1,5 +1,7 @@
 """What must hold before a routing run begins."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +19,21 @@ KIND: Final = "training-route"
 """What the record of a run is called."""
 
 
-def check_out(out: Path) -> None:
-    """Refuse the folder of another kind of run, whose checkpoint and record would be replaced."""
-    record = out / RECORD
-    is_other = record.exists() and read_record(record)["kind"] != KIND
-    if is_other or (out / STATE).exists():
+def check_out(out: Path, recipe: RouteRecipe) -> list[str]:
+    """Refuse the folder of another kind of run, whose checkpoint and record would be replaced.
+
+    Returns:
+        Notes: that a finished run of other settings will be.
+    """
+    path = out / RECORD
+    record = read_record(path) if path.exists() else None
+    if (record is not None and record["kind"] != KIND) or (out / STATE).exists():
         raise TrainingError(f"{out} holds another kind of run: name another --out")
+    if record is None:
+        return []
+    asked = json.loads(json.dumps(asdict(recipe)))
+    other = [name for name, value in asked.items() if record["config"].get(name) != value]
+    return [f"the finished run in {out} had another {name}: replaced" for name in other]
 
 
 def check_untrained(recipe: RouteRecipe, outline: BuddyForCausalLM) -> None:
