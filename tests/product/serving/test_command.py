@@ -95,6 +95,7 @@ def test_the_panel_says_address_model_and_limits_plainly_in_a_pipe():
             assert "2 ms a token" in text
             assert ("\x1b" in text) == is_terminal
             if not is_terminal:
+                assert text.startswith(f"address: http://127.0.0.1:{port}\n")
                 assert "queue: 64\n" in text
     finally:
         engine.close(2.0)
