@@ -3,8 +3,8 @@
     python examples/depth_curve.py [--model MODEL] [--out depth.png]
 
 Both are measured here, on a short text and one prompt, so they are a sketch: `buddy eval`, `buddy
-bench` and `buddy plot` measure with records, repetitions and errors. Needs matplotlib, which is in
-`buddy-llm[plots]`.
+bench` and `buddy plot` measure with records, repetitions and errors. Needs matplotlib, which the
+extra `plots` brings.
 """
 
 import argparse
