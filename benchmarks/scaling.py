@@ -532,7 +532,7 @@ def checked(engine, beside):
             }
         )
     table(
-        "A step over one of 1 row and 30 blocks, SmolLM2-135M on two cores",
+        "Time of a step, relative to 1 row and 30 blocks, SmolLM2-135M on two cores",
         ["", "predicted", "measured"],
         [[row["what"], f"{row['predicted']:.2f}", f"{row['measured']:.2f}"] for row in rows],
     )
