@@ -143,12 +143,13 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_public_name_has_a_page():
-    """Public is what `buddy` exports, and what the pages import by module."""
-    reference = "".join(page.read_text() for page in (DOCS / "reference" / "python").glob("*.md"))
+    """Public is what `buddy` exports, and what the pages and examples import by module."""
+    reference = "".join(page.read_text() for page in (DOCS / "reference").rglob("*.md"))
     shown = re.findall(r"^::: ([\w.]+)$", reference, re.MULTILINE)
+    codes = [block["code"] for page in PAGES for block in blocks(page)]
+    codes += [path.read_text() for path in (ROOT / "examples").glob("*.py")]
     wanted = {f"{place}.{name}" for name, place in buddy._WHERE.items()}
-    for page in PAGES:
-        for block in blocks(page):
-            for module, names in re.findall(r"from (buddy\.[\w.]+) import (.+)", block["code"]):
-                wanted |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    for code in codes:
+        for module, names in re.findall(r"^from (buddy\.[\w.]+) import (.+)", code, re.MULTILINE):
+            wanted |= {f"{module}.{name.strip()}" for name in names.split(",")}
     assert {name for name in wanted if not {name, name.rpartition(".")[0]} & set(shown)} == set()
