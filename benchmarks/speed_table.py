@@ -12,12 +12,12 @@ RESULTS = Path(__file__).parent.parent / "results"
 HEAD = (
     "what runs",
     "tokens/s",
-    "over transformers",
-    "over own dense",
-    "share of the ideal",
-    "steps with a new plan",
-    "prefill, over own dense",
-    "prefill, over transformers",
+    "x HF",
+    "x full",
+    "ideal, %",
+    "new plan, %",
+    "prefill x full",
+    "prefill x HF",
 )
 TITLES = {
     "transformers": "transformers' `generate`",
@@ -80,8 +80,8 @@ def row(shape, name):
         f"{batch / cell['decode_s']:,.0f}",
         f"{cell['decode_over_transformers']:.1f}",
         f"{cell['decode_over_dense']:.2f}",
-        "" if ideal is None else f"{ideal * 100:.0f} %",
-        "" if ideal is None else f"{cell['changed'] * 100:.0f} %",
+        "" if ideal is None else f"{ideal * 100:.0f}",
+        "" if ideal is None else f"{cell['changed'] * 100:.0f}",
         f"{cell['prefill_over_dense']:.2f}",
         f"{cell['prefill_over_transformers']:.1f}",
     )
