@@ -16,6 +16,7 @@ from buddy.depth.cost import ModelShape
 from buddy.errors import CheckpointError, ModelError
 from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import read_config, read_generation_config
+from buddy.hub.device import pick_device
 from buddy.hub.place import ModelPlace
 from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
@@ -76,21 +77,21 @@ def load_model(
     Args:
         place: Where the model lies, fetched or not.
         dtype: Of the weights; by default as they were saved.
-        device: By default the first CUDA device, else the CPU.
+        device: "cpu", "cuda", "cuda:1" or "mps"; by default the first CUDA device, else the CPU.
         attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
 
     Raises:
-        ModelError: It cannot be fetched or understood.
+        ModelError: It cannot be fetched or understood, or the device cannot be had.
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated or unsafe.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    device = pick_device(device)
     config = read_config(place.config_folder(on_progress))
     attention = _attention(config, attention)
     where = place.folder(on_progress)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     advice = "fetch or copy the model again"
     generation_config = read_generation_config(where)
     with open_weights(where) as tensors:
@@ -98,7 +99,7 @@ def load_model(
         stored = stored_dtypes(tensors)
         dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
-        if torch.device(device).type == "cpu" and stored == [dtype]:
+        if device.type == "cpu" and stored == [dtype]:
             state = read_aligned(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
@@ -115,7 +116,7 @@ def load_model(
     _state_ties(model)
     model.config.name_or_path = str(where)
     model.generation_config = generation_config  # here, as from_pretrained would make another of it
-    model = model.eval().to(torch.device(device))
+    model = model.eval().to(device)
     with explained(f"the model in {where} cannot be run", advice):
         verify_once(model)
     return model
