@@ -10,7 +10,7 @@ from buddy.engine.naive import naive_hidden
 from buddy.engine.run import run_step
 from buddy.engine.steer import FixedPlanSteering
 from buddy.engine.step import Step
-from tests.tiny import NUM_BLOCKS, VOCAB
+from tests.tiny import VOCAB
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Schedule:
         lanes = sum(counts)
         ids = torch.randint(2, VOCAB, (lanes,), generator=self.draw)
         share = 0.3 + 0.6 * torch.rand(1, generator=self.draw)
-        plan = DepthPlan(torch.rand(lanes, NUM_BLOCKS, generator=self.draw) < share)
+        plan = DepthPlan(torch.rand(lanes, self.buddy.num_blocks, generator=self.draw) < share)
         executor = self.executors[self.number(len(self.executors))]
         out = self.feed(numbers, counts, ids, plan, executor)
         self.note(numbers, counts, ids, plan)

@@ -15,11 +15,20 @@ from buddy.engine.executors.native.decoder import NativeDecoder
 from buddy.errors import PromptError
 from tests.product.engine.schedules import Schedule, last_of
 from tests.product.engine.test_graphs import record
-from tests.tiny import NUM_BLOCKS, every_family, every_kv_policy, random_ids, tiny_model
+from tests.tiny import (
+    NUM_BLOCKS,
+    delete_blocks,
+    every_family,
+    every_kv_policy,
+    random_ids,
+    tiny_model,
+)
 
 # atol: the cache, the gather and the batched projection change the order of sums.
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 MODEL = {name: BuddyForCausalLM(tiny_model(name)) for name in ("llama", "mistral", "qwen3")}
+SHALLOW = {name: BuddyForCausalLM(delete_blocks(tiny_model(name), {4, 5})) for name in MODEL}
+"""Four blocks do for many schedules: a token may run any of them, whatever others ran."""
 POLICIES = ["zero", "mask", "project", "lazy"]
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
@@ -75,7 +84,7 @@ def test_captured_blocks_equal_the_reference(kv_policy):
     st.integers(0, 2**31), st.sampled_from(POLICIES), st.sampled_from(sorted(MODEL)), st.booleans()
 )
 def test_random_schedules_equal_the_reference(seed, kv_policy, family, few):
-    buddy = MODEL[family]
+    buddy = SHALLOW[family]
     with torch.no_grad():
         native = NativeDecoder(buddy.backbone)
         schedule = Schedule(buddy, kv_policy, seed, executors=(None, native))
