@@ -98,6 +98,50 @@ def test_two_panes_run_at_two_budgets_and_go_on_with_their_own_conversations(bro
         assert page.locator(".said").count() == 0
 
 
+def test_two_budgets_are_answered_one_after_the_other(browser, running):
+    """Side by side they would share the machine, and their speeds would hardly differ."""
+    with opened(browser, running.url) as page:
+        page.get_by_label("Compare two budgets").check()
+        chosen = page.locator(".fraction .chosen").all_inner_texts()
+        assert chosen == ["30 of 30 (100 %)", "15 of 30 (50 %)"]
+        page.get_by_label("Tokens", exact=True).fill("100")
+        page.get_by_label("Message").fill("w10")
+        page.get_by_role("button", name="Send").click()
+        page.locator("[data-pane=A] .column").nth(10).wait_for()
+        assert running.engine.in_flight == 1
+        assert "Waits for answer A" in page.locator("[data-pane=B] .depth-text").inner_text()
+        page.locator("[data-pane=B] .column").first.wait_for()
+        assert len(page.evaluate(COLUMNS, "A")) == 100
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("button", name="Send").wait_for()
+        page.get_by_label("Message").fill("w11")
+        page.get_by_role("button", name="Send").click()
+        page.locator("[data-pane=A] .column").nth(2).wait_for()
+        seen = len(running.engine.seen)
+        page.get_by_role("button", name="Stop").click()  # of A: B is not asked
+        page.get_by_role("button", name="Send").wait_for()
+        assert len(running.engine.seen) == seen
+        assert "A column for each token" in page.locator("[data-pane=B] .depth-text").inner_text()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_sample_is_one_click_and_gone_once_something_is_said(browser, running, width):
+    with opened(browser, running.url, width=width) as page:
+        samples = page.get_by_role("group", name="Sample questions").get_by_role("button")
+        samples.first.wait_for()
+        assert samples.count() == 4
+        page.get_by_label("Tokens", exact=True).fill("3")
+        question = samples.first.inner_text()
+        samples.first.click()
+        page.locator(".column").nth(2).wait_for()
+        assert page.locator(".said.user .text").inner_text() == question
+        assert not samples.first.is_visible()
+        page.get_by_role("button", name="Send").wait_for()
+        page.get_by_role("button", name="New chat").click()
+        assert samples.first.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
 def test_auto_and_deadline_budgets(browser, running):
     with opened(browser, running.url) as page:
         page.get_by_label("Auto", exact=True).check()

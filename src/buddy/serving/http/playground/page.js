@@ -4,6 +4,13 @@ import { chunks, get } from "./stream.js";
 
 const MOST_COLUMNS = 512; // of a strip; older ones go
 const KEY = "buddy-key";
+const SHARES = [1, 0.5]; // of the blocks, in each pane until it is set
+const SAMPLES = [
+  "What is the capital of France?",
+  "Name three fruits.",
+  "Write a haiku about rain.",
+  "Count to ten.",
+];
 const $ = (id) => document.getElementById(id);
 
 let facts = null;
@@ -137,6 +144,11 @@ class Pane {
     this.strip.setAttribute("aria-label", `Depth strip: ${text}`);
   }
 
+  wait(name) {
+    this.clearDepth();
+    this.part(".depth-text").textContent = `Waits for answer ${name}: one at a time, speeds compare.`;
+  }
+
   figures({ speed, spent, saved, budget }) {
     const rows = [
       ["Tokens/s", speed ?? "–"],
@@ -218,14 +230,20 @@ function askForKey() {
 
 function compare(isOn) {
   if (!facts) return;
-  if (panes.length === 0) panes.push(new Pane("A", 0.8));
-  if (isOn && panes.length === 1) panes.push(new Pane("B", 0.5));
+  if (panes.length === 0) panes.push(new Pane("A", SHARES[0]));
+  if (isOn && panes.length === 1) panes.push(new Pane("B", SHARES[1]));
   if (!isOn) panes.length = 1;
   for (const pane of panes) {
     pane.part("legend").textContent = isOn ? `Budget ${pane.name}` : "Budget";
   }
   $("panes").replaceChildren(...panes.map((pane) => pane.root));
   $("panes").classList.toggle("two", isOn);
+  showSamples();
+}
+
+// Samples are offered until something is said.
+function showSamples() {
+  $("samples").hidden = !facts || panes.some((pane) => pane.messages.length > 0);
 }
 
 function setRunning(controller) {
@@ -252,8 +270,15 @@ async function send() {
     max_tokens: Number($("max-tokens").value),
     temperature: Number($("temperature").value),
   };
-  await Promise.all(panes.map((pane) => pane.answer(question, options, controller.signal)));
+  $("samples").hidden = true;
+  // One after the other: answers made at once would share steps, and their speeds would hardly differ.
+  for (const pane of panes.slice(1)) pane.wait(panes[0].name);
+  for (const pane of panes) {
+    if (controller.signal.aborted) pane.clearDepth();
+    else await pane.answer(question, options, controller.signal);
+  }
   setRunning(null);
+  showSamples();
 }
 
 // The field is as high as what is written in it.
@@ -296,6 +321,16 @@ $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
+$("samples").append(
+  ...SAMPLES.map((textContent) => {
+    const chip = element("button", { type: "button", className: "chip", textContent });
+    chip.addEventListener("click", () => {
+      $("prompt").value = textContent;
+      send();
+    });
+    return chip;
+  }),
+);
 $("prompt").addEventListener("input", grow);
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -309,6 +344,7 @@ document.addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", stop);
 $("clear").addEventListener("click", () => {
   for (const pane of panes) pane.clear();
+  showSamples();
   $("prompt").focus();
 });
 $("compare").addEventListener("change", (event) => compare(event.target.checked));
