@@ -104,6 +104,16 @@ class ChatSession:
         untrained = "" if self.model.router is not None else ", no trained router"
         return self.model.policy.describe() + untrained
 
+    def prepare_engine(self) -> None:
+        """Have ready what decodes, once.
+
+        Raises:
+            ModelError: The engine that was asked for cannot be had.
+        """
+        if not self._is_engine_ready:
+            prepare_engine(self.console, self.model.executor)
+            self._is_engine_ready = True
+
     def check_budget(self, budget: BudgetRequest) -> ResolvedBudget:
         """A budget in blocks of the model; refuses what cannot be."""
         return check_budget(self.model, budget)
@@ -176,9 +186,7 @@ class ChatSession:
         torch.manual_seed(sampling.seed)
         interrupted = False
         try:
-            if not self._is_engine_ready:
-                prepare_engine(self.console, self.model.executor)
-                self._is_engine_ready = True
+            self.prepare_engine()
             # The summary says what a warning of it would.
             with _no_warnings(), _explained_by_wishes(self.model.generation_config):
                 self.model.generate(

@@ -38,6 +38,13 @@ def cache_home() -> Path:
     return Path(platformdirs.user_cache_dir("buddy", appauthor=False))
 
 
+def state_home() -> Path:
+    """The folder of what Buddy remembers of its use: `$BUDDY_HOME`, or the user's state folder."""
+    if os.environ.get("BUDDY_HOME"):
+        return cache_home()
+    return Path(platformdirs.user_state_dir("buddy", appauthor=False))
+
+
 def model_dir(name: str) -> Path:
     """Where the model of that name is, or would be.
 

@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import resource
 import runpy
 import signal
@@ -19,7 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD_", "CUDA_")
 """Starts of variables that libraries read when they are imported: a fork would come too late, so
@@ -53,29 +54,67 @@ def run(
         killed_at: The process is killed once there is this file, before it opens another.
         is_strict: A `UserWarning` is an error.
     """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "stdin").write_text(stdin or "")
+        streams = [str(folder / stream) for stream in ("stdin", "stdout", "stderr")]
+        killed = None if killed_at is None else str(killed_at)
+        ended = start(
+            arguments,
+            environment,
+            streams,
+            most_bytes=most_bytes,
+            killed_at=killed,
+            is_strict=is_strict,
+        )
+        code = int(ended.readline())
+        out, err = ((folder / stream).read_bytes().decode() for stream in ("stdout", "stderr"))
+    assert is_plain(out + err), f"what is piped is not plain: {out + err}"
+    return subprocess.CompletedProcess(["buddy", *arguments], code, out, err)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text has no box, no colour and nothing else that steers a terminal."""
+    return not re.search(r"[\x1b\r\b\u2500-\u257f]", text)
+
+
+def start(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None,
+    streams: list[str],
+    *,
+    most_bytes: int | None = None,
+    killed_at: str | None = None,
+    is_strict: bool = False,
+) -> IO[str]:
+    """Have a command begin, as `run` does; what is returned gives its exit status as a line.
+
+    Args:
+        arguments: As of `run`.
+        environment: The same.
+        streams: Files, or one terminal: stdin, stdout and stderr.
+        most_bytes: As of `run`.
+        killed_at: The same.
+        is_strict: The same.
+    """
     hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub_home())}
     environment = {**os.environ, **hub, **(environment or {})}
     early = {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
     server = _server(tuple(sorted(early.items())))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "stdin").write_text(stdin or "")
-        request = {
-            "arguments": list(arguments),
-            "environment": environment,
-            "cwd": os.getcwd(),
-            "most_bytes": most_bytes,
-            "killed_at": None if killed_at is None else str(killed_at),
-            "is_strict": is_strict,
-            "streams": [str(folder / stream) for stream in ("stdin", "stdout", "stderr")],
-        }
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        out, err = ((folder / stream).read_text() for stream in ("stdout", "stderr"))
-    return subprocess.CompletedProcess(["buddy", *arguments], code, out, err)
+    request = {
+        "arguments": list(arguments),
+        "environment": environment,
+        "cwd": os.getcwd(),
+        "most_bytes": most_bytes,
+        "killed_at": killed_at,
+        "is_strict": is_strict,
+        "streams": streams,
+    }
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return server.stdout
 
 
 @functools.cache
@@ -114,6 +153,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
         _die_once_there_is(request["killed_at"])
     if request["is_strict"]:
         warnings.simplefilter("error", UserWarning)
+    os.setsid()  # a terminal that is opened now is this command's
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     writes = os.O_WRONLY | os.O_CREAT
     for place, (path, mode) in enumerate(
         zip(request["streams"], (os.O_RDONLY, writes, writes), strict=True)

@@ -120,6 +120,30 @@ def show_depth(console: Console, tokens: list[str], trace: "DepthTrace") -> None
         console.print(line)
 
 
+def show_footer(
+    console: Console, trace: "DepthTrace", budget: BudgetRequest | None, *, is_stopped: bool
+) -> None:
+    """One line after a turn of a conversation; no more of it than fits the terminal."""
+    parts = [
+        _asked(budget, trace),
+        f"{trace.blocks_per_token:.4g} of {trace.num_blocks} blocks",
+        f"{len(trace.steps)} token{'s' if len(trace.steps) != 1 else ''}",
+    ]
+    if trace.decode_tokens_per_s is not None:
+        parts.insert(2, f"{trace.decode_tokens_per_s:,.1f} tokens/s")
+    if is_stopped:
+        parts.append("stopped")
+    elif "context" in trace.finish_reasons:
+        parts.append(f"context of {trace.context:,} is full")
+    console.print(" · ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _asked(budget: BudgetRequest | None, trace: "DepthTrace") -> str:
+    if budget is not None and budget.is_auto:
+        return f"auto: {trace.steps[0].executed[0]} of {trace.num_blocks} blocks"
+    return f"budget {budget.text}" if budget is not None and budget.text else "full depth"
+
+
 def show_summary(
     console: Console,
     trace: "DepthTrace",
@@ -131,9 +155,7 @@ def show_summary(
     engine: str,
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
-    asked = f"budget {budget.text}" if budget is not None and budget.text else "full depth"
-    if budget is not None and budget.is_auto:
-        asked = f"auto: {trace.steps[0].executed[0]} of {trace.num_blocks} blocks"
+    asked = _asked(budget, trace)
     if prefill_budget is not None:
         prompt = f"{trace.steps[0].executed[0]} blocks in the prompt"
         asked += (
