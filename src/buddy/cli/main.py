@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import typer
+from typer.completion import shell_complete
 from typer.main import get_command
 
 from buddy.cli.registry import make_app
@@ -17,6 +18,8 @@ from buddy.errors import BuddyError, ResultError, is_failure, is_out_of_memory, 
 app = make_app()
 
 
+_COMPLETE: Final = "_BUDDY_COMPLETE"
+"""The variable by which the script of a shell asks for completions."""
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__base__)
 """Click's error of a command line; typer brings click along or depends on it, by its version."""
 
@@ -63,6 +66,8 @@ def _run(arguments: Sequence[str]) -> None:
     if not sys.stderr.isatty():  # bars of others are lines there: a few will do
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     command = get_command(app)
+    if asked := os.environ.get(_COMPLETE):  # by a shell
+        raise typer.Exit(shell_complete(cast(Any, command), {}, "buddy", _COMPLETE, asked))
     with command.make_context("buddy", list(arguments)) as context:
         command.invoke(context)
 

@@ -20,6 +20,7 @@ from buddy.budget.request import (
     read_blocks,
     read_budget,
 )
+from buddy.cli.named import BUDGETS, model_option, offer, policies
 from buddy.files import check_writable
 from buddy.settings import SEED, Range
 
@@ -91,7 +92,7 @@ def read_by(read: Callable[[str], Any], *names: str, help: str, **more: Any) -> 
         return None if value is None else read(value)
 
     # Typer takes a ValueError of a parser for its own, so that ours is not told: it parses text.
-    return typer.Option(*names, help=help, parser=str, metavar="TEXT", callback=callback, **more)
+    return typer.Option(*names, help=help, parser=str, callback=callback, **more)
 
 
 def _check_temperature(value: float) -> None:
@@ -161,13 +162,7 @@ def check_labelled_policy(text: str) -> None:
     check_policy_spec(split_label(text)[1])
 
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="Preset, hub id, folder, GGUF file or checkpoint.")
-]
-Model = Annotated[
-    str,
-    typer.Option("--model", "-m", help="Preset, hub id, folder, GGUF file or Buddy checkpoint."),
-]
+Model = Annotated[str, model_option("Preset, hub id, folder, GGUF file or Buddy checkpoint.")]
 Budget = Annotated[
     BudgetRequest | None,
     read_by(
@@ -176,6 +171,7 @@ Budget = Annotated[
         "-b",
         help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto; mean:0.75 is a mean '
         "over the tokens of the answer. Full depth if not given.",
+        autocompletion=offer(*BUDGETS),
     ),
 ]
 PrefillBudget = Annotated[
@@ -183,10 +179,12 @@ PrefillBudget = Annotated[
     read_by(
         read_blocks,
         help="Budget of the prompt's tokens, if another: 1.0 costs nothing in decoding.",
+        autocompletion=offer(*BUDGETS[:5]),
     ),
 ]
 MaxNewTokens = Annotated[
-    int, count(1, "--max-new-tokens", "--max-tokens", help="Stop after this many tokens.")
+    int,
+    count(1, "--max-new-tokens", "--max-tokens", help="Most tokens of an answer."),
 ]
 Temperature = Annotated[
     float, checked(_check_temperature, help="0 takes the likeliest token; higher is more random.")
@@ -201,13 +199,16 @@ Reroute = Annotated[
     checked(
         _check_reroute,
         help="Choose blocks again every step (step), never (prefill), or every N steps.",
+        autocompletion=offer("step", "prefill"),
     ),
 ]
 KVPolicy = Annotated[
     str | None,
     checked(
         _check_kv_policy,
-        help="What skipped blocks leave in the cache: zero, mask, project or lazy.",
+        help="What skipped blocks leave in the cache: zero, mask, project or lazy. The model's own "
+        "if not given.",
+        autocompletion=offer("zero", "mask", "project", "lazy"),
     ),
 ]
 Engine = Annotated[
@@ -216,17 +217,23 @@ Engine = Annotated[
         _check_engine,
         help="Who decodes: native (compiled code, CUDA graphs on a GPU), general, or auto: native "
         "if it can.",
+        autocompletion=offer("auto", "native", "general"),
     ),
 ]
 Quant = Annotated[
     str | None,
-    checked(_check_quant, help="Weights in fewer bits: int8 or int4. As they are if not given."),
+    checked(
+        _check_quant,
+        help="Weights in fewer bits: int8 or int4. As they are if not given.",
+        autocompletion=offer("int8", "int4"),
+    ),
 ]
 Dtype = Annotated[
     str | None,
     checked(
         check_dtype,
         help="Numbers of weights and sums: bfloat16 or float32. As saved if not given.",
+        autocompletion=offer("bfloat16", "float32"),
     ),
 ]
 Policy = Annotated[
@@ -236,6 +243,7 @@ Policy = Annotated[
         help="Who chooses the blocks: routed, static, static:12,11,20, static:FILE.json, "
         "searched:FILE.json, random:SEED, full, or a method such as layerskip. The model's "
         "own if not given.",
+        autocompletion=policies,
     ),
 ]
 Text = Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")]
@@ -308,7 +316,7 @@ class CalibrationOptions:
 
     text: Text = "wikitext2"
     data_dir: DataDir = None
-    windows: Annotated[int, count(1, help="Windows of text.")] = 32
+    windows: Annotated[int, count(1, "--limit", "--windows", help="Most windows of text.")] = 32
     tokens: Annotated[int, count(2, help="Tokens of a window.")] = 512
     batch: Annotated[int, count(1, help="Windows at a time.")] = 4
     dtype: Dtype = None

@@ -23,11 +23,13 @@ from typer.main import get_command
 
 from buddy.cli import commands as own_commands
 from buddy.cli.command import GROUPS, Command
+from buddy.cli.named import let_model_stand_alone
 
 ENTRY_POINTS: Final = "buddy.commands"
+_BESIDE: Final = ("--max-new-tokens", "--max-tokens")
+"""A name of transformers, and that of OpenAI beside it: both are shown."""
 _OWN: Final = "buddy-llm"
 _SETTINGS: Final[dict[str, Any]] = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
 }
@@ -85,6 +87,7 @@ def make_app() -> typer.Typer:
         cls=CommandTable,
         help="Run a language model under a compute budget: pay for as many blocks as you ask for.",
         context_settings={"help_option_names": ["--help", "-h"]},
+        add_completion=True,
         **_SETTINGS,
     )
     app.callback()(_options)
@@ -198,7 +201,7 @@ def _command_of(module: ModuleType) -> Command | None:
 @cache
 def _built(command: Command) -> dict[str, Any]:
     """The command as click runs it, by its name and its alias."""
-    table = typer.Typer(**_SETTINGS)
+    table = typer.Typer(add_completion=False, **_SETTINGS)
     table.callback()(lambda: None)
     for name in command.names:
         hidden = name != command.name
@@ -209,19 +212,38 @@ def _built(command: Command) -> dict[str, Any]:
     group = get_command(table)
     assert isinstance(group, TyperGroup)
     for built in group.commands.values():
-        _name_values(built)
+        _finish(built)
     return dict(group.commands)
 
 
-def _name_values(command: Any) -> None:
-    """Have help call values by what they are, where typer would show their types."""
+def _finish(command: Any) -> None:
+    """Let a model be named by its place, and have help show what it is to show."""
     for part in getattr(command, "commands", {}).values():
-        _name_values(part)
+        _finish(part)
+    let_model_stand_alone(command)
     for value in command.params:
         if value.param_type_name == "argument":
             _show_name_alone(value)
-        elif value.metavar is None and not getattr(value, "is_flag", False):
+            continue
+        if value.metavar is None and not value.is_flag:  # typer would show its type
             value.metavar = value.opts[0].rpartition("-")[2].upper()
+        _hide_old_names(value)
+
+
+def _hide_old_names(option: Any) -> None:
+    """Show the first long name of an option, and short ones: the others are earlier names."""
+    first, *others = [name for name in option.opts if name.startswith("--")]
+    old = [name for name in others if (first, name) != _BESIDE]
+    names, record = option.opts, option.get_help_record
+
+    def without_old(context: Any) -> Any:
+        option.opts = [name for name in names if name not in old]
+        try:
+            return record(context)
+        finally:
+            option.opts = names
+
+    option.get_help_record = without_old
 
 
 def _show_name_alone(argument: Any) -> None:

@@ -5,16 +5,21 @@ import logging
 import re
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from buddy.cli.main import _logged_to_stderr, main
-from buddy.cli.views import display
+from buddy.cli.views import display, tables
 from buddy.cli.views.bars import Bars
+from buddy.cli.views.tables import show_table
 from buddy.lab.cli import eval_run
 from buddy.lab.cli.commands import eval_answers, eval_rouge
 from buddy.lab.cli.views.speed_table import show_speed
+from tests.product.cli.forked import is_plain
 
 NUMBER = re.compile(r"\d[\d.,]*")
 WIDTHS = [200, 80, 60, 40]
@@ -153,12 +158,33 @@ def test_in_a_pipe_a_row_is_a_line_whatever_columns_says(monkeypatch, show):
     console = pipe(monkeypatch)
     cells = show(console)
     shown = console.file.getvalue()
-    assert "\x1b" not in shown
+    assert is_plain(shown)
     for label in LABELS:
         assert label in shown
     assert all(cell in shown for cell in cells)
     row = next(line for line in shown.splitlines() if LABELS[1] in line)
     assert len(NUMBER.findall(row.replace(LABELS[1], ""))) >= 2
+
+
+@pytest.mark.parametrize("is_boxed", [True, False])
+def test_no_table_in_a_pipe_has_a_box(monkeypatch, is_boxed):
+    """Whatever the table is, also of a command that another package adds."""
+    table = Table("name", "number", title="two", box=box.HEAVY if is_boxed else None)
+    table.add_row("a", "1")
+    console = pipe(monkeypatch)
+    show_table(console, table)
+    assert is_plain(console.file.getvalue())
+    console = terminal(80)
+    show_table(console, table if not is_boxed else Table("name", box=box.HEAVY))
+    assert is_plain(console.file.getvalue()) is not is_boxed
+
+
+def test_every_table_is_printed_by_show_table():
+    """So that each one is plain in a pipe; the panel of a server is for terminals alone."""
+    source = Path(tables.__file__).parents[2]
+    printed = re.compile(r"console\.print\((table\)|Table\(|Panel\()")
+    found = {path.name for path in source.rglob("*.py") if printed.search(path.read_text())}
+    assert found == {"tables.py", "serve.py"}
 
 
 def test_words_are_not_split_on_a_terminal_and_lines_not_in_a_pipe(monkeypatch):

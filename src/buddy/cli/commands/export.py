@@ -9,16 +9,20 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import offer
+from buddy.hub.presets import ROUTED_MODEL
 
 
 def export(
-    model: options.ModelArgument,
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier export is replaced.")],
+    model: options.Model = ROUTED_MODEL,
     policy: Annotated[
         str | None,
         options.checked(
             options.check_policy_spec,
-            help="routed (a plan for each prompt), static, or static:12,11,20. The model's own.",
+            help="routed (a plan for each prompt), static, or static:12,11,20. The model's own if "
+            "not given.",
+            autocompletion=offer("routed", "static"),
         ),
     ] = None,
 ) -> None:
@@ -27,6 +31,8 @@ def export(
     vLLM needs the plugin buddy-vllm, in an environment of its own. With `routed` each prompt has
     its own plan; with `static` plans are nested, so that a batch of mixed budgets costs what its
     deepest request does.
+
+    Example: `buddy export qwen3-0.6b --out exported`
     """
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_checked

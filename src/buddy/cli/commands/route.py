@@ -7,6 +7,8 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import model_option, offer
+from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from buddy.training.route.recipe import RouteRecipe
@@ -17,21 +19,24 @@ _MAX_TOKENS: Final = 256
 
 
 def route(
-    model: options.ModelArgument,
+    model: Annotated[
+        str,
+        model_option("Preset, hub id, folder or GGUF file without a router: one is fitted to it."),
+    ] = DEFAULT_MODEL,
     rows: Annotated[
         Rows,
         typer.Option(
             metavar="FILE",
-            help="Rows of prompts with answers (JSON lines), one or several files; each `source` "
-            "that they name is a group. By default the mix that ships with Buddy.",
+            help="Rows of prompts with answers (JSON lines); repeat for several files. Each "
+            "`source` that they name is a group. The mix that ships with Buddy if not given.",
         ),
     ] = None,
     check: Annotated[
         Rows,
         typer.Option(
             metavar="FILE",
-            help="Rows for the table alone, of the same sources or of others; by default some of "
-            "--rows.",
+            help="Rows for the table alone, of the same sources or of others; some of --rows if "
+            "not given.",
         ),
     ] = None,
     out: Annotated[
@@ -41,19 +46,22 @@ def route(
         str | None,
         options.checked(
             options.check_dtype,
-            help="Numbers of weights and sums: bfloat16 or float32. By default bfloat16 where it "
-            "is fast, else float32.",
+            help="Numbers of weights and sums: bfloat16 or float32. If not given, bfloat16 where "
+            "it is fast, else float32.",
+            autocompletion=offer("bfloat16", "float32"),
         ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: search.rows=60."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in search.rows=60."),
     ] = None,
 ) -> None:
     """Fit a router to a model whose weights stay as they are.
 
     It searches which blocks each kind of prompt can spare. Interrupted, the same command goes on
     where it stopped.
+
+    Example: `buddy route qwen3-0.6b --out runs/routed`
     """
     from buddy.cli.views.display import stderr
     from buddy.cli.views.route_table import show_route

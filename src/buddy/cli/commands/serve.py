@@ -10,6 +10,7 @@ import typer
 from buddy.budget.request import Blocks, BudgetRequest, read_blocks, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import BUDGETS, offer
 from buddy.errors import ServingError
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.settings import Range
@@ -42,7 +43,8 @@ class ListenOptions:
         int, options.number(Range(0, 65535), help="Port to listen at; 0 takes a free one.")
     ] = 8000
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the keys that are taken, one a line.")
+        Path | None,
+        typer.Option(help="File with the keys that are taken, one a line. No key if not given."),
     ] = None
 
 
@@ -56,12 +58,16 @@ class CapacityOptions:
     max_queue: Annotated[int, options.count(0, help="Requests that may wait; more get 429.")] = 128
     slo_ttft_ms: Annotated[
         float | None,
-        options.number(_MILLISECONDS, help="Promised time to the first token; else 429."),
+        options.number(
+            _MILLISECONDS, help="Promised time to the first token; else 429. None if not given."
+        ),
     ] = None
     slo_itl_ms: Annotated[
         float | None,
         options.number(
-            _MILLISECONDS, help="Target of the time between tokens; elastic budgets are lowered."
+            _MILLISECONDS,
+            help="Target of the time between tokens; elastic budgets are lowered. None if not "
+            "given.",
         ),
     ] = None
 
@@ -72,18 +78,28 @@ class BudgetRuleOptions:
 
     min_budget: Annotated[
         Blocks | None,
-        options.read_by(read_blocks, help="Elastic budgets are never lowered below it."),
+        options.read_by(
+            read_blocks,
+            help="Elastic budgets are never lowered below it. As low as the policy goes if not "
+            "given.",
+            autocompletion=offer(*BUDGETS[:5]),
+        ),
     ] = None
     effort_budgets: Annotated[
         dict[str, BudgetRequest] | None,
         options.read_by(
             _read_efforts,
-            help="Budgets of reasoning_effort, such as low=0.5,medium=0.7,high=1.0.",
+            help="Budgets of reasoning_effort, such as low=0.5,medium=0.7,high=1.0. It says "
+            "nothing if not given.",
         ),
     ] = None
     default_budget: Annotated[
         BudgetRequest | None,
-        options.read_by(read_budget, help="Of requests that name none. Full depth if not given."),
+        options.read_by(
+            read_budget,
+            help="Of requests that name none. Full depth if not given.",
+            autocompletion=offer(*BUDGETS),
+        ),
     ] = None
 
     def rules(self, model: Any) -> "BudgetRules":
@@ -103,10 +119,8 @@ class BudgetRuleOptions:
 
 @options.grouped
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="Preset, hub id, folder, GGUF file or Buddy checkpoint.")
-    ] = ROUTED_MODEL,
     *,
+    model: options.Model = ROUTED_MODEL,
     listening: ListenOptions,
     capacity: CapacityOptions,
     budget_rules: BudgetRuleOptions,
@@ -126,6 +140,8 @@ def serve(
     """Serve a model to OpenAI's clients, with a budget a request.
 
     SIGTERM and Ctrl-C let answers finish, and then end the server.
+
+    Example: `buddy serve --default-budget 0.6 --port 8080`
     """
     _check_installed()
     from buddy.checkpoint.resolve import resolve

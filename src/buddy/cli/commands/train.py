@@ -31,7 +31,10 @@ def train(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train LoRA and router (stage 1), or what the recipe names."""
+    """Train LoRA and router (stage 1), or what the recipe names.
+
+    Example: `buddy train recipes/smollm2-135m.toml --set optim.steps=250`
+    """
     with resumable(out):
         run_recipe(recipe, out, changes, resume)
 

@@ -13,7 +13,10 @@ def train_budget(
     changes: options.Changes = None,
     resume: options.Resume = False,
 ) -> None:
-    """Train the predictor of each prompt's budget (stage 2)."""
+    """Train the predictor of each prompt's budget (stage 2).
+
+    Example: `buddy train-budget recipes/smollm2-135m-budget.toml --resume`
+    """
     with resumable(out):
         run_recipe(recipe, out, changes, resume, stage="predictor")
 

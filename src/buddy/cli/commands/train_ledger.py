@@ -12,7 +12,10 @@ def train_ledger(
     out: options.RunFolder = Path("runs/train-ledger"),
     changes: options.Changes = None,
 ) -> None:
-    """Fit the ledger, which spends a mean over an answer."""
+    """Fit the ledger, which spends a mean over an answer.
+
+    Example: `buddy train-ledger recipes/smollm2-135m-ledger.toml`
+    """
     run_recipe(recipe, out, changes, stage="ledger")
 
 

@@ -22,8 +22,9 @@ def show_table(console: Console, table: Table) -> None:
     for column in table.columns:
         if column.no_wrap:
             column.min_width = max(map(_width, _contents(column)))
-    if not console.is_terminal:  # bars without colours say nothing
-        _drop_bars(table)
+    if not console.is_terminal:
+        table.box = None
+        _drop_bars(table)  # without colours they say nothing
     for narrow in (lambda _: None, _drop_bars, _fold_names):
         narrow(table)
         if _least_width(console, table) <= console.width:

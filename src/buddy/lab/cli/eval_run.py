@@ -14,9 +14,10 @@ import typer
 from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.loading import computed_by, load_checked, say_if_slow
+from buddy.cli.named import BUDGETS, offer, policies
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import alone, check_writable
-from buddy.hub.presets import DEFAULT_MODEL
+from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,20 +53,25 @@ Budgets = Annotated[
         "--budget",
         "-b",
         help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto, of answers and '
-        "summaries mean:0.7. Full depth if none.",
+        "summaries mean:0.7. Full depth if not given.",
+        autocompletion=offer(*BUDGETS),
     ),
 ]
 Policies = Annotated[
     list[str] | None,
     options.checked(
         options.check_labelled_policy,
-        help="Repeat for several: SPEC or LABEL=SPEC, as generate takes it.",
+        help="Repeat for several: SPEC or LABEL=SPEC, as generate takes it. The model's own if not "
+        "given.",
+        autocompletion=policies,
     ),
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data as JSON lines; the hub if not given.")
 ]
-Limit = Annotated[int | None, options.count(1, help="At most this many samples of each task.")]
+Limit = Annotated[
+    int | None, options.count(1, help="Most questions of each task. All if not given.")
+]
 AgainstLog = Annotated[
     Path | None,
     typer.Option(
@@ -78,7 +84,9 @@ AgainstLog = Annotated[
 RouteOn = Annotated[
     str,
     options.checked(
-        check_route_on, help="What the route sees: prompt, or full (the answers too: it leaks)."
+        check_route_on,
+        help="What the route sees: prompt, or full (the answers too: it leaks).",
+        autocompletion=offer("prompt", "full"),
     ),
 ]
 
@@ -88,7 +96,7 @@ class EvalOptions:
     """What every evaluation is told: where its record goes, and what is compared."""
 
     out: Out
-    model: options.Model = DEFAULT_MODEL
+    model: options.Model = ROUTED_MODEL
     budget: Budgets = None
     policy: Policies = None
     dtype: options.Dtype = None

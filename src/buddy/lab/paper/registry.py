@@ -56,7 +56,7 @@ def check_request(run: Run) -> None:
         having = ", ".join(name for name, other in TABLES.items() if other.methods)
         raise ResultError(f"table {request.table} takes no --method: only {having} do")
     if request.rows is not None and not table.rows:
-        raise ResultError(f"table {request.table} draws no rows: leave --rows out")
+        raise ResultError(f"table {request.table} draws no rows: leave --limit out")
     if importlib.util.find_spec("matplotlib") is None:
         raise ResultError(
             'figures need matplotlib, which is not installed: pip install "buddy-llm[plots]"'

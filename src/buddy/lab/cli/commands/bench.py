@@ -9,7 +9,8 @@ import typer
 from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.hub.presets import DEFAULT_MODEL
+from buddy.cli.named import BUDGETS, offer, policies
+from buddy.hub.presets import ROUTED_MODEL
 from buddy.settings import Range
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ Budgets = Annotated[
         read_budget,
         "--budget",
         "-b",
-        help="Share of the blocks to run; repeat for more.",
+        help="Share of the blocks to run; repeat for several.",
+        autocompletion=offer(*BUDGETS[:5]),
     ),
 ]
 
@@ -38,7 +40,9 @@ Policies = Annotated[
     list[str] | None,
     options.checked(
         options.check_labelled_policy,
-        help="As buddy generate takes it, or NAME=POLICY; repeat for more.",
+        help="Repeat for several: SPEC or LABEL=SPEC, as generate takes it. The model's own if not "
+        "given.",
+        autocompletion=policies,
     ),
 ]
 
@@ -71,10 +75,17 @@ class RunnerOptions:
 class WorkloadOptions:
     """What is timed, and how often."""
 
-    context: Annotated[int, options.count(1, help="Tokens of a prompt.")] = 256
-    new_tokens: Annotated[int, options.count(2, help="Tokens of a generation.")] = 64
+    context: Annotated[
+        int, options.count(1, "--tokens", "--context", help="Tokens of a prompt.")
+    ] = 256
+    new_tokens: Annotated[
+        int,
+        options.count(
+            2, "--max-new-tokens", "--max-tokens", "--new-tokens", help="Tokens of an answer."
+        ),
+    ] = 64
     batch: Annotated[int, options.count(1, help="Prompts at a time.")] = 1
-    rounds: Annotated[int, options.count(1, help="After one that warms up.")] = 5
+    rounds: Annotated[int, options.count(1, help="Rounds after one that warms up.")] = 5
     text: Annotated[
         str | None,
         typer.Option(help="Prompts: wikitext2, ptb or a text file; random tokens if not given."),
@@ -99,7 +110,7 @@ class WorkloadOptions:
 @options.grouped
 def bench(
     out: options.RecordOut,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = ROUTED_MODEL,
     budget: Budgets = _BUDGETS,
     policy: Policies = None,
     *,
@@ -110,6 +121,8 @@ def bench(
 
     Full depth is always timed, and transformers' own generate on the same weights. Speed-ups are
     medians of ratios taken within a round.
+
+    Example: `buddy bench -b 1.0 -b 0.5 --out speed.json`
     """
     import torch
 

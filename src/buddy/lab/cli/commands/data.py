@@ -20,12 +20,14 @@ def data(
     ] = None,
     rows: Annotated[
         int | None,
-        options.count(1, help="At most this many of each task, drawn at random; all if none."),
+        options.count(
+            1, "--limit", "--rows", help="Most of each task, drawn at random. All if not given."
+        ),
     ] = None,
     seed: Annotated[int, options.seed("Seed of the draw, and of the rows' order.")] = 0,
     without: Annotated[
         list[Path] | None,
-        typer.Option(help="Leave out the questions of these rows; may be repeated."),
+        typer.Option(help="Leave out the questions of these rows; repeat for several files."),
     ] = None,
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Give the wrong answers of multiple choice too.")
@@ -36,6 +38,8 @@ def data(
     Each row names its task as `source`. Rows of all tasks are mixed at random, so any stretch of
     the file is a sample of the mix. Another draw `--without` the rows of a first one holds
     questions that a model trained on the first has not seen.
+
+    Example: `buddy data piqa boolq --limit 1200 --out rows.jsonl`
     """
     import json
 

@@ -20,14 +20,35 @@ class RowOptions:
     """Which rows of the file are asked, and how."""
 
     start: Annotated[int, options.count(0, help="First row.")] = 0
-    stop: Annotated[int | None, options.count(1, help="First row that is left out.")] = None
+    limit: Annotated[int | None, options.count(1, help="Most rows. All if not given.")] = None
+    stop: Annotated[
+        int | None,
+        options.count(1, help="First row that is left out: --limit's old form.", hidden=True),
+    ] = None
     template: Annotated[str, typer.Option(help="How an instruction is put: chat or alpaca.")] = (
         "chat"
     )
     max_tokens: Annotated[
         int | None,
-        options.count(2, help="Of prompt and answer; 1024, or the model's context if shorter."),
+        options.count(
+            2,
+            "--tokens",
+            "--max-tokens",
+            help="Most tokens of prompt and answer together. 1024, or the model's context if "
+            "shorter, if not given.",
+        ),
     ] = None
+
+    @property
+    def end(self) -> int | None:
+        """The first row that is left out; None where all are taken.
+
+        Raises:
+            DataError: It is named in two ways.
+        """
+        if self.limit is not None and self.stop is not None:
+            raise DataError("--limit and --stop both say where rows end: leave one out")
+        return self.stop if self.limit is None else self.start + self.limit
 
     def longest(self, model: Any) -> int:
         """The most tokens of a prompt and its answer, on a model.
@@ -37,9 +58,7 @@ class RowOptions:
         """
         context, asked = model.config.max_position_embeddings, self.max_tokens
         if asked is not None and asked > context:
-            raise DataError(
-                f"--max-tokens must be at most {context}, the model's context, got {asked}"
-            )
+            raise DataError(f"--tokens must be at most {context}, the model's context, got {asked}")
         return asked or min(_DEFAULT_TOKENS, context)
 
 
@@ -66,18 +85,20 @@ def answers(
     """Cross-entropy of answers, given their prompts, in nats a token.
 
     Each answer is routed from its prompt alone. Interrupted, the same command goes on where it
-    stopped; --start, --stop, --shuffle-plans and --against may change.
+    stopped; --start, --limit, --shuffle-plans and --against may change.
+
+    Example: `buddy eval answers shipped:mix -b 0.75 --out answers.json`
     """
     from buddy.data.examples import Source, check_source, read_examples
     from buddy.lab.evaluation.against import Against
     from buddy.lab.evaluation.answers.answers import rounds_of, run_answers
 
-    source = Source(path=file, start=rows.start, stop=rows.stop, template=cast(Any, rows.template))
+    source = Source(path=file, start=rows.start, stop=rows.end, template=cast(Any, rows.template))
     check_source(source)
     earlier = None if against is None else Against(against)
     config = {"template": rows.template, "max_tokens": rows.max_tokens, "batch": batch}
     with eval_run.eval_run(compared, config, means=True, check=rows.longest) as run:
-        run.config |= {"file": file, "start": rows.start, "stop": rows.stop}
+        run.config |= {"file": file, "start": rows.start, "stop": rows.end}
         run.config |= {"shuffle_plans": shuffle_plans}
         run.config["against"] = None if earlier is None else earlier.describe()
         left_out: list[str] = []

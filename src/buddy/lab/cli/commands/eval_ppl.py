@@ -9,19 +9,23 @@ from buddy.cli import options
 from buddy.cli.loading import check_room
 from buddy.lab.cli import eval_run
 
+_TEXTS: Any = ["wikitext2"]
+
 
 @options.grouped
 def ppl(
     *,
     compared: eval_run.EvalOptions,
     text: Annotated[
-        list[str] | None,
-        typer.Option(help="wikitext2, ptb or a text file; repeat for several. wikitext2 if none."),
-    ] = None,
+        list[str],
+        typer.Option(help="wikitext2, ptb or a text file; repeat for several."),
+    ] = _TEXTS,
     data_dir: options.DataDir = None,
-    window: Annotated[int, options.count(2, help="Tokens of a window.")] = 1024,
+    window: Annotated[int, options.count(2, "--tokens", "--window", help="Tokens of a window.")] = (
+        1024
+    ),
     stride: Annotated[int, options.count(1, help="Tokens scored in each window.")] = 512,
-    limit: Annotated[int | None, options.count(1, help="At most this many windows.")] = None,
+    limit: Annotated[int | None, options.count(1, help="Most windows. All if not given.")] = None,
     route_on: eval_run.RouteOn = "prompt",
     batch: Annotated[int, options.count(1, help="Windows at a time.")] = 4,
 ) -> None:
@@ -29,6 +33,8 @@ def ppl(
 
     Each window begins as the model's tokenizer begins a text, and is routed from the tokens before
     those it scores. Interrupted, the same command goes on where it stopped.
+
+    Example: `buddy eval ppl -b 1.0 -b 0.75 --out ppl.json`
     """
     from buddy.data.tokens import begin_of_text
     from buddy.importance.calibration import read_text
@@ -40,7 +46,7 @@ def ppl(
     )
 
     check_windows(window, stride)
-    texts = {name: read_text(name, data_dir) for name in text or ["wikitext2"]}
+    texts = {name: read_text(name, data_dir) for name in text}
     config = {
         "text": list(texts),
         "window": window,

@@ -23,7 +23,7 @@ def rouge(
     ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     limit: Annotated[
-        int | None, options.count(1, help="At most this many dialogues, drawn at random.")
+        int | None, options.count(1, help="Most dialogues, drawn at random. All if not given.")
     ] = None,
     seed: Annotated[int, options.seed("Seed of the draw.")] = 0,
     max_new_tokens: options.MaxNewTokens = 100,
@@ -35,6 +35,8 @@ def rouge(
     The route is recomputed at every token, or reused from the prompt. Both ways answer the same
     dialogues, and their difference is taken answer by answer. Interrupted, the same command goes on
     where it stopped.
+
+    Example: `buddy eval rouge -b 0.875 --limit 100 --out rouge.json`
     """
     from buddy.lab.evaluation.rouge.rouge import RougeConfig, ask_all, rouge_scorer, run_rouge
     from buddy.lab.evaluation.rouge.rouge_points import ways_of

@@ -18,7 +18,8 @@ Batch = Annotated[int, options.count(1, help="Questions or prompts at a time.")]
 # numpy, which lm-eval draws with, takes no larger one.
 Seed = Annotated[int, options.number(Range(0, 2**32 - 1), help="Seed of few-shot sampling.")]
 Fewshot = Annotated[
-    int | None, options.count(0, help="Examples in each prompt; the task's own number if none.")
+    int | None,
+    options.count(0, help="Examples in each prompt; the task's own number if not given."),
 ]
 ChatTemplate = Annotated[
     bool, typer.Option("--chat-template", help="Put prompts into the model's chat template.")
@@ -50,7 +51,9 @@ class MathsOptions(QuestionOptions):
 class SubjectOptions(QuestionOptions):
     """The same; the limit is one of each subject."""
 
-    limit: Annotated[int | None, options.count(1, help="Rows of each subject.")] = None
+    limit: Annotated[
+        int | None, options.count(1, help="Most questions of each subject. All if not given.")
+    ] = None
 
 
 @options.grouped
@@ -59,7 +62,7 @@ def tasks(
     compared: eval_run.EvalOptions,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="Repeat for several; the eight commonsense tasks if none."),
+        typer.Option(help="Repeat for several; the eight commonsense tasks if not given."),
     ] = None,
     questions: QuestionOptions,
     route_on: eval_run.RouteOn = "prompt",
@@ -69,6 +72,8 @@ def tasks(
 
     Each question is routed from its context alone, and all its candidate answers share the route.
     Interrupted, the same command goes on where it stopped.
+
+    Example: `buddy eval tasks --task piqa -b 1.0 -b 0.75 --out tasks.json`
     """
     _evaluate("eval-tasks", task or [], compared, questions, route_on=route_on, reroute=reroute)
 
@@ -80,7 +85,10 @@ def gsm8k(
     questions: MathsOptions,
     reroute: options.Reroute = "step",
 ) -> None:
-    """Grade-school mathematics: exact match of the final number."""
+    """Grade-school mathematics: exact match of the final number.
+
+    Example: `buddy eval gsm8k -b 1.0 -b 0.75 --limit 100 --out gsm8k.json`
+    """
     _evaluate("eval-gsm8k", ["gsm8k"], compared, questions, reroute=reroute)
 
 
@@ -91,7 +99,10 @@ def mmlu(
     questions: SubjectOptions,
     route_on: eval_run.RouteOn = "prompt",
 ) -> None:
-    """Multiple choice over 57 subjects, averaged over all rows."""
+    """Multiple choice over 57 subjects, averaged over all rows.
+
+    Example: `buddy eval mmlu -b 1.0 -b 0.75 --limit 10 --out mmlu.json`
+    """
     _evaluate("eval-mmlu", ["mmlu"], compared, questions, route_on=route_on)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.named import BUDGETS, offer
 from buddy.errors import ResultError
 from buddy.settings import Range
 
@@ -33,7 +34,7 @@ class TrafficOptions:
     """Which requests come, and when."""
 
     rate: Annotated[
-        list[float], options.number(_POSITIVE, help="Requests a second; repeat for more.")
+        list[float], options.number(_POSITIVE, help="Requests a second; repeat for several.")
     ]
     duration: Annotated[
         float, options.number(Range(above=0, high=86_400), help="Seconds at each rate.")
@@ -45,16 +46,23 @@ class TrafficOptions:
             "--budget",
             "-b",
             help='BUDGET or BUDGET=WEIGHT: 0.6, auto=2, {"ms_per_token": 20}=1, or none, which '
-            "names nothing; repeat for a mixture.",
+            "names nothing; repeat for a mixture. none if not given.",
+            autocompletion=offer(*BUDGETS, "none"),
         ),
     ] = None
     max_tokens: Annotated[
-        int | None, options.count(1, help="Of every answer; natural lengths if not given.")
+        int | None,
+        options.count(
+            1,
+            "--max-new-tokens",
+            "--max-tokens",
+            help="Most tokens of an answer. Natural lengths if not given.",
+        ),
     ] = None
     prompts: Annotated[
         Path | None, typer.Option(help="Text file, a prompt a line; built-in ones if not given.")
     ] = None
-    seed: Annotated[int, options.seed("Of times, prompts and budgets.")] = 0
+    seed: Annotated[int, options.seed("Seed of times, prompts and budgets.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +71,17 @@ class GoodOptions:
 
     slo_ttft_ms: Annotated[
         float | None,
-        options.number(_POSITIVE, help="A good answer's first token comes within this."),
+        options.number(
+            _POSITIVE,
+            help="A good answer's first token comes within this. At any time if not given.",
+        ),
     ] = None
     slo_itl_ms: Annotated[
         float | None,
-        options.number(_POSITIVE, help="A good answer's mean time between tokens is at most this."),
+        options.number(
+            _POSITIVE,
+            help="A good answer's mean time between tokens is at most this. Any if not given.",
+        ),
     ] = None
 
 
@@ -76,7 +90,8 @@ class EndpointOptions:
     """What the server is asked with each request."""
 
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="As the server names it; else its first.")
+        str | None,
+        typer.Option("--model", "-m", help="As the server names it. Its first if not given."),
     ] = None
     key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the server's key.")
@@ -103,18 +118,22 @@ class EndpointOptions:
 
 @options.grouped
 def load_test(
-    url: Annotated[str, typer.Argument(help="Of a server, such as http://127.0.0.1:8000.")],
+    url: Annotated[str, typer.Argument(help="Address of a server, such as http://127.0.0.1:8000.")],
     out: options.RecordOut,
     *,
     traffic: TrafficOptions,
     good: GoodOptions,
     endpoint: EndpointOptions,
-    label: Annotated[str | None, typer.Option(help="Of the line in a figure.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Name of the line in a figure. The budgets if not given.")
+    ] = None,
 ) -> None:
     """Load an endpoint with random requests; record its answers.
 
     The endpoint may be any that speaks OpenAI's protocol. Nothing that is refused is asked again.
     buddy plot load draws the record.
+
+    Example: `buddy load-test http://127.0.0.1:8000 --rate 2 --out load.json`
     """
     from buddy.cli.views.display import stderr
     from buddy.lab.cli.views.load_table import show_load

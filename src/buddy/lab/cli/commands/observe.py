@@ -12,9 +12,13 @@ from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.commands.importance import measuring
 from buddy.cli.loading import computed_by
+from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from buddy.model import BuddyForCausalLM
+
+_INDICATORS: Any = ["delta-ppl"]
+_TEXTS: Any = ["wikitext2"]
 
 observe = typer.Typer(
     help="See how a block's importance varies with the input.",
@@ -26,7 +30,10 @@ class InputOptions:
     """Which inputs are observed, and how they are run."""
 
     data_dir: options.DataDir = None
-    inputs: Annotated[int, options.count(2, help="Windows, spread evenly over the text.")] = 48
+    inputs: Annotated[
+        int,
+        options.count(2, "--limit", "--inputs", help="Most windows, spread evenly over the text."),
+    ] = 48
     batch: Annotated[int, options.count(1, help="Windows at a time.")] = 1
     dtype: options.Dtype = None
 
@@ -34,14 +41,14 @@ class InputOptions:
 @observe.command()
 @options.grouped
 def ranks(
-    model: options.ModelArgument,
     out: options.RecordOut,
+    model: options.Model = ROUTED_MODEL,
     indicator: Annotated[
-        list[str] | None, typer.Option(help="Indicator of `buddy importance`; may be given again.")
-    ] = None,
+        list[str], typer.Option(help="Indicator of `buddy importance`; repeat for several.")
+    ] = _INDICATORS,
     text: Annotated[
-        list[str] | None, typer.Option(help="wikitext2, ptb or a text file; may be given again.")
-    ] = None,
+        list[str], typer.Option(help="wikitext2, ptb or a text file; repeat for several.")
+    ] = _TEXTS,
     tokens: Annotated[int, options.count(4, help="Tokens of an input.")] = 256,
     *,
     inputs: InputOptions,
@@ -49,25 +56,26 @@ def ranks(
     """Rank the blocks by each input alone; rank 0 goes first.
 
     Interrupted, the same command goes on where it stopped.
+
+    Example: `buddy observe ranks --text wikitext2 --text ptb --out ranks.json`
     """
     from buddy.lab.observe.observations import observe_ranks
 
-    indicators, texts = indicator or ["delta-ppl"], text or ["wikitext2"]
-    _check_indicators(indicators)
-    observed = _Observed(model, out, texts, tokens, inputs)
+    _check_indicators(indicator)
+    observed = _Observed(model, out, text, tokens, inputs)
     series = [
         {"indicator": name, "text": source, **observed.measure(observe_ranks, name, source)}
-        for source in texts
-        for name in indicators
+        for source in text
+        for name in indicator
     ]
-    observed.save("observe-ranks", {"series": series}, indicators=indicators)
+    observed.save("observe-ranks", {"series": series}, indicators=indicator)
 
 
 @observe.command()
 @options.grouped
 def context(
-    model: options.ModelArgument,
     out: options.RecordOut,
+    model: options.Model = ROUTED_MODEL,
     indicator: Annotated[str, typer.Option(help="Indicator of `buddy importance`.")] = "delta-ppl",
     text: options.Text = "wikitext2",
     start: Annotated[int, options.count(4, "--from", help="Shortest context, tokens.")] = 256,
@@ -79,6 +87,8 @@ def context(
     """Rank the blocks by more and more tokens of each input.
 
     Interrupted, the same command goes on where it stopped.
+
+    Example: `buddy observe context --from 256 --to 512 --out context.json`
     """
     from buddy.errors import ResultError
     from buddy.lab.observe.observations import observe_context

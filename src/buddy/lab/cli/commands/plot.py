@@ -21,22 +21,29 @@ def plot(
     ],
     task: Annotated[
         str | None,
-        typer.Option(help="Task that accuracy, perplexity or heatmap shows; default: average."),
+        typer.Option(
+            help="Task that accuracy, perplexity or heatmap shows. The average if not given."
+        ),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Metric that accuracy, perplexity or retention shows; default: acc, or perplexity."
+            help="Metric that accuracy, perplexity or retention shows. acc, or perplexity, if not "
+            "given."
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Text above the figure. No text if not given.")
+    ] = None,
     width: Annotated[
-        float, options.number(Range(1, 100), help="In inches; 3.3 is a column.")
+        float, options.number(Range(1, 100), help="Width in inches; 3.3 is a column.")
     ] = COLUMN_INCHES,
 ) -> None:
     """Draw a figure from what other commands measured.
 
     No model is run. Needs matplotlib, which the extra `plots` of buddy-llm installs.
+
+    Example: `buddy plot speed speed.json --out speed.png`
     """
     from buddy.lab.plots.figures import draw
     from buddy.lab.plots.output import save_figure

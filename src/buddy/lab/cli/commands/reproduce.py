@@ -35,21 +35,28 @@ class TableOptions:
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for steps, record and figure; runs/reproduce/TABLE if none."),
+        typer.Option(
+            help="Folder for steps, record and figure; runs/reproduce/TABLE if not given."
+        ),
     ] = None
     full: Annotated[bool, typer.Option("--full", help="The paper's settings; else quick ones.")] = (
         False
     )
     rows: Annotated[
         int | None,
-        options.count(1, help="Of each task or set of prompts, in place of the settings' own."),
+        options.count(
+            1,
+            "--limit",
+            "--rows",
+            help="Most of each task or set of prompts. What the settings have if not given.",
+        ),
     ] = None
     method: Annotated[
         list[str] | None,
         options.checked(
             _check_method,
             metavar="LABEL=POLICY|MODEL|POLICY@MODEL",
-            help="Another row of accuracy, gsm8k or speed; repeat for more.",
+            help="Another row of accuracy, gsm8k or speed; repeat for several.",
         ),
     ] = None
     dtype: options.Dtype = None
@@ -88,6 +95,8 @@ def reproduce(
 
     Interrupted, the same command goes on where it stopped. The record, the figure and every step's
     own record go to --out; the paper's numbers stand beside.
+
+    Example: `buddy reproduce speed`
     """
     from buddy.cli.views.display import stderr, stdout
     from buddy.lab.cli.commands.eval_tasks import quiet

@@ -11,6 +11,7 @@ from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.commands.importance import measuring, save_record
 from buddy.errors import BudgetError
+from buddy.hub.presets import ROUTED_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 class PassageOptions(options.CalibrationOptions):
     """The text, or the answers, that sets of blocks are compared on."""
 
-    windows: Annotated[int, options.count(1, help="Windows of text, or rows.")] = 32
+    windows: Annotated[
+        int, options.count(1, "--limit", "--windows", help="Most windows of text, or rows.")
+    ] = 32
     tokens: Annotated[int, options.count(2, help="Tokens of a window; of a row, the most.")] = 512
     batch: Annotated[int, options.count(1, help="Windows or rows at a time.")] = 4
     answers: Annotated[
@@ -57,10 +60,10 @@ class PassageOptions(options.CalibrationOptions):
 
 @options.grouped
 def search(
-    model: options.ModelArgument,
     order: Annotated[Path, typer.Option(help="Record of buddy importance to begin with.")],
     depths: Annotated[str, typer.Option(help="Blocks to run, a search each, as in 26,22,18,15.")],
     out: options.RecordOut,
+    model: options.Model = ROUTED_MODEL,
     *,
     passages: PassageOptions,
     max_swaps: Annotated[
@@ -74,6 +77,8 @@ def search(
     No set need be part of another. One executed block goes and a skipped one comes, as long as
     that lowers the loss. Interrupted, the same command goes on where it stopped. Use the result
     with `--policy searched:FILE.json`.
+
+    Example: `buddy search --order order.json --depths 22,18 --out sets.json`
     """
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import computed_by, load_to_measure
