@@ -163,9 +163,7 @@ class Conversation:
 
         messages = [*self._messages, {"role": "user", "content": line}]
         answer = self._session.answer(messages, self._budgets, self._sampling)
-        if (
-            answer.interrupted and not answer.text
-        ):  # a question without an answer is not asked again
+        if answer.interrupted and not answer.text:  # such a question is not part of the talk
             raise KeyboardInterrupt
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         if answer.trace.steps:
