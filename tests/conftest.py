@@ -12,8 +12,9 @@ import torch
 
 torch.set_num_threads(1)
 
-# A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+IGNORED_CTRL_C = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to."""
+if IGNORED_CTRL_C:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

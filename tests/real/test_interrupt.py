@@ -47,4 +47,5 @@ def test_chat_stops_the_answer_and_goes_on():
     stdout, stderr = process.communicate("Say hello.\n/exit\n", timeout=LIMIT_S)
     assert process.returncode == 0, stderr
     assert stdout.strip()
-    assert stderr.count("blocks per token") == 2
+    assert stderr.count("30 of 30 blocks · ") == 2
+    assert stderr.count(" · stopped") == 1

@@ -104,7 +104,9 @@ def test_one_line_on_stderr_says_what_the_general_engine_costs_and_what_to_do(ll
     reason = "no C compiler was found: install gcc or clang"
     [line] = [line for line in done.stderr.splitlines() if "several times as long" in line]
     assert reason in line
-    assert done.stderr.count(f"new tokens · general engine ({reason})") == 2
+    shown = " ".join(done.stderr.split())
+    assert shown.count(f"kv lazy · general engine ({reason})") == 1
+    assert shown.count("· 3 tokens") == 2
 
 
 def test_native_that_cannot_be_had_is_refused_with_the_reason(gemma):
@@ -119,7 +121,8 @@ def test_a_compiled_kernel_is_told_once_and_apart_from_the_speed(llama, compiles
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("compiled the native engine in") == 1
     assert "s, once for this machine" in done.stderr
-    assert done.stderr.count(f"new tokens · {NATIVE}") == 2
+    assert " ".join(done.stderr.split()).count(f"kv lazy · {NATIVE}") == 1
+    assert done.stderr.count("· 3 tokens") == 2
     record = json.loads(generate(llama, "--json").stdout)
     assert record["compile_s"] > 0
 
