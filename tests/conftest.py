@@ -12,9 +12,8 @@ import torch
 
 torch.set_num_threads(1)
 
-IGNORED_CTRL_C = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-"""A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to."""
-if IGNORED_CTRL_C:
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -30,7 +30,13 @@ class Terminal:
         self.code: int | None = None
 
     def type(self, text: str) -> None:
-        """Type keys: `\\x03` is Ctrl-C, `\\x04` Ctrl-D."""
+        """Type keys: `\\x03` is Ctrl-C, `\\x04` Ctrl-D.
+
+        Ctrl-C comes a moment after what was read: Python's readline sees none that comes between
+        its echo of a key and its wait for the next one.
+        """
+        if text == "\x03":
+            time.sleep(0.7)
         os.write(self._master, text.encode())
 
     def wait_for(self, text: str, timeout_s: float = LONGEST_S) -> str:

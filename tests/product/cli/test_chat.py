@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 
 from buddy.cli.main import main
-from tests.conftest import IGNORED_CTRL_C
 from tests.product.cli import forked, test_cli
 from tests.product.cli.terminal import terminal
 
@@ -49,7 +48,6 @@ def messages(path):
     return [message["content"] for message in json.loads(path.read_text())]
 
 
-@pytest.mark.skipif(IGNORED_CTRL_C, reason="a background job: readline's prompt ignores Ctrl-C")
 def test_ctrl_c_keeps_the_conversation_and_lines_are_there_in_the_next_session(folder, tmp_path):
     saved, history = tmp_path / "talk.json", tmp_path / "chat-history"
     with chat(folder, tmp_path, "--budget", "0.5") as there:
