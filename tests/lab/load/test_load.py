@@ -258,9 +258,11 @@ def test_the_record_is_drawn(serve, tmp_path):
     config = LoadConfig(url=serve(Server()), rates=(8.0, 16.0), duration_s=0.5)
     results = run_load(config, ["hello"])
     path = tmp_path / "load.json"
-    made = RunRecord(kind="serving-load", model=None, config={"label": "mine"}, results=results)
-    made.save(path)
+    limits = {"label": "mine", "slo_ttft_ms": 2000.0, "slo_itl_ms": "60.0"}
+    RunRecord(kind="serving-load", model=None, config=limits, results=results).save(path)
     figure = draw("load", [read_record(path)])
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert " ".join(said[-1].split()) == "good: 2000 ms to first token, 60 ms a token"
     goodput, depth = figure.axes
     points = results["points"]
     assert list(goodput.lines[0].get_ydata()) == [point["goodput_rps"] for point in points]

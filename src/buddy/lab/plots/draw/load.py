@@ -1,10 +1,12 @@
 """Goodput against offered load, and the depth that answers had, side by side."""
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from buddy.lab.plots import style
@@ -25,9 +27,20 @@ class _Point(parts.RecordPart):
 
 @dataclass(frozen=True, slots=True)
 class _Config(parts.RecordPart):
-    """What a record says of its load."""
+    """What a record says of its load; a script's command line has its limits as texts."""
 
     label: parts.Name
+    slo_ttft_ms: Any = None
+    slo_itl_ms: Any = None
+
+    @property
+    def limits(self) -> str:
+        """What a good answer keeps; nothing where that is not said."""
+        said = []
+        for ms, of in ((self.slo_ttft_ms, "to first token"), (self.slo_itl_ms, "a token")):
+            with suppress(TypeError, ValueError):
+                said.append(f"{float(ms):g} ms {of}")
+        return ", ".join(said)
 
 
 @style.in_paper_style
@@ -37,11 +50,13 @@ def draw(records: style.Records, page: style.Page) -> Figure:
     Records: of kind `serving-load`.
     """
     lines: dict[str, list[_Point]] = {}
+    limits = set[str]()
     for place, points in enumerate(parts.read_items(records, "load", "points", _Point)):
         config = parts.read_part(
             _Config, records[place].get("config"), f"record {place + 1}: config"
         )
         lines.setdefault(config.label, []).extend(points)
+        limits.add(config.limits)
     figure = page.figure(_HEIGHT)
     goodput, depth = figure.subplots(1, 2)
     handles: list[Artist] = []
@@ -68,5 +83,9 @@ def draw(records: style.Records, page: style.Page) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.grid(visible=True)
-    style.legend_below(figure, [*handles, ideal], [*lines, "all that is offered"])
+    handles, labels = [*handles, ideal], [*lines, "all that is offered"]
+    if len(limits) == 1 and (limit := limits.pop()):
+        handles.append(Line2D([], [], linestyle="none"))
+        labels.append(f"good: {limit}")
+    style.legend_below(figure, handles, labels)
     return figure
