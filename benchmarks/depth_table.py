@@ -17,10 +17,10 @@ ROWS = (
 )
 
 
-def by_depth(record, task, metric):
-    """Values of an evaluation by blocks: at full depth, and routed."""
+def by_depth(record, task, metric, field="value"):
+    """Values of an evaluation by blocks, or their errors: at full depth, and routed."""
     return {
-        point["blocks"]: point["value"]
+        point["blocks"]: point[field]
         for point in record["results"]["points"]
         if (point["task"], point["metric"]) == (task, metric)
         and point["label"] in ("full", "routed")

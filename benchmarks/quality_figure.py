@@ -6,7 +6,7 @@ python benchmarks/quality_figure.py docs/figures/quality.png
 import sys
 from statistics import fmean
 
-from depth_table import DEPTHS, RESULTS
+from depth_table import DEPTHS, RESULTS, by_depth
 
 from buddy.lab.plots import style
 from buddy.records import read_record
@@ -20,14 +20,10 @@ CHOICES = {
 
 
 def points(name, task, metric):
-    """(value, standard error) by blocks: at full depth, and routed."""
-    found = {
-        point["blocks"]: (point["value"], point["stderr"])
-        for point in read_record(RESULTS / name)["results"]["points"]
-        if (point["task"], point["metric"]) == (task, metric)
-        and point["label"] in ("full", "routed")
-    }
-    return [found[blocks] for blocks in DEPTHS]
+    """(value, standard error) at each depth."""
+    record = read_record(RESULTS / name)
+    values, errors = (by_depth(record, task, metric, field) for field in ("value", "stderr"))
+    return [(values[blocks], errors[blocks]) for blocks in DEPTHS]
 
 
 def curve(axes, values, index, scale=1):

@@ -11,11 +11,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from buddy.lab.plots import style
+from buddy.lab.plots.draw.heatmap import KEPT, SKIPPED, VARIES
 from buddy.lab.plots.names import text_name
 from buddy.lab.plots.read.cells import draw_cells
 from buddy.records import read_record
 
-COLOURS = ("#E2E2E2", "#F2D43D", "#C08A00", "#00694A")
+COLOURS = (SKIPPED, VARIES(0.0), VARIES(1.0), KEPT)
 """Of blocks that go first, next, last, and stay."""
 
 

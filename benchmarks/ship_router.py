@@ -7,7 +7,6 @@ those that it was made on: a GGUF file's, in another number format.
     python benchmarks/ship_router.py runs/route --card CARD.md --out src/buddy/hub/trained/NAME
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -26,10 +25,9 @@ from buddy.training.state import CHECKPOINT, RECORD
 
 def main():
     """Copy what loads, describe it, list it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = experiment.arguments(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--card", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hub-id")
     args = parser.parse_args()
     card = args.card.read_text().replace("TABLE", by_depth(read_record(args.run / RECORD)))
