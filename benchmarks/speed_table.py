@@ -4,6 +4,7 @@ python benchmarks/speed_table.py
 """
 
 from pathlib import Path
+from statistics import mean, stdev
 
 from buddy.lab import experiment
 from buddy.records import read_record
@@ -88,24 +89,26 @@ def row(shape, name):
 
 
 def goodput_table():
-    """Good answers a second of those offered, and blocks a token, at each rate."""
+    """Good answers a second and blocks a token, at each rate; ± is the error of the mean."""
     runs = [
         read_record(RESULTS / "serving" / f"{name}.json")["results"]["points"]
         for name in ("full", "half", "controller")
     ]
-    rows = [
-        (
-            f"{points[0]['rate']:g}",
-            *(
-                f"{point['goodput_rps']:.1f} of {point['offered_rps']:.1f} at "
-                f"{point['blocks_per_token']:.0f}"
-                for point in points
-            ),
-        )
-        for points in zip(*runs, strict=True)
-    ]
-    head = ("requests/s, about", "all blocks, always", "half, always", "the controller")
+    rows = []
+    for rate in sorted({point["rate"] for point in runs[0]}):
+        at_rate = [[point for point in run if point["rate"] == rate] for run in runs]
+        offered = mean(point["offered_rps"] for point in at_rate[0])
+        rows.append((f"{offered:.1f}", *map(goodput_cell, at_rate)))
+    head = ("requests/s", "all blocks, always", "half, always", "the controller")
     return experiment.markdown(head, rows)
+
+
+def goodput_cell(points):
+    """Good answers a second and blocks a token of some repeats."""
+    good = [point["goodput_rps"] for point in points]
+    error = stdev(good) / len(good) ** 0.5
+    blocks = mean(point["blocks_per_token"] for point in points)
+    return f"{mean(good):.1f} ± {error:.1f} at {blocks:.0f}"
 
 
 if __name__ == "__main__":

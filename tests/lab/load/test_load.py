@@ -254,6 +254,22 @@ def test_prompts_are_lines(tmp_path):
         read_prompts(path)
 
 
+def test_repeats_are_averaged_and_have_error_bars(tmp_path):
+    path = tmp_path / "load.json"
+    points = [
+        {"rate": 8.0, "offered_rps": offered, "goodput_rps": good, "blocks_per_token": blocks}
+        for offered, good, blocks in ((7.0, 6.0, 20.0), (9.0, 8.0, None))
+    ]
+    points.append({"rate": 4.0, "offered_rps": 4.0, "goodput_rps": 3.5, "blocks_per_token": 30.0})
+    results = {"points": points, "requests": []}
+    RunRecord(kind="serving-load", model=None, config={"label": "m"}, results=results).save(path)
+    goodput, depth = draw("load", [read_record(path)]).axes
+    assert goodput.lines[0].get_xydata().tolist() == [[4.0, 3.5], [8.0, 7.0]]
+    assert depth.lines[0].get_xydata().tolist() == [[4.0, 30.0], [8.0, 20.0]]
+    bars = [segment[:, 1].tolist() for segment in goodput.collections[0].get_segments()]
+    assert bars == [[3.5, 3.5], [6.0, 8.0]]
+
+
 def test_the_record_is_drawn(serve, tmp_path):
     config = LoadConfig(url=serve(Server()), rates=(8.0, 16.0), duration_s=0.5)
     results = run_load(config, ["hello"])

@@ -1,7 +1,10 @@
 """Goodput against offered load, and the depth that answers had, side by side."""
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Annotated, Any, Final
 
 from matplotlib.artist import Artist
@@ -23,6 +26,7 @@ class _Point(parts.RecordPart):
     offered_rps: parts.Positive
     goodput_rps: parts.NotNegative
     blocks_per_token: Annotated[float, Range(0, parts.MOST_BLOCKS)] | None = None
+    rate: parts.Positive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,26 @@ class _Config(parts.RecordPart):
         return ", ".join(said)
 
 
+def _repeats(line: Sequence[_Point]) -> list[list[_Point]]:
+    """The points of each rate that was meant, rising by what was offered."""
+    by_rate: dict[float, list[_Point]] = {}
+    for point in line:
+        by_rate.setdefault(point.rate or point.offered_rps, []).append(point)
+    return sorted(by_rate.values(), key=lambda points: fmean(p.offered_rps for p in points))
+
+
+def _error(points: Sequence[_Point]) -> float:
+    """The standard error of their goodput; 0 of a single one."""
+    if len(points) == 1:
+        return 0.0
+    return stdev([point.goodput_rps for point in points]) / math.sqrt(len(points))
+
+
 @style.in_paper_style
 def draw(records: style.Records, page: style.Page) -> Figure:
     """Draw a line a record; dashed is a server that serves all that it is offered.
+
+    Points of one rate are averaged; bars are standard errors of their means.
 
     Records: of kind `serving-load`.
     """
@@ -61,12 +82,20 @@ def draw(records: style.Records, page: style.Page) -> Figure:
     goodput, depth = figure.subplots(1, 2)
     handles: list[Artist] = []
     for index, line in enumerate(lines.values()):
-        line.sort(key=lambda point: point.offered_rps)
-        offered = [point.offered_rps for point in line]
-        handles += goodput.plot(offered, [point.goodput_rps for point in line], **style.look(index))
-        fed = [point for point in line if point.blocks_per_token is not None]
-        blocks = [point.blocks_per_token or 0.0 for point in fed]
-        depth.plot([point.offered_rps for point in fed], blocks, **style.look(index))
+        repeats = _repeats(line)
+        offered = [fmean(point.offered_rps for point in points) for points in repeats]
+        good = [fmean(point.goodput_rps for point in points) for points in repeats]
+        handles += goodput.plot(offered, good, **style.look(index))
+        if len(line) > len(repeats):
+            colour = style.look(index)["color"]
+            errors = [_error(points) for points in repeats]
+            goodput.errorbar(offered, good, errors, fmt="none", ecolor=colour, capsize=2)
+        named = [
+            [point.blocks_per_token for point in points if point.blocks_per_token is not None]
+            for points in repeats
+        ]
+        fed = [(at, fmean(b)) for at, b in zip(offered, named, strict=True) if b]
+        depth.plot([at for at, _ in fed], [blocks for _, blocks in fed], **style.look(index))
     every = [point for line in lines.values() for point in line]
     most = max(point.offered_rps for point in every)
     (ideal,) = goodput.plot(
