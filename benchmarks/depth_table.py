@@ -11,9 +11,9 @@ from buddy.records import read_record
 RESULTS = Path(__file__).parent.parent / "results"
 DEPTHS = (30, 26, 22, 18, 15)
 ROWS = (
-    ("Alpaca prompts, nats", "training/kept-10100.json", "all", "nll", "{:.2f}", 1),
-    ("tasks, nats", "training/unseen-10100.json", "all", "nll", "{:.2f}", 1),
-    ("tasks, accuracy in %", "eval/tasks-shipped.json", "average", "acc", "{:.1f}", 100),
+    ("Alpaca, loss", "training/kept-10100.json", "all", "nll", "{:.2f}", 1),
+    ("nine tasks, loss", "training/unseen-10100.json", "all", "nll", "{:.2f}", 1),
+    ("eight tasks, accuracy in %", "eval/tasks-shipped.json", "average", "acc", "{:.1f}", 100),
 )
 
 

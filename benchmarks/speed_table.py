@@ -88,19 +88,22 @@ def row(shape, name):
     )
 
 
-def goodput_table():
-    """Good answers a second and blocks a token, at each rate; ± is the error of the mean."""
+def goodput_rows():
+    """Rate that was offered, and good answers a second and blocks a token of three servers."""
     runs = [
         read_record(RESULTS / "serving" / f"{name}.json")["results"]["points"]
         for name in ("full", "half", "controller")
     ]
-    rows = []
     for rate in sorted({point["rate"] for point in runs[0]}):
         at_rate = [[point for point in run if point["rate"] == rate] for run in runs]
         offered = mean(point["offered_rps"] for point in at_rate[0])
-        rows.append((f"{offered:.1f}", *map(goodput_cell, at_rate)))
+        yield f"{offered:.1f}", *map(goodput_cell, at_rate)
+
+
+def goodput_table():
+    """Those rows; ± is the error of the mean."""
     head = ("requests/s", "all blocks, always", "half, always", "the controller")
-    return experiment.markdown(head, rows)
+    return experiment.markdown(head, list(goodput_rows()))
 
 
 def goodput_cell(points):

@@ -106,6 +106,11 @@ def test_the_tables_of_speed_and_goodput_are_those_of_the_records():
     page = (DOCS / "benchmarks" / "speed.md").read_text()
     assert all(table in page for table in tables["speed_tables"]())
     assert tables["goodput_table"]() in (DOCS / "benchmarks" / "serving.md").read_text()
+    (at_3,) = (row for row in tables["goodput_rows"]() if row[0] == "3.4")
+    whole, half, chosen = (cell.partition(" at ")[0] for cell in at_3[1:])
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Offered 3.4 requests/s, two AVX2 cores give {chosen} good answers/s" in said
+    assert f"at full depth {whole}; fixed half depth gives {half}" in said
 
 
 def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():

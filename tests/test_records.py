@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -198,6 +199,21 @@ def test_a_record_has_version_commit_model_and_command(tmp_path, monkeypatch):
     assert found["versions"]["buddy-llm"] == buddy.__version__ == project["version"]
     assert found["model"] == model
     assert found["commit"] == own_commit()
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("flags\t\t: fpu avx512_bf16 avx2 avx512f\n", "avx2 avx512f avx512_bf16"),
+        ("Features\t: fp asimd bf16\n", "asimd bf16"),
+        ("", ""),
+    ],
+)
+def test_a_record_names_the_instructions_that_decide_speed(said, named, monkeypatch):
+    told = {"commit": None, "versions": {}, "command": ""}
+    monkeypatch.setattr(Path, "read_text", lambda path: f"model name : A Core\n{said}" * 2)
+    machine = RunRecord(kind="x", config={}, results={}, model=None, **told).machine
+    assert (machine["processor"], machine["instructions"]) == ("A Core", named)
 
 
 def quoted():

@@ -17,6 +17,11 @@ from buddy.files import read_json, write_text
 from buddy.provenance import own_commit
 
 _PACKAGES: Final = ("torch", "transformers", "peft")
+_INSTRUCTIONS: Final = (
+    *("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni"),
+    *("asimd", "asimddp", "bf16", "i8mm"),
+)
+"""Those of a processor that decide how fast it multiplies matrices, as Linux names them."""
 
 
 def command_line() -> str:
@@ -44,7 +49,7 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     """Versions of Python and of the packages that matter."""
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
-    """Processor and threads."""
+    """Processor, its cores and the instructions that decide its speed, and the system."""
     commit: str | None = field(default_factory=own_commit)
     """Commit of Buddy's source, with `-dirty` where it was changed; None where it is not known."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -138,13 +143,21 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, Any]:
-    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()}
+    facts = {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()}
+    has = set(" ".join((*_cpu_lines("flags"), *_cpu_lines("Features"))).split())
+    return facts | {"instructions": " ".join(name for name in _INSTRUCTIONS if name in has)}
 
 
 def processor() -> str:
     """Its name, as the system gives it; empty where it does not."""
+    return next(iter(_cpu_lines("model name")), "") or platform.processor()
+
+
+def _cpu_lines(name: str) -> list[str]:
+    """What the system says of each of its cores; nothing where it is not Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), "")
+        return []
+    pairs = (line.partition(":") for line in lines)
+    return [value.strip() for key, _, value in pairs if key.strip() == name]
