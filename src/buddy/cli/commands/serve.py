@@ -126,7 +126,10 @@ def serve(
     budget_rules: BudgetRuleOptions,
     batch_route: Annotated[
         Literal["shared", "independent"],
-        typer.Option(help="shared: one ranking for all rows; independent: one for each."),
+        typer.Option(
+            help="shared: one ranking for all rows, which reads fewer weights; independent: one "
+            "for each, as in generate."
+        ),
     ] = "shared",
     drain_s: Annotated[
         float,

@@ -51,7 +51,7 @@ def measure_order(run: Run, name: str) -> Path:
         indicator,
         *(() if protect is None else ("--protect", protect)),
         *run.data(),
-        "--windows",
+        "--limit",
         windows,
         "--tokens",
         tokens,

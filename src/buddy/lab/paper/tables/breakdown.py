@@ -19,7 +19,7 @@ def collect(run: Run) -> Collected:
     record = run.buddy(
         *("bench", "bench", "--model", run.request.model, "-b", "1.0", "-b", "0.5"),
         *(part for policy in policies for part in ("--policy", policy)),
-        *("--batch", str(BATCH), "--context", str(context), "--new-tokens", "16"),
+        *("--batch", str(BATCH), "--tokens", str(context), "--max-new-tokens", "16"),
         *("--rounds", "11" if run.request.full else "3", "--no-transformers"),
         model=run.request.model,
     )

@@ -15,7 +15,7 @@ def collect(run: Run) -> Collected:
     inputs = str(run.rows(48, 48) if full else run.rows(12, 48))
     tokens, first, last, every = (256, 256, 512, 32) if full else (128, 64, 192, 32)
     texts = [part for text in _TEXTS for part in ("--text", text)]
-    common = (*run.data(), "--inputs", inputs)
+    common = (*run.data(), "--limit", inputs)
     ranks = run.buddy(
         *("ranks", "observe", "ranks", base, *texts, *common, "--tokens", str(tokens)), model=base
     )
