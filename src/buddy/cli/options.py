@@ -5,6 +5,7 @@ objects, and the command line has one flag for each field.
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -46,6 +47,34 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in flat]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # as inspect reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    return run
+
+
+def on_device(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take `--device`, and load its models there."""
+
+    @wraps(command)
+    def run(device: str | None, **values: Any) -> None:
+        if device is None:
+            command(**values)
+            return
+        from buddy.hub.device import VARIABLE, pick_device
+
+        pick_device(device)
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = device
+        try:
+            command(**values)
+        finally:
+            del os.environ[VARIABLE]
+            if before is not None:
+                os.environ[VARIABLE] = before
+
+    asked = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation=Device)
+    found = [*inspect.signature(command).parameters.values(), asked.replace(default=None)]
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in found]
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # as inspect reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     return run
@@ -244,6 +273,14 @@ Policy = Annotated[
         "searched:FILE.json, random:SEED, full, or a method such as layerskip. The model's "
         "own if not given.",
         autocompletion=policies,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the model is: cpu, cuda, cuda:1 or mps. The first GPU of CUDA if not given, "
+        "else the CPU.",
+        autocompletion=offer("cpu", "cuda", "mps"),
     ),
 ]
 Text = Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")]

@@ -9,6 +9,8 @@ import torch
 
 from buddy.errors import ModelError, reason, shown
 
+VARIABLE: Final = "BUDDY_DEVICE"
+"""The environment variable that names a device for all that is loaded without one."""
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 """What Linux says of an NVIDIA driver; it is there if, and only if, one is loaded."""
 
@@ -17,12 +19,15 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     """The device to load to.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", "mps"; None for the first CUDA device, else the CPU.
+        device: "cpu", "cuda", "cuda:1", "mps"; None for what the environment variable BUDDY_DEVICE
+            names, else the first CUDA device, else the CPU.
 
     Raises:
         ModelError: It is no device or is not there; or none was named, and torch cannot use a GPU
             that is there: a CPU would be taken in its place without a word.
     """
+    if device is None:
+        device = os.environ.get(VARIABLE) or None
     if device is not None:
         return _named(device)
     if torch.cuda.is_available():

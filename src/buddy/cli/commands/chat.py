@@ -31,6 +31,7 @@ _ROLES: Final = ("system", "user", "assistant")
 _HISTORY: Final = "chat-history"
 
 
+@options.on_device
 @options.grouped
 def chat(
     *,

@@ -34,6 +34,7 @@ class OutputOptions:
     ] = False
 
 
+@options.on_device
 @options.grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],

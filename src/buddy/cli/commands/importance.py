@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _INDICATORS: Final = ("delta-ppl", "taylor", "fisher", "grad-norm", "cosine", "block-influence")
 
 
+@options.on_device
 @options.grouped
 def importance(
     out: options.RecordOut,

@@ -18,6 +18,7 @@ _MAX_TOKENS: Final = 256
 """Tokens of prompt and answer together, where the context holds as many."""
 
 
+@options.on_device
 def route(
     model: Annotated[
         str,
@@ -118,11 +119,10 @@ def _recipe(
 
 def _fast_dtype() -> str:
     """The number format in which whole texts are fast here."""
-    import torch
-
     from buddy.engine.executors.native.instructions import multiplies_bfloat16
+    from buddy.hub.device import pick_device
 
-    return "bfloat16" if torch.cuda.is_available() or multiplies_bfloat16() else "float32"
+    return "bfloat16" if pick_device(None).type == "cuda" or multiplies_bfloat16() else "float32"
 
 
 COMMAND = Command(name="route", group="train", place=1, run=route)

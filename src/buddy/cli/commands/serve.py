@@ -117,6 +117,7 @@ class BudgetRuleOptions:
         )
 
 
+@options.on_device
 @options.grouped
 def serve(
     *,

@@ -25,6 +25,7 @@ def resumable(out: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@options.on_device
 def train(
     recipe: options.Recipe,
     out: options.RunFolder = Path("runs/train"),

@@ -7,6 +7,7 @@ from buddy.cli.command import Command
 from buddy.cli.commands.train import run_recipe
 
 
+@options.on_device
 def train_ledger(
     recipe: options.Recipe,
     out: options.RunFolder = Path("runs/train-ledger"),

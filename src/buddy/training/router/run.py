@@ -1,12 +1,14 @@
 """Stage 1 from its recipe to a checkpoint, and the loop that methods with adapters share."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -18,6 +20,7 @@ from buddy.checkpoint.resolve import Resolved
 from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
+from buddy.hub.device import VARIABLE, pick_device
 from buddy.model import BuddyForCausalLM
 from buddy.records import read_record
 from buddy.training.batches import draw_rows, rows_identity
@@ -88,7 +91,7 @@ class TrainingMethod:
         _check_places(recipe)
         check_recipe(recipe, run.named)
         with accelerator.main_process_first():  # the others find the model in the cache
-            model = self.build(recipe, run.named, accelerator.device)
+            model = self.build(recipe, run.named, _device(accelerator))
         rows = run.read_rows()
         run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
         start_router(model, rows.train, spread=recipe.router.spread, seed=recipe.optim.seed)
@@ -113,6 +116,22 @@ class TrainingMethod:
         accelerator.wait_for_everyone()
         accelerator.end_training()
         return out / CHECKPOINT
+
+
+def _device(accelerator: Accelerator) -> torch.device:
+    """Where a process trains: of several, each has a device of its own.
+
+    Raises:
+        TrainingError: One device is named for all of them.
+    """
+    if accelerator.num_processes == 1:
+        return pick_device(None)
+    if named := os.environ.get(VARIABLE):
+        raise TrainingError(
+            f"{accelerator.num_processes} processes cannot share the device {named}: accelerate "
+            f"gives each its own, so leave out --device and {VARIABLE}"
+        )
+    return torch.device(accelerator.device)
 
 
 def _check_places(recipe: Recipe) -> None:

@@ -107,6 +107,7 @@ class WorkloadOptions:
         }
 
 
+@options.on_device
 @options.grouped
 def bench(
     out: options.RecordOut,

@@ -62,6 +62,7 @@ class RowOptions:
         return asked or min(_DEFAULT_TOKENS, context)
 
 
+@options.on_device
 @options.grouped
 def answers(
     file: Annotated[

@@ -12,6 +12,7 @@ from buddy.lab.cli import eval_run
 _TEXTS: Any = ["wikitext2"]
 
 
+@options.on_device
 @options.grouped
 def ppl(
     *,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+@options.on_device
 @options.grouped
 def rouge(
     *,

@@ -56,6 +56,7 @@ class SubjectOptions(QuestionOptions):
     ] = None
 
 
+@options.on_device
 @options.grouped
 def tasks(
     *,
@@ -78,6 +79,7 @@ def tasks(
     _evaluate("eval-tasks", task or [], compared, questions, route_on=route_on, reroute=reroute)
 
 
+@options.on_device
 @options.grouped
 def gsm8k(
     *,
@@ -92,6 +94,7 @@ def gsm8k(
     _evaluate("eval-gsm8k", ["gsm8k"], compared, questions, reroute=reroute)
 
 
+@options.on_device
 @options.grouped
 def mmlu(
     *,

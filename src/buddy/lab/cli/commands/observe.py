@@ -39,6 +39,7 @@ class InputOptions:
 
 
 @observe.command()
+@options.on_device
 @options.grouped
 def ranks(
     out: options.RecordOut,
@@ -72,6 +73,7 @@ def ranks(
 
 
 @observe.command()
+@options.on_device
 @options.grouped
 def context(
     out: options.RecordOut,

@@ -79,6 +79,7 @@ class TableOptions:
         )
 
 
+@options.on_device
 @options.grouped
 def reproduce(
     table: Annotated[

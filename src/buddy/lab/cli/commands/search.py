@@ -58,6 +58,7 @@ class PassageOptions(options.CalibrationOptions):
         return rows
 
 
+@options.on_device
 @options.grouped
 def search(
     order: Annotated[Path, typer.Option(help="Record of buddy importance to begin with.")],
