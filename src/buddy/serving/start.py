@@ -21,7 +21,7 @@ def start_engine(
     config: ControlConfig,
     admission: AdmissionConfig,
     *,
-    batch_route: BatchRoute = "shared",
+    batch_route: BatchRoute = "independent",
 ) -> EngineClient:
     """Measure what a step costs, and start a thread that takes requests.
 

@@ -128,10 +128,10 @@ def serve(
     batch_route: Annotated[
         Literal["shared", "independent"],
         typer.Option(
-            help="shared: one ranking for all rows, which reads fewer weights; independent: one "
-            "for each, as in generate."
+            help="independent: a ranking for each row; shared: one for all, which reads fewer "
+            "weights."
         ),
-    ] = "shared",
+    ] = "independent",
     drain_s: Annotated[
         float,
         options.number(Range(0, 3600), help="Seconds that SIGTERM leaves answers to finish."),
