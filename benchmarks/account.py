@@ -57,7 +57,7 @@ def main():
             point = {"mean": mean, "haste": float(haste), "blocks": blocks}
             point |= {"difference": float(apart), "stderr": float(error)}
             points.append(point)
-            print(f"{mean} {haste:>4} {blocks:.2f} blocks {point['difference']:+.4f} ± {error:.4f}")
+            print(f"{mean} {haste:>4} {blocks:.2f} blocks {float(apart):+.4f} ± {float(error):.4f}")
     experiment.save(
         args.out, "ledger-account", {"answers": len(rows), "points": points}, config=args
     )
