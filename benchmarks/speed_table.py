@@ -55,7 +55,7 @@ TOGETHER = (
 
 
 def speed_tables():
-    """By depth: batch 1, batch 8, and batch 1 with a long context."""
+    """Tables by depth: batch 1, batch 8, and batch 1 with a long context."""
     one, eight = shapes("engine.json")
     (long,) = shapes("engine-context-4096.json")
     return table(one, ALONE), table(eight, TOGETHER), table(long, long["cells"])

@@ -43,7 +43,7 @@ def piece(name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def listening(probe: Probe) -> Iterator[None]:
-    """Within it the engine tells this probe what it does."""
+    """Let the engine tell this probe what it does, within the context."""
     token = _LISTENER.set(probe)
     try:
         yield

@@ -88,7 +88,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 @contextmanager
 def fast_adapters(backbone: Backbone) -> Iterator[None]:
-    """Within it the plain LoRA layers of the blocks compute by `adapted_linear`."""
+    """Let the plain LoRA layers of the blocks compute by `adapted_linear`, within the context."""
     layers = [layer for block in backbone.blocks for layer in block.modules() if is_plain(layer)]
     for layer in layers:
         layer.forward = partial(adapted_linear, layer)

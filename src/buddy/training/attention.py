@@ -59,7 +59,7 @@ _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
 @contextmanager
 def packed(packing: Packing) -> Iterator[None]:
-    """Within it queries come as [1, heads, tokens, head]; keys, values and mask as rectangles."""
+    """Say that queries come as [1, heads, tokens, head], and keys, values and mask as rectangles."""
     token = _packing.set(packing)
     try:
         yield
@@ -117,7 +117,7 @@ def is_grouped(backbone: Backbone) -> bool:
 
 @contextmanager
 def fast_attention(backbone: Backbone) -> Iterator[None]:
-    """Within it the backbone attends by `packed_attention`, where that is faster."""
+    """Let the backbone attend by `packed_attention`, where that is faster, within the context."""
     config = backbone.config
     if backbone.device.type != "cpu" or config._attn_implementation != "sdpa":
         yield

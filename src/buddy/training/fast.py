@@ -10,6 +10,6 @@ from buddy.training.attention import fast_attention
 
 @contextmanager
 def fast_passes(backbone: Backbone) -> Iterator[None]:
-    """Within it attention and LoRA layers compute what they always do, by shorter ways."""
+    """Let attention and LoRA layers compute by shorter ways, within the context."""
     with fast_attention(backbone), fast_adapters(backbone):
         yield

@@ -1,4 +1,4 @@
-"""From the bytes of a request to its answers under way: in a thread, one request after another."""
+"""The way from a request's bytes to its answers: in a thread, one request after another."""
 
 import asyncio
 from contextlib import nullcontext

@@ -161,7 +161,7 @@ def fit_router(
 
 
 def _weights(views: Float[Tensor, "parts prompts summary"]) -> Float[Tensor, " views"]:
-    """Of each view of a group; prompts alone weigh as much as the other parts together."""
+    """The weight of each view of a group: prompts alone have as much as all parts together."""
     parts, prompts, _ = views.shape
     by_part = torch.full((parts, 1), 0.5 / max(parts - 1, 1))
     by_part[0] = 0.5

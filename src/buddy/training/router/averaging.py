@@ -35,7 +35,7 @@ class WeightMean:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the mean stands where the weights do."""
+        """Put the mean in the place of the weights, within the context."""
         self._swap()
         try:
             yield

@@ -329,7 +329,7 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         )
 
     def _saved_weights(self) -> AbstractContextManager[None]:
-        """Within it the model has the weights that are evaluated and saved."""
+        """Give the model the weights that are evaluated and saved, within the context."""
         mean = self.trainer.mean
         return nullcontext() if mean is None else mean.in_place()
 
