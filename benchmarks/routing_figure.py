@@ -21,7 +21,7 @@ COLOURS = (SKIPPED, VARIES(0.0), VARIES(1.0), KEPT)
 
 
 def places(record):
-    """Where each kind loses a block: at which of the depths a block goes, deepest first, or that it stays."""
+    """The depth at which each kind loses a block, deepest first, or that the block stays."""
     results, config = record["results"], record["config"]
     depths, blocks = config["depths"], config["num_blocks"]
     rows = {}

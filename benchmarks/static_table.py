@@ -12,10 +12,10 @@ LABELS = {
     "taylor": "Shortened LLaMA, Taylor, no block protected",
     "taylor+": "Shortened LLaMA, Taylor+",
     "shortgpt": "ShortGPT",
-    "cosine": "cosine of the summary",
+    "cosine": "cosine of the summary, the base model's prior",
     "fisher": "Fisher",
     "grad-norm": "gradient norm",
-    "prior": "the base model's prior (cosine)",
+    "prior": "cosine of the summary, the base model's prior",
     "random": "random, another set for every input",
 }
 
@@ -53,7 +53,8 @@ def table(path, task, metric, scale):
     rows = []
     for label, title in LABELS.items():
         row = [cells.get(("full", count)) or cells.get((label, count)) for count in removed]
-        if any((label, count) in cells for count in removed):
+        is_new = title not in [first for first, *_ in rows]
+        if is_new and any((label, count) in cells for count in removed):
             shown = [cell(p["value"] * scale, p["stderr"] * scale) if p else "" for p in row]
             rows.append((title, *shown))
     head = ("removed of 30", *removed)

@@ -59,7 +59,7 @@ _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
 @contextmanager
 def packed(packing: Packing) -> Iterator[None]:
-    """Say that queries come as [1, heads, tokens, head], and keys, values and mask as rectangles."""
+    """Take queries as [1, heads, tokens, head], and keys, values and mask as rectangles."""
     token = _packing.set(packing)
     try:
         yield

@@ -94,7 +94,7 @@ class NativeDecoder:
 
     @property
     def steady_lanes(self) -> int:
-        """The number of lanes it takes; 0 where a lane has other numbers alone, as int8 by tiles."""
+        """The lanes that it takes; 0 where a lane has other numbers alone, as int8 by tiles."""
         return 0 if self._weights.is_in_bytes else self.most_lanes
 
     def takes(self, lanes: Lanes) -> bool:
