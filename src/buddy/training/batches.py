@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -149,6 +149,25 @@ def padded_width(examples: Sequence[Example]) -> int:
     """Columns of the examples side by side."""
     longest = max(example.num_tokens for example in examples)
     return -(-longest // _ROUND) * _ROUND
+
+
+def micro_batches(examples: Sequence[Example], rows: Iterable[int], most: int) -> list[list[int]]:
+    """Rows in their order, in parts that are computed one after the other.
+
+    Args:
+        examples: Of a batch.
+        rows: Places of some of them.
+        most: Tokens of a part as a rectangle, its rows times the longest; 0 = all in one part. A
+            row that has more is a part of its own.
+    """
+    parts, longest = list[list[int]](), 0
+    for row in rows:
+        longest = max(longest, examples[row].num_tokens)
+        if not parts or (most and (len(parts[-1]) + 1) * longest > most):
+            parts.append([])
+            longest = examples[row].num_tokens
+        parts[-1].append(row)
+    return parts
 
 
 def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:

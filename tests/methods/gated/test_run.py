@@ -223,5 +223,7 @@ def test_what_does_not_fit_a_gated_recipe_is_refused():
         dataclasses.replace(recipe("dash", learning_rate=0.0), lora=LoraSettings(rank=0))
     with pytest.raises(RecipeError, match=r"lora\.rank is 0, and the steps beyond"):
         dataclasses.replace(recipe("first", gate_steps=0.5), lora=LoraSettings(rank=0))
+    with pytest.raises(RecipeError, match=r"optim\.micro_batch_tokens: .* leave it out for dash"):
+        dataclasses.replace(recipe("dash"), optim=OptimSettings(micro_batch_tokens=512))
     with pytest.raises(RecipeError, match="keeps no budget"):
         dataclasses.replace(recipe("dash"), log=LogSettings(evaluate_budgets=("0.5",)))

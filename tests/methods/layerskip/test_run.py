@@ -1,5 +1,6 @@
 """LayerSkip's training: what is dropped, where the loss is taken, and that exits get better."""
 
+import dataclasses
 import json
 import math
 
@@ -131,6 +132,19 @@ def test_two_processes_make_the_gradient_of_one():
     for name, parameter in alone.parameters.items():
         whole = parts[0][1][name] + parts[1][1][name]
         assert_close(whole, parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_micro_batches_make_the_gradient_of_the_batch():
+    whole, made = trainer(), trainer()
+    optim = dataclasses.replace(made.recipe.optim, micro_batch_tokens=30)
+    data = dataclasses.replace(made.recipe.data, max_tokens=24)
+    made.recipe = dataclasses.replace(made.recipe, optim=optim, data=data)
+    assert len(list(made._shares(made.order[0]))) > 1
+    rows = made._backward(made.order[0], seed=5, step=0)
+    for row, expected in zip(rows, whole._backward(whole.order[0], seed=5, step=0), strict=True):
+        assert row == (pytest.approx(expected[0], abs=1e-5), *expected[1:])
+    for name, parameter in whole.parameters.items():
+        assert_close(made.parameters[name].grad, parameter.grad, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("curriculum", ["rotational", "gradual"])

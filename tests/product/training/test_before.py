@@ -119,6 +119,16 @@ def test_a_run_has_the_identity_that_it_had(folder, tmp_path, monkeypatch, name)
     assert identity(train(name, tmp_path)) == before[name]
 
 
+def test_a_run_goes_on_in_other_parts_to_the_same_end(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    out = tmp_path / "out"
+    shutil.copytree(BEFORE / "plain", out)
+    resumed = load_file(train("plain", out, "--resume", "--set", "optim.micro_batch_tokens=40"))
+    whole = load_file(train("plain", tmp_path / "whole"))
+    for key, value in whole.items():
+        torch.testing.assert_close(resumed[key], value, atol=1e-4, rtol=1e-3, msg=key)
+
+
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(folder, tmp_path, monkeypatch, name):
     monkeypatch.chdir(folder)

@@ -32,7 +32,7 @@ EXAMPLES = random_examples(24)
 
 def recipe(*, router=None, optim=None, budget=None, lora=None, teacher=None):
     return Recipe(
-        data=DataSettings(train=(Source(path="unused"),)),
+        data=DataSettings(train=(Source(path="unused"),), max_tokens=24),
         router=RouterSettings(**(router or {})),
         optim=OptimSettings(
             **{"learning_rate": 1e-2, "warmup_steps": 1, "steps": 12, "batch_size": 4}
@@ -135,6 +135,44 @@ def test_two_processes_make_the_gradient_of_one(is_taught, tmp_path):
         assert_close(whole, parameter.grad, atol=1e-5, rtol=1e-4)  # other sums
         # B starts at zero, so A has no slope yet.
         assert (whole.abs().max() > 0) == ("lora_A" not in name)
+
+
+@pytest.mark.parametrize("kind", ["mixed depths", "sampled plans", "a teacher"])
+def test_micro_batches_make_the_gradient_of_the_batch(kind, tmp_path):
+    settings = {"router": {"relaxation": "gumbel", "second_route": 0.5, "dense_share": 1.0}}
+    settings["budget"] = BudgetSettings(full_prompts=0.7, mixed_answers=0.5, stretch=2)
+    if kind == "sampled plans":
+        settings = {"router": {"method": "policy-gradient"}}
+    elif kind == "a teacher":
+        tiny_model(seed=5).save_pretrained(tmp_path)
+        settings["teacher"] = {"name": str(tmp_path), "share": 0.5}
+        settings["optim"] = {"prompt_loss": 0.5}
+    found = []
+    for most in (0, 48):
+        optim = {"batch_size": 8, "micro_batch_tokens": most} | settings.get("optim", {})
+        made = trainer(**settings | {"optim": optim})
+        examples = sorted(made.order[0], key=lambda example: -example.num_tokens)
+        shares = list(made._shares(examples))
+        assert (len(shares) > 1) == (most > 0)
+        assert sorted({row for share in shares for row in share.rows}) == list(range(8))
+        for share in shares:
+            assert not most or len(share.rows) * share.batch.lengths.max() <= most
+        rows = made._backward(examples, seed=5, step=0)
+        found.append((rows, {name: p.grad for name, p in made.parameters.items()}))
+    (whole_rows, whole), (rows, parts) = found
+    for row, expected in zip(rows, whole_rows, strict=True):
+        assert row == (pytest.approx(expected[0], abs=1e-5), *expected[1:])
+    for name, gradient in whole.items():
+        assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)  # other sums
+
+
+def test_a_micro_batch_that_does_not_hold_an_example_is_refused():
+    with pytest.raises(RecipeError, match=r"micro_batch_tokens must be at least 24, .* got 23"):
+        recipe(optim={"micro_batch_tokens": 23})
+    sampled = {"method": "policy-gradient", "samples": 3}
+    with pytest.raises(RecipeError, match=r"micro_batch_tokens must be at least 72, .* got 71"):
+        recipe(optim={"micro_batch_tokens": 71}, router=sampled)
+    assert recipe(optim={"micro_batch_tokens": 72}, router=sampled).plans == 3
 
 
 def test_a_step_minimises_what_the_recipe_weighs(tmp_path):

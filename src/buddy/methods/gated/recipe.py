@@ -103,6 +103,11 @@ class GatedRecipe(Recipe):
                 "lora.rank is 0, and the steps beyond gates.gate_steps train adapters: set a rank, "
                 f"or gates.gate_steps to 1, got {self.gates.gate_steps:g}"
             )
+        if self.optim.micro_batch_tokens > 0:
+            raise RecipeError(
+                "optim.micro_batch_tokens: what a gated method adds to the loss is of the whole "
+                f"batch at once: leave it out for {self.method}, or make optim.batch_size smaller"
+            )
         check_rival(
             self,
             self.method,

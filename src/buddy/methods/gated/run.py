@@ -20,7 +20,7 @@ from buddy.training.packing import begin_pass
 from buddy.training.router.evaluate import Evaluation
 from buddy.training.router.model import build_model
 from buddy.training.router.run import TrainingMethod
-from buddy.training.router.trainer import JointTrainer, RowReport
+from buddy.training.router.trainer import JointTrainer, RowReport, Share, row_reports
 
 _BATCH: Final = 16
 
@@ -63,11 +63,12 @@ class GatedTrainer(JointTrainer):
         """Peak learning rate of the gates."""
         return self.recipe.gates.learning_rate
 
-    def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
+    def _backward_of(
+        self, share: Share, examples: list[Example], seed: int, step: int
+    ) -> list[RowReport]:
         model, gates = self.model, self.recipe.gates
         part = model.learned
         assert isinstance(part, GatedPart)
-        share = self._share(examples)
         batch, real = share.batch, ~share.batch.is_pad
         noise = torch.Generator().manual_seed(random.Random(f"{seed}-0").getrandbits(63))
         seen = Pass(
@@ -97,9 +98,7 @@ class GatedTrainer(JointTrainer):
             for row, first in enumerate(prompts)
         ]
         weights = self._weights(examples)
-        return self._exchange(
-            by_row, map(round, depths), plans, [weights[row] for row in share.rows]
-        )
+        return row_reports(by_row, map(round, depths), plans, [weights[row] for row in share.rows])
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from buddy.training.fast import fast_passes
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import PackedRun, begin_pass
 from buddy.training.router.run import TrainingMethod
-from buddy.training.router.trainer import JointTrainer, RowReport
+from buddy.training.router.trainer import JointTrainer, RowReport, Share, row_reports
 
 
 class LayerSkipTrainer(JointTrainer):
@@ -22,10 +22,11 @@ class LayerSkipTrainer(JointTrainer):
 
     recipe: LayerSkipRecipe
 
-    def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
+    def _backward_of(
+        self, share: Share, examples: list[Example], seed: int, step: int
+    ) -> list[RowReport]:
         model, settings = self.model, self.recipe.exits
         num_blocks, backbone = model.num_blocks, model.backbone
-        share = self._share(examples)
         batch, weights = share.batch, share.weights
         rates = drop_rates(settings.dropout, num_blocks)
         plan = DepthPlan.of_lanes([draw_runs(rates, seed, row) for row in share.rows], model.device)
@@ -47,7 +48,7 @@ class LayerSkipTrainer(JointTrainer):
                 loss = loss + exits[block] * by_row * weights
             loss.sum().backward()  # type: ignore[no-untyped-call]
         depths = plan.host.sum(1).tolist()
-        return self._exchange(by_row, depths, plan.executed_sets, weights)
+        return row_reports(by_row, depths, plan.executed_sets, weights)
 
 
 train_layerskip: Final = TrainingMethod(trainer=LayerSkipTrainer).train

@@ -213,6 +213,11 @@ class OptimSettings(RecipeTable):
     """Steps of the run."""
     batch_size: Annotated[int, BATCH_SIZE] = 8
     """Examples a step, over all processes."""
+    micro_batch_tokens: Annotated[int, Range(0, 2**31)] = 0
+    """Tokens that a process computes at once, rows times the longest of them: the gradients of a
+    batch are summed over such parts, and are those of the batch. At least `data.max_tokens`, for
+    each of `router.samples` where plans are sampled; 0 computes all rows at once. A run may go on
+    with another number; sums in another order round otherwise, and dropout draws anew."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
@@ -280,7 +285,18 @@ class Recipe:
     log: LogSettings = field(default_factory=LogSettings)
     """Logs and states."""
 
+    @property
+    def plans(self) -> int:
+        """Plans of each example in a step."""
+        return self.router.samples if self.router.method == "policy-gradient" else 1
+
     def __post_init__(self) -> None:
+        most, row = self.optim.micro_batch_tokens, self.plans * self.data.max_tokens
+        if 0 < most < row:
+            raise RecipeError(
+                f"optim.micro_batch_tokens must be at least {row:,}, the tokens of one example "
+                f"(data.max_tokens times its plans), or 0, got {most:,}"
+            )
         if self.router.method == "policy-gradient":
             for name, share in (
                 ("budget.full_prompts", self.budget.full_prompts),

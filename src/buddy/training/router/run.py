@@ -158,6 +158,7 @@ def _identity(
     """All that the result of a run depends on; how it is logged is not part of it."""
     settings = asdict(recipe)
     settings.pop("log")
+    settings["optim"].pop("micro_batch_tokens")  # how it is computed, not what
     if recipe.teacher.name is None:
         settings.pop("teacher")
     for table, key in _NEWER:

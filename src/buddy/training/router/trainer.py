@@ -6,7 +6,7 @@ route are ours.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from buddy.data.examples import Example
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
-from buddy.training.batches import Batch, BatchOrder, collate
+from buddy.training.batches import Batch, BatchOrder, collate, micro_batches
 from buddy.training.fast import fast_passes
 from buddy.training.losses import Teaching, group_advantages, mean_by_row, weighted_losses
 from buddy.training.router.averaging import WeightMean
@@ -56,7 +56,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one process computes of a step's batch, a row for each plan of each example.
+    """What one process computes at once of a step's batch, a row for each plan of each example.
 
     Attributes:
         rows: The example of each row, by its place in the batch.
@@ -196,9 +196,25 @@ class JointTrainer:
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         """Gradients of this process's rows, summed over all; what each row of all gave."""
-        recipe, model, samples = self.recipe, self.model, self._samples
+        rows = [
+            row
+            for share in self._shares(examples)
+            for row in self._backward_of(share, examples, seed, step)
+        ]
+        self._sum_gradients()
+        return self._gather(rows)
+
+    def _backward_of(
+        self, share: Share, examples: list[Example], seed: int, step: int
+    ) -> list[RowReport]:
+        """Add the gradients of some rows of the batch; what each of them gave.
+
+        Whatever the rows of a batch share is taken from all its `examples`: weights, counts of
+        tokens, draws. The advantage of a sampled plan is among plans of one example, and those are
+        in one share.
+        """
+        recipe, model, samples = self.recipe, self.model, share.samples
         draws = draw_step(recipe, self.budgets, len(examples), seed, step)
-        share = self._share(examples, samples)
         batch, places, weights = share.batch, share.places, share.weights
         budgets = torch.tensor([draws.budgets[row] for row in share.rows], device=model.device)
         depths = token_depths(
@@ -239,29 +255,25 @@ class JointTrainer:
                     by_row, out.log_prob, samples, len(examples)
                 )
             loss.backward()  # type: ignore[no-untyped-call]
-        return self._exchange(by_row, budgets, out.plan.executed_sets, weights)
+        return row_reports(by_row, budgets, out.plan.executed_sets, weights)
 
-    @property
-    def _samples(self) -> int:
-        """Plans of each example."""
-        router = self.recipe.router
-        return router.samples if router.method == "policy-gradient" else 1
-
-    def _share(self, examples: Sequence[Example], samples: int = 1) -> Share:
-        """The rows of this process, each as often as plans are sampled for it."""
-        first, every = self._process
-        rows = [row for row in range(first, len(examples), every) for _ in range(samples)]
+    def _shares(self, examples: Sequence[Example]) -> Iterator[Share]:
+        """The rows of this process in parts, each row as often as plans are sampled for it."""
+        (first, every), samples = self._process, self.recipe.plans
+        most = self.recipe.optim.micro_batch_tokens // samples
         weights = self._weights(examples)
-        return Share(
-            rows=rows,
-            places=[row * samples + number % samples for number, row in enumerate(rows)],
-            examples=[examples[row] for row in rows],
-            samples=samples,
-            batch=collate([examples[row] for row in rows], self.model.device),
-            weights=torch.tensor(
-                [weights[row] / samples for row in rows], device=self.model.device
-            ),
-        )
+        for part in micro_batches(examples, range(first, len(examples), every), most):
+            rows = [row for row in part for _ in range(samples)]
+            yield Share(
+                rows=rows,
+                places=[row * samples + number % samples for number, row in enumerate(rows)],
+                examples=[examples[row] for row in rows],
+                samples=samples,
+                batch=collate([examples[row] for row in rows], self.model.device),
+                weights=torch.tensor(
+                    [weights[row] / samples for row in rows], device=self.model.device
+                ),
+            )
 
     def _weights(self, examples: Sequence[Example]) -> list[float]:
         """The weight of each example's mean loss in the loss of the whole batch."""
@@ -294,24 +306,6 @@ class JointTrainer:
             columns.append(after if chance < wanted and len(example.answer) > 1 else width)
         return torch.tensor(columns, device=share.batch.token_ids.device)
 
-    def _exchange(
-        self,
-        losses: Float[Tensor, " rows"],
-        depths: Iterable[int | Tensor],
-        plans: Iterable[tuple[int, ...]],
-        weights: Iterable[float | Tensor],
-    ) -> list[RowReport]:
-        """Sum the gradients over all processes, and gather what their rows gave."""
-        self._sum_gradients()
-        return self._gather(
-            [
-                (float(loss), int(depth), plan, float(weight))
-                for loss, depth, plan, weight in zip(
-                    losses.detach(), depths, plans, weights, strict=True
-                )
-            ]
-        )
-
     def _sum_gradients(self) -> None:
         if self._process[1] == 1:
             return
@@ -332,6 +326,19 @@ class JointTrainer:
             float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
             for group in self.optimizer.param_groups
         ]
+
+
+def row_reports(
+    losses: Float[Tensor, " rows"],
+    depths: Iterable[int | Tensor],
+    plans: Iterable[tuple[int, ...]],
+    weights: Iterable[float | Tensor],
+) -> list[RowReport]:
+    """What each row gave, as plain numbers."""
+    return [
+        (float(loss), int(depth), plan, float(weight))
+        for loss, depth, plan, weight in zip(losses.detach(), depths, plans, weights, strict=True)
+    ]
 
 
 def policy_gradient_loss(
