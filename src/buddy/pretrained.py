@@ -34,7 +34,7 @@ _PARTS = (
 )
 _CHECKPOINTING = (
     "transformers hides keys and values from what runs between checkpointed blocks; use smaller "
-    "batches"
+    "batches, or buddy train with optim.activation_checkpointing"
 )
 _BATCHING = (
     "transformers would keep a cache of its own; sequences join and leave a Buddy session at any "

@@ -211,7 +211,8 @@ class Backbone:
         if module.training and getattr(module, "gradient_checkpointing", False):
             raise ModelError(
                 "transformers hides keys and values from what runs between checkpointed blocks: "
-                "turn gradient checkpointing off, and use smaller batches"
+                "turn gradient checkpointing off, and use smaller batches or buddy train with "
+                "optim.activation_checkpointing"
             )
         if self.attention == "eager":
             mask = self._additive(mask, hidden)

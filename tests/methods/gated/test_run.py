@@ -210,6 +210,19 @@ def test_a_run_writes_a_checkpoint_that_decides_as_the_trained_model_and_goes_on
     assert 2 <= evaluation["blocks"] <= NUM_BLOCKS
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_checkpointed_blocks_change_no_gradient(method):
+    whole, made = trainer(method), trainer(method)
+    optim = dataclasses.replace(made.recipe.optim, activation_checkpointing=True)
+    made.recipe = dataclasses.replace(made.recipe, optim=optim)
+    expected = whole._backward(whole.order[0], seed=5, step=0)
+    assert made._backward(made.order[0], seed=5, step=0) == expected
+    for name, parameter in whole.parameters.items():
+        assert (found := made.parameters[name].grad) is parameter.grad or torch.equal(
+            found, parameter.grad
+        )
+
+
 def test_what_does_not_fit_a_gated_recipe_is_refused():
     with pytest.raises(RecipeError, match="gate_steps is of first alone"):
         recipe("dash", gate_steps=0.5)

@@ -134,9 +134,11 @@ def test_two_processes_make_the_gradient_of_one():
         assert_close(whole, parameter.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_micro_batches_make_the_gradient_of_the_batch():
+def test_micro_batches_of_checkpointed_blocks_make_the_gradient_of_the_batch():
     whole, made = trainer(), trainer()
-    optim = dataclasses.replace(made.recipe.optim, micro_batch_tokens=30)
+    optim = dataclasses.replace(
+        made.recipe.optim, micro_batch_tokens=30, activation_checkpointing=True
+    )
     data = dataclasses.replace(made.recipe.data, max_tokens=24)
     made.recipe = dataclasses.replace(made.recipe, optim=optim, data=data)
     assert len(list(made._shares(made.order[0]))) > 1

@@ -1,5 +1,7 @@
 """Keys and values of a pass that leaves none behind: what training attends to."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -8,7 +10,10 @@ from torch import Tensor
 
 from buddy.depth.plan import LaneSet
 from buddy.engine.state.lanes import Frame, Lanes
-from buddy.engine.state.view import BlockKV, Projector, lane_index
+from buddy.engine.state.view import BlockKV, BlockView, Projector, lane_index
+
+_Passing = tuple[NDArray[np.int64], Tensor]
+"""Lanes that skip a block, and the residual of all."""
 
 
 class PassingKV(BlockKV):
@@ -26,7 +31,12 @@ class PassingKV(BlockKV):
     def __init__(self, project: Projector, lanes: Lanes, *, hides: bool = False) -> None:
         self._project, self._lanes, self._hides = project, lanes, hides
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
-        self._passing: tuple[NDArray[np.int64], Tensor] | None = None
+        self._passing: _Passing | None = None
+
+    def view(self, block: int, frame: Frame) -> BlockView:
+        """What attention attends to, the same however often: a block may be computed again."""
+        passing, self._passing = self._passing, None
+        return BlockView(partial(self._merged, block, frame, passing))
 
     def visible(self, block: int, frame: Frame) -> Bool[Tensor, "rows 1 tokens slots"] | None:
         """Slots of tokens that run the block, under `mask`; None where there are no others."""
@@ -41,7 +51,7 @@ class PassingKV(BlockKV):
     def context(
         self, block: int, lanes: Lanes
     ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
-        """Keys and values of a block that every lane ran, by sequence."""
+        """Keys and values of a block that every lane ran, by sequence; of the last that ran."""
         keys, values = self._seen[block]
         return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
 
@@ -63,8 +73,12 @@ class PassingKV(BlockKV):
         self, block: int, frame: Frame, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The frame's keys and values, and those of its sequences' lanes that skip the block."""
-        self._seen[block] = (keys, values)
-        passing, self._passing = self._passing, None
+        return self.view(block, frame).write(keys, values)
+
+    def _merged(
+        self, block: int, frame: Frame, passing: _Passing | None, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self._seen = {block: (keys, values)}  # those of all blocks would fill the memory
         if passing is None:
             return keys, values
         lanes, (chosen, hidden) = self._lanes, passing

@@ -106,7 +106,8 @@ class GatedRecipe(Recipe):
         if self.optim.micro_batch_tokens > 0:
             raise RecipeError(
                 "optim.micro_batch_tokens: what a gated method adds to the loss is of the whole "
-                f"batch at once: leave it out for {self.method}, or make optim.batch_size smaller"
+                f"batch at once: leave it out for {self.method}, and set "
+                "optim.activation_checkpointing or a smaller optim.batch_size"
             )
         check_rival(
             self,

@@ -13,7 +13,6 @@ from buddy.methods.gated.passing import GatedRun, kept_by_row, last_hidden
 from buddy.methods.gated.recipe import GatedRecipe, GateSettings, gates_of
 from buddy.model import BuddyForCausalLM
 from buddy.training.batches import collate, padded_width
-from buddy.training.fast import fast_passes
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import begin_pass
@@ -81,7 +80,7 @@ class GatedTrainer(JointTrainer):
             process=self._process,
             reduce=self._reduce,
         )
-        with fast_passes(model.backbone):
+        with self._passes():
             run = begin_pass(GatedRun, model.backbone, batch, part=part, seen=seen)
             hidden = last_hidden(run, model.num_blocks)
             losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)

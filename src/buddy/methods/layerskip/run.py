@@ -6,7 +6,6 @@ from buddy.data.examples import Example
 from buddy.depth.plan import DepthPlan
 from buddy.methods.layerskip.layer_dropout import draw_runs, drop_rates, exit_weights
 from buddy.methods.layerskip.recipe import LayerSkipRecipe
-from buddy.training.fast import fast_passes
 from buddy.training.losses import answer_losses, mean_by_row
 from buddy.training.packing import PackedRun, begin_pass
 from buddy.training.router.run import TrainingMethod
@@ -34,7 +33,7 @@ class LayerSkipTrainer(JointTrainer):
             settings.curriculum, settings.period, settings.scale, num_blocks, step, self.steps
         )
         loss = by_row = weights.new_zeros(len(share.rows))
-        with fast_passes(backbone):
+        with self._passes():
             run = begin_pass(PackedRun, backbone, batch)
             by_lane = plan.repeat(run.lanes.counts)
             for block in range(num_blocks):

@@ -218,6 +218,10 @@ class OptimSettings(RecipeTable):
     batch are summed over such parts, and are those of the batch. At least `data.max_tokens`, for
     each of `router.samples` where plans are sampled; 0 computes all rows at once. A run may go on
     with another number; sums in another order round otherwise, and dropout draws anew."""
+    activation_checkpointing: bool = False
+    """Of what the backward pass needs, each block keeps its input alone and computes the rest
+    again: far less memory, and about a third more time. Changes no number, so that a run may go on
+    with the other."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0

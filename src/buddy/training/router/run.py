@@ -45,6 +45,8 @@ _COLLAPSE = (
 
 _OPEN = ("steps", "epochs", "decay_steps")
 """Settings that may change under a constant rate, until it falls."""
+_HOW = ("micro_batch_tokens", "activation_checkpointing")
+"""Settings that say how a step is computed, and not what."""
 _NEWER = (("optim", "average"), ("optim", "prompt_loss"), ("budget", "curriculum_steps"))
 """Settings that states of older versions do not have; 0 is what was done before."""
 
@@ -158,7 +160,8 @@ def _identity(
     """All that the result of a run depends on; how it is logged is not part of it."""
     settings = asdict(recipe)
     settings.pop("log")
-    settings["optim"].pop("micro_batch_tokens")  # how it is computed, not what
+    for name in _HOW:
+        settings["optim"].pop(name)
     if recipe.teacher.name is None:
         settings.pop("teacher")
     for table, key in _NEWER:

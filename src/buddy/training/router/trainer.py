@@ -7,6 +7,7 @@ route are ours.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,7 +231,7 @@ class JointTrainer:
             seed=seed,
         )
         teaching = self._teaching(share, spots)
-        with fast_passes(model.backbone):
+        with self._passes():
             out = straight_through_pass(
                 model.backbone,
                 model.scoring_policy,
@@ -256,6 +257,11 @@ class JointTrainer:
                 )
             loss.backward()  # type: ignore[no-untyped-call]
         return row_reports(by_row, budgets, out.plan.executed_sets, weights)
+
+    def _passes(self) -> AbstractContextManager[None]:
+        """Compute a pass and its backward pass as the recipe says, within the context."""
+        checkpointing = self.recipe.optim.activation_checkpointing
+        return fast_passes(self.model.backbone, checkpointing=checkpointing)
 
     def _shares(self, examples: Sequence[Example]) -> Iterator[Share]:
         """The rows of this process in parts, each row as often as plans are sampled for it."""
