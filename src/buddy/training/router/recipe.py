@@ -220,8 +220,8 @@ class OptimSettings(RecipeTable):
     with another number; sums in another order round otherwise, and dropout draws anew."""
     activation_checkpointing: bool = False
     """Of what the backward pass needs, each block keeps its input alone and computes the rest
-    again: far less memory, and about a third more time. Changes no number, so that a run may go on
-    with the other."""
+    again: less than half the memory, and up to half as much time again. Changes no number, so that
+    a run may go on with the other."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
