@@ -1,9 +1,14 @@
 """A pretend CUDA device: tensors that say they are there, and refuse to meet those of the CPU.
 
 They are tensors of the CPU, marked in Python, so no driver and no compiler is needed. What two
-devices would refuse raises `MixedDevices`; times, streams and memory are not pretended.
+devices would refuse raises `MixedDevices`; times, streams and memory are not pretended. Where the
+host would wait for the device is counted, by place in the code.
 """
 
+import sys
+from collections import Counter
+
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -15,6 +20,13 @@ _TAKE_INDICES = {
     *(torch.Tensor.index_put, torch.Tensor.index_put_, torch.Tensor.type_as),
 }
 """Indices may be of the CPU; and what is set may be, as it is copied."""
+_READS = {
+    *("item", "tolist", "cpu", "nonzero", "masked_select", "multinomial", "equal", "unique"),
+    *("bincount", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
+}
+"""The host needs what the device has; `multinomial` checks its weights on the host."""
+_MAKE = {torch.tensor, torch.as_tensor}
+"""What they make on the host is copied, and the copy is waited for."""
 
 
 class MixedDevices(RuntimeError):
@@ -30,9 +42,19 @@ class OnDevice(torch.Tensor):
 
 
 class PretendDevice(TorchFunctionMode):
-    """Within, what names the device makes tensors on it."""
+    """Within, what names the device makes tensors on it.
+
+    Attributes:
+        waits: How often the host would have waited, by line of the product and name of the call.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waits = Counter()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if _waits(function, args, kwargs or {}):
+            self.waits[f"{_place()} {function.__name__}"] += 1
         return _run(function, args, kwargs or {})
 
 
@@ -53,6 +75,45 @@ def _marked(tensor):
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     marked = tensor.detach().as_subclass(OnDevice)
     return torch.nn.Parameter(marked, tensor.requires_grad) if is_parameter else marked
+
+
+def _waits(function, args, kwargs):
+    """Whether CUDA would keep the host until the device has done all that it was asked to."""
+    name, is_there = getattr(function, "__name__", ""), [isinstance(a, OnDevice) for a in args]
+    if name in _READS:
+        return any(is_there)
+    if function in _MAKE or function is torch.Tensor.to:
+        named = _named_device(function, args, kwargs)[0]
+        if function is torch.Tensor.to and is_there[0]:
+            return named == "cpu"
+        return named == "cuda" and not kwargs.get("non_blocking")
+    if function is torch.Tensor.copy_ and is_there[0] != is_there[1]:
+        return is_there[1] or not kwargs.get("non_blocking")
+    if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and is_there[0]:
+        indices = args[1] if isinstance(args[1], tuple) else args[1:2]
+        return any(map(_is_copied, args[2:])) or any(map(_is_awaited, indices))
+    return False
+
+
+def _is_awaited(index):
+    """Lists and tensors of the host are copied first; the size of a mask's choice is read."""
+    if isinstance(index, torch.Tensor):
+        return not isinstance(index, OnDevice) or index.dtype == torch.bool
+    return isinstance(index, list | np.ndarray)
+
+
+def _is_copied(value):
+    return isinstance(value, torch.Tensor) and not isinstance(value, OnDevice)
+
+
+def _place():
+    """The innermost line of the product."""
+    frame = sys._getframe(2)
+    while frame is not None and "/src/buddy/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return "?"
+    return f"{frame.f_code.co_filename.partition('/src/')[2]}:{frame.f_lineno}"
 
 
 def _run(function, args, kwargs):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,14 @@ LaneSet = NDArray[np.int64] | None
 """Lanes by number, ascending; None stands for all of them."""
 
 NO_LANES: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values of the host on a device; the host waits neither for the copy nor for what is queued.
+
+    CUDA has read memory that is not pinned when the call returns.
+    """
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 class BlockLanes(NamedTuple):
@@ -58,7 +66,7 @@ class DepthPlan:
     @cached_property
     def mask(self) -> Bool[Tensor, "lanes blocks"]:
         """True = run, on the device."""
-        return torch.from_numpy(self.host).to(self.device)
+        return on_device(self.host, self.device)
 
     @cached_property
     def host(self) -> NDArray[np.bool_]:

@@ -91,7 +91,7 @@ class TensorState:
     def select_rows(self, rows: Int[Tensor, " chosen"]) -> "TensorState":
         """The state of the rows named, in that order."""
         tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-        return type(self)(*(tensor[rows.to(tensor.device)] for tensor in tensors))
+        return type(self)(*(part[rows.to(part.device, non_blocking=True)] for part in tensors))
 
 
 def join_states(states: Sequence[RouteState]) -> RouteState:

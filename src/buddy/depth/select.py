@@ -26,7 +26,7 @@ def select_blocks(
         pinned: Blocks that always run: the first feeds the router, the last the head.
 
     Returns:
-        Plan with a lane for each row, `blocks[row]` True in each.
+        Plan with a lane for each row, `blocks[row]` True in each; on the device of `blocks`.
 
     Raises:
         BudgetError: A budget is smaller than the number of pinned blocks, or too large.
@@ -51,4 +51,4 @@ def select_blocks(
         ranked = sorted(free, key=row.__getitem__, reverse=True)
         chosen = {*always, *ranked[: keep - len(always)]}
         lanes.append([block in chosen for block in range(num_blocks)])
-    return DepthPlan.of_lanes(lanes, scores.device)
+    return DepthPlan.of_lanes(lanes, blocks.device)

@@ -190,7 +190,9 @@ def make_steering(
     if isinstance(policy, OnlinePolicy):
         return OnlineSteering(policy, sequences, router_sees)
     if prompts is None:
-        return BudgetedSteering(policy, sequences, budgets, batch_route, routed_alone)
+        return BudgetedSteering(
+            policy, sequences, budgets, batch_route, routed_alone, sees_all=router_sees is None
+        )
     others = [place for place, prompt in enumerate(prompts) if prompt is None]
     inner = BudgetedSteering(
         policy,
@@ -198,6 +200,7 @@ def make_steering(
         [budgets[place] for place in others],
         batch_route,
         [at for at, place in enumerate(others) if place in routed_alone],
+        sees_all=router_sees is None,
     )
     return PlannedPromptSteering(inner, prompts)
 

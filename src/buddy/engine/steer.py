@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.depth.plan import DepthPlan
+from buddy.depth.plan import DepthPlan, on_device
 from buddy.depth.policy import DepthPolicy, NewTokens, Observation, OnlinePolicy
 from buddy.depth.select import select_blocks
 from buddy.depth.share import share_ranking
@@ -178,8 +178,8 @@ class OnlineSteering(Steering):
         if sees is None:
             sees = torch.ones(lanes.num, dtype=torch.bool, device=lanes.device)
         return NewTokens(
-            sequence=torch.from_numpy(lanes.sequence).to(lanes.device),
-            position=torch.from_numpy(lanes.slot.astype(np.int64)).to(lanes.device),
+            sequence=on_device(lanes.sequence, lanes.device),
+            position=on_device(lanes.slot.astype(np.int64), lanes.device),
             router_sees=sees,
             last_runs=[
                 known.block_mask if known and known.steps else None for known in self._sequences
@@ -198,6 +198,7 @@ class BudgetedSteering(Steering):
         batch_route: Whose scores rank the blocks.
         routed_alone: Places of sequences that rank by their own scores even so, and have no say in
             the ranking of the others.
+        sees_all: Whether the policy may see every new token.
     """
 
     def __init__(
@@ -207,7 +208,10 @@ class BudgetedSteering(Steering):
         budgets: Sequence[tuple[int, ...]],
         batch_route: BatchRoute = "independent",
         routed_alone: Collection[int] = (),
+        *,
+        sees_all: bool = False,
     ) -> None:
+        self._sees_all = sees_all
         self._policy, self._sequences, self._budgets = policy, sequences, budgets
         is_shared = batch_route == "shared"
         together = (
@@ -267,23 +271,27 @@ class BudgetedSteering(Steering):
         return known.block_mask
 
     def _new_plan(self, lanes: Lanes, seen: Observation) -> DepthPlan:
-        """Spend each lane's budget on its sequence's scores; a full budget needs no scores."""
+        """Spend each lane's budget on its sequence's scores; a full budget needs no scores.
+
+        Scores come to the host, which carries the plan out; a GPU is waited for once, if at all.
+        """
         policy, budgets = self._policy, self._budgets
         depths = [set(each) for each in budgets]
         if all(each == {policy.num_blocks} for each in depths):
             return DepthPlan.full(lanes.num, policy.num_blocks, lanes.device)
         state = gather_routes(self.routes)
-        blocks = torch.tensor([max(each) for each in depths], device=lanes.device)
-        scores = policy.scores(state, blocks)
+        blocks = torch.tensor([max(each) for each in depths])
+        scores = policy.scores(state, blocks.to(lanes.device, non_blocking=True)).cpu()
         together = self._together
         if together and len(together) == len(blocks):
-            scores = share_ranking(scores, policy.pinned, seen.router_sees.any(1))
+            scores = share_ranking(scores, policy.pinned, self._asked(seen))
         elif together:
-            asked = seen.router_sees[together].any(1)
+            asked = self._asked(seen)[together]
             scores = scores.float().clone()
             scores[together] = share_ranking(scores[together], policy.pinned, asked)
         if all(len(each) == 1 for each in depths):
-            return select_blocks(scores, blocks, pinned=policy.pinned).repeat(lanes.counts)
+            plan = select_blocks(scores, blocks, pinned=policy.pinned)
+            return DepthPlan.of_lanes(plan.host, lanes.device).repeat(lanes.counts)
         # Tokens of one sequence have budgets of their own: each pair of the two is planned once.
         by_lane = [
             each * count if len(each) == 1 else each
@@ -292,12 +300,20 @@ class BudgetedSteering(Steering):
         pairs, place = np.unique(
             np.stack([lanes.sequence, np.concatenate(by_lane)], 1), axis=0, return_inverse=True
         )
-        rows, blocks = torch.from_numpy(pairs.T).to(lanes.device)
-        shared = scores[rows]
-        scores = policy.scores(state.select_rows(rows), blocks).to(shared.dtype, copy=True)
-        is_shared = torch.isin(rows, torch.tensor(together, device=lanes.device, dtype=rows.dtype))
+        rows, blocks = torch.from_numpy(pairs.T)
+        shared, there = scores[rows], on_device(pairs.T, lanes.device)
+        scores = policy.scores(state.select_rows(there[0]), there[1]).cpu()
+        scores = scores.to(shared.dtype, copy=True)
+        is_shared = torch.isin(rows, torch.tensor(together, dtype=rows.dtype))
         scores[is_shared] = shared[is_shared]
-        return select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
+        plan = select_blocks(scores, blocks, pinned=policy.pinned).select(place.ravel())
+        return DepthPlan.of_lanes(plan.host, lanes.device)
+
+    def _asked(self, seen: Observation) -> Bool[Tensor, " sequences"]:
+        """Sequences of which the policy sees something new; on the host."""
+        if self._sees_all:
+            return torch.ones(len(seen.router_sees), dtype=torch.bool)
+        return seen.router_sees.any(1).cpu()
 
 
 class PlannedPromptSteering(Steering):

@@ -6,9 +6,11 @@ go through transformers' own loop, which is the reference.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -19,12 +21,13 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
+from buddy.depth.plan import on_device
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.step import Step, logits_of
-from buddy.generation.next_token import next_token, process
+from buddy.generation.next_token import FiniteLogits, next_token, process, written
 
 
 class Stop:
@@ -49,18 +52,18 @@ class Stop:
         ]
 
     def __call__(
-        self, ids: Int[Tensor, "batch columns"], logits: Tensor
-    ) -> Bool[Tensor, " batch"] | None:
-        """The rows that end with the newest column; None where none does."""
+        self, ids: Int[Tensor, "batch columns"], newest: Sequence[int], logits: Tensor
+    ) -> set[int]:
+        """The rows that end with the newest column, which the host has too."""
         if self.columns and ids.shape[1] >= self.columns:
-            return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-        ended = [token in self._ends for token in ids[:, -1].tolist()]
-        if not self._others and not any(ended):
-            return None
-        done = torch.tensor(ended, device=ids.device)
-        for other in self._others:
-            done = done | other(ids, logits)
-        return done if bool(done.any()) else None
+            return set(range(len(ids)))
+        ended = {row for row, token in enumerate(newest) if token in self._ends}
+        if self._others:
+            done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+            for other in self._others:
+                done = done | other(ids, logits)
+            ended.update(done.nonzero()[:, 0].tolist())
+        return ended
 
 
 class Text:
@@ -90,17 +93,20 @@ class Text:
         end = self.stop.columns
         return end - self._columns if end else sys.maxsize
 
-    def add(
-        self, token: Int[Tensor, " batch"], scores: Float[Tensor, "batch vocab"]
-    ) -> Bool[Tensor, " batch"] | None:
-        """Append a column; the rows that end with it, None where none does."""
+    def add(self, token: Int[Tensor, " batch"], scores: Float[Tensor, "batch vocab"]) -> set[int]:
+        """Append a column; the rows that end with it.
+
+        Raises:
+            ModelError: There is no token for a row, as its logits are not finite.
+        """
+        newest = written(token, self._columns)
         if self._columns == self._buffer.shape[1]:
             self._buffer = torch.nn.functional.pad(self._buffer, (0, self._columns))
         self._buffer[:, self._columns] = token
         self._columns += 1
         if self._streamer is not None:
-            self._streamer.put(token.cpu())
-        return self.stop(self.ids, scores)
+            self._streamer.put(torch.tensor(newest))
+        return self.stop(self.ids, newest, scores)
 
     def end(self) -> Int[Tensor, "batch columns"]:
         """All columns, now that there are no more to come."""
@@ -122,8 +128,12 @@ def decode_loop(
     """Prefill, then a token at a time."""
     session, trace = inputs["cache"], inputs["trace"]
     text = Text(input_ids, stopping_criteria, streamer)
-    batch, pads = len(input_ids), text.stop.pads
+    batch, pads, device = len(input_ids), text.stop.pads, input_ids.device
+    if device.type != "cpu":  # `Text` refuses what is not finite when it has the tokens
+        rules = logits_processor
+        logits_processor = [rule for rule in rules if not isinstance(rule, FiniteLogits)]
     open_rows, ended_rows = list(range(batch)), set[int]()
+    is_ended = torch.zeros(batch, dtype=torch.bool, device=device)
     logits = prefill_step(model, input_ids, inputs)
     ids_of_rows = list(session.sequences)
     executor, policy = model.executor.fast_path(), model.inference_policy()
@@ -131,36 +141,33 @@ def decode_loop(
         scores = process(logits_processor, text.ids, logits)
         token = next_token(scores, generation_config.do_sample)
         if pads and ended_rows:
-            token[list(ended_rows)] = generation_config._pad_token_tensor.to(token.device)
-        ended = text.add(token, scores)
-        if ended is not None:
-            ended_rows |= set(ended.nonzero()[:, 0].tolist())
+            token = torch.where(is_ended, generation_config._pad_token_tensor.to(device), token)
+        ended = text.add(token, scores) - ended_rows
+        if ended:
+            ended_rows |= ended
             if len(ended_rows) == batch:
                 return text.end()
+            is_ended = on_device(np.isin(np.arange(batch), list(ended_rows)), device)
         fed_rows = open_rows
-        if ended is not None and pads:
+        if ended and pads:
             open_rows = [row for row in open_rows if row not in ended_rows]
             # A caller who goes on from the session takes a row's last token for fed.
             fed_rows = fed_rows if session._is_user_defined else open_rows
         started_s = 0.0 if trace is None else trace.clock()
         is_whole = len(fed_rows) == batch
+        at = None if is_whole else on_device(np.array(fed_rows), device)
         alone = [ids_of_rows[row] for row in fed_rows if row in ended_rows] if pads else ()
         step = Step(
             sequence_ids=ids_of_rows if is_whole else [ids_of_rows[row] for row in fed_rows],
-            feed=Feed(
-                token_ids=token if is_whole else token[fed_rows], counts=(1,) * len(fed_rows)
-            ),
+            feed=Feed(token_ids=token if at is None else token[at], counts=(1,) * len(fed_rows)),
             batch_route=inputs["batch_route"],
             routed_alone=alone,
             columns=1,
         )
         out = run_step(model.backbone, policy, session, step, executor=executor)
         last = logits_of(model.backbone, out, executor)
-        if is_whole:
-            logits = last.float()
-        else:  # a row that has ended is fed no more, and keeps its last logits
-            at = torch.tensor(fed_rows, device=logits.device)
-            logits = logits.index_copy(0, at, last.float())
+        # A row that has ended is fed no more, and keeps its last logits.
+        logits = last.float() if at is None else logits.index_copy(0, at, last.float())
         if trace is not None:
             trace.record(out, started_s, tokens=1, rows=fed_rows, batch=batch)
 

@@ -127,7 +127,7 @@ class _DraftedText(Text):
         count = 0
         for token, scores in chosen:
             count += 1
-            if self.add(token, scores) is not None:
+            if self.add(token, scores):
                 self.is_ended = True
                 break
         return count

@@ -92,8 +92,8 @@ class StaticPolicy(DepthPolicy):
         return cls(order, resources.num_blocks)
 
     def scores(self, state: BatchSize, blocks: RowBudgets) -> BlockScores:
-        """Place in the removal order: the later, the higher."""
-        return self._scores.to(state.device).expand(state.rows, -1)
+        """Place in the removal order: the later, the higher; on the host, where a plan is made."""
+        return self._scores.expand(state.rows, -1)
 
     def describe(self) -> str:
         """A few words for a summary line."""

@@ -13,7 +13,6 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +26,7 @@ from buddy.engine.probe import BLOCKS, HEAD, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.state.skipped import NOBODY
-from buddy.engine.state.view import BlockView
+from buddy.engine.state.view import BlockView, lane_index
 from buddy.errors import ModelError
 
 Replay = Callable[[], None]
@@ -234,13 +233,13 @@ class GraphRun(LaneRun):
     def __init__(self, arena: Arena, session: Session, lanes: Lanes, feed: Feed) -> None:
         super().__init__(lanes, session.kv, feed.token_ids, feed.router_sees)
         self._arena = arena
-        self._rows = torch.from_numpy(lanes.row.astype(np.int64)).to(lanes.device)
+        self._rows = lane_index(lanes.row, lanes.device)
         is_whole = lanes.rows == tuple(range(len(arena.tokens)))
         if not is_whole:  # a row that takes no part reads and keeps its last slot
             arena.tokens.zero_()
             arena.slot.zero_()
         arena.tokens.index_copy_(0, self._rows, feed.token_ids[:, None].to(arena.tokens.dtype))
-        slot = torch.from_numpy(lanes.slot.astype(np.int64))[:, None].to(lanes.device)
+        slot = lane_index(lanes.slot, lanes.device)[:, None]
         arena.slot.index_copy_(0, self._rows, slot)
         arena.begin()
 

@@ -119,7 +119,7 @@ class BlockKVCache(BlockKV):
         def of_pass(buffer: Tensor | None) -> Tensor:
             assert buffer is not None
             if not frame.is_run:
-                rows = torch.tensor(lanes.rows, device=self.device)[:, None]
+                rows = lane_index(np.array(lanes.rows), self.device)[:, None]
                 return buffer[rows, :, frame.positions].flatten(2)
             first = int(frame.slots[0, 0])
             return buffer[frame.rows, :, first : frame.stop].transpose(1, 2).flatten(2)
@@ -144,7 +144,9 @@ class BlockKVCache(BlockKV):
             places.fill(NOBODY)  # they were renamed
         new = which[places[which] == NOBODY]
         if len(new):
-            places[new] = self.skipped.store(hidden if len(new) == lanes.num else hidden[new])
+            is_all = len(new) == lanes.num
+            residuals = hidden if is_all else hidden[lane_index(new, self.device)]
+            places[new] = self.skipped.store(residuals)
         self.skipped.arena.waiting[block, rows, slots] = places[which]
         if self.kv_policy == "project":
             self._fill(block, *_stops(rows, slots))
@@ -261,7 +263,7 @@ class BlockKVCache(BlockKV):
             return buffers[0][rows].narrow(2, 0, stop), buffers[1][rows].narrow(2, 0, stop)
         with piece(GATHER_SCATTER):
             row, column = frame.real
-            at = torch.tensor(frame.row_numbers, device=self.device)[row]
+            at = lane_index(np.array(frame.row_numbers), self.device)[row]
             slots = frame.positions[row, column]
             for buffer, new in zip(buffers, (keys, values), strict=True):
                 buffer[at, :, slots] = new[row, :, column].to(self.dtype)
@@ -269,7 +271,7 @@ class BlockKVCache(BlockKV):
 
     def select_rows(self, rows: NDArray[np.int64]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""
-        index = torch.from_numpy(rows).to(self.device)
+        index = lane_index(rows, self.device)
         chosen = [
             [None if buffer is None else buffer[index] for buffer in buffers]
             for buffers in self.buffers()

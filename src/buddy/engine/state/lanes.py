@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.depth.plan import LaneSet
+from buddy.depth.plan import LaneSet, on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +129,10 @@ class Frame:
         self.rows: slice | Tensor = (
             slice(rows[0], rows[0] + len(rows))
             if is_range
-            else torch.tensor(rows, device=lanes.device)
+            else on_device(np.array(rows), lanes.device)
         )
         self.pads: Bool[Tensor, "sequences tokens"] | None = (
-            torch.from_numpy(~self._real).to(lanes.device) if is_ragged else None
+            on_device(~self._real, lanes.device) if is_ragged else None
         )
         self.is_level = not is_ragged and bool((self.slots == self.slots[0]).all())
         """Every sequence has the same slots."""
@@ -144,18 +144,18 @@ class Frame:
     @cached_property
     def index(self) -> Int[Tensor, " places"]:
         """The lane of each place."""
-        return torch.from_numpy(self._place.ravel()).to(self.device)
+        return on_device(self._place.ravel(), self.device)
 
     @cached_property
     def positions(self) -> Int[Tensor, "sequences tokens"]:
         """The position of each place."""
-        return torch.from_numpy(self.slots.astype(np.int64)).to(self.device)
+        return on_device(self.slots.astype(np.int64), self.device)
 
     @cached_property
     def real(self) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
         """Row and column in the rectangle of each lane that is in it."""
         row, column = self._real.nonzero()
-        return torch.from_numpy(row).to(self.device), torch.from_numpy(column).to(self.device)
+        return on_device(row, self.device), on_device(column, self.device)
 
     def spread(self, values: Shaped[Tensor, "lanes ..."]) -> Shaped[Tensor, "rows tokens ..."]:
         """Values of all lanes as values of the places, [sequences, tokens, ...]."""
@@ -171,7 +171,7 @@ class Frame:
         flat = made.flatten(0, 1) if self.pads is None else made[self.real]
         if self.chosen is None:
             return flat
-        return into.index_copy(0, torch.from_numpy(self.chosen).to(self.device), flat)
+        return into.index_copy(0, on_device(self.chosen, self.device), flat)
 
     def mask(self, window: int | None) -> Bool[Tensor, "sequences 1 tokens slots"] | None:
         """Who sees which slots, for a block with this sliding window.

@@ -14,6 +14,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.depth.plan import on_device
+
 _FIRST_PLACES: Final = 64
 NOBODY: Final = -1
 
@@ -120,7 +122,7 @@ class SkippedResiduals:
         elif 4 * needed < size > _FIRST_PLACES:  # a long prompt has gone: give its room back
             size = max(_FIRST_PLACES, 2 * needed)
         stored = arena.stored.new_empty(size, arena.stored.shape[1])
-        stored[: len(wanted)] = arena.stored[torch.from_numpy(wanted).to(stored.device)]
+        stored[: len(wanted)] = arena.stored[on_device(wanted, stored.device)]
         self.arena = Arena(stored, waiting, arena.filled, len(wanted))
 
     def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
@@ -152,7 +154,7 @@ class SkippedResiduals:
         if len(index) == 0:
             return None
         assert arena.stored is not None
-        which = torch.from_numpy(place[index, slot].astype(np.int64)).to(arena.stored.device)
+        which = on_device(place[index, slot].astype(np.int64), arena.stored.device)
         return Holes(rows[index], slot + low, arena.stored[which])
 
     def close(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.depth.plan import LaneSet
+from buddy.depth.plan import LaneSet, on_device
 from buddy.engine.state.lanes import Frame, Lanes
 
 Projector = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -85,4 +85,4 @@ class BlockKV(ABC):
 
 def lane_index(values: NDArray[np.integer], device: torch.device) -> Tensor:
     """Numbers of lanes, rows or slots, as tensors are indexed by them."""
-    return torch.from_numpy(values.astype(np.int64)).to(device)
+    return on_device(values.astype(np.int64), device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.budget.source import ConstantBudget
+from buddy.depth.plan import on_device
 from buddy.depth.policy import Policy
 from buddy.engine.executors.protocol import Executor
 from buddy.engine.feed import Feed
@@ -207,7 +208,7 @@ class PassRunner:
         return Step(
             sequence_ids=sequence_ids,
             feed=Feed(
-                token_ids=torch.tensor(tokens, device=self._backbone.device),
+                token_ids=on_device(np.array(tokens, np.int64), self._backbone.device),
                 counts=members.counts,
                 prompts=are_prompts if members.parts else None,
             ),
@@ -224,7 +225,7 @@ class PassRunner:
     def logits(self, out: StepOutput, lanes: NDArray[np.int64]) -> Float[Tensor, "rows vocab"]:
         """Logits of these lanes alone."""
         is_all = len(lanes) == out.lanes.num
-        which = slice(None) if is_all else torch.from_numpy(lanes).to(out.hidden.device)
+        which = slice(None) if is_all else on_device(lanes, out.hidden.device)
         if out.logits is not None:
             return out.logits[which]
         return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
