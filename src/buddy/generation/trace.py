@@ -1,6 +1,5 @@
 """DepthTrace: which blocks ran for each token of a generation, and how long it took."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
+from buddy.engine.clock import done_s
 from buddy.engine.step import StepOutput
 from buddy.errors import PolicyError
 
@@ -77,14 +77,14 @@ class DepthTrace:
 
     Attributes:
         num_blocks: Of the model.
-        clock: Tells when a step begins and ends.
+        clock: Tells when a step begins and ends; by default a GPU is waited for.
         finish_reasons: Of each sequence, once `generate` is through.
         context: Tokens that a sequence may have; 0 until then.
         steps: All of them, in the order of time.
     """
 
     num_blocks: int = 0
-    clock: Callable[[], Any] = time.perf_counter
+    clock: Callable[[], Any] = done_s
     finish_reasons: tuple[FinishReason, ...] = ()
     context: int = 0
     steps: list[TracedStep] = field(default_factory=list)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
+from buddy.engine.clock import HostClock
 from buddy.engine.probe import piece
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.speed.breakdown import profiled
-from buddy.lab.evaluation.speed.clock import HostClock
 from buddy.lab.evaluation.speed.speed import SpeedConfig, profile_once, subjects_of
 from tests.tiny import random_ids, random_router, tiny_model
 

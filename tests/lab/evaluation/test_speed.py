@@ -8,11 +8,11 @@ import torch
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.backbone import Backbone
+from buddy.engine.clock import HostClock
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.speed.breakdown import PIECES, profiled
-from buddy.lab.evaluation.speed.clock import HostClock
 from buddy.lab.evaluation.speed.speed import (
     SpeedConfig,
     after_forward,

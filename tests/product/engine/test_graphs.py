@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.backbone import Backbone
+from buddy.engine.clock import HostClock
 from buddy.engine.executors.graphs import GraphDecoder
 from buddy.errors import ModelError
 from buddy.lab.evaluation.speed.breakdown import profiled
-from buddy.lab.evaluation.speed.clock import HostClock
 from tests.product.engine.decoding import decode
 from tests.tiny import (
     PECULIAR_FAMILY_NAMES,

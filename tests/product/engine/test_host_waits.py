@@ -1,11 +1,16 @@
 """How often the host waits for a GPU in a decode step: once, for the new tokens."""
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
+from buddy import DepthTrace
 from buddy.engine.executors.graphs import GraphDecoder
 from buddy.errors import ModelError
+from buddy.serving.control.protocol import NoControl
 from tests.pretend import OnDevice, PretendDevice, move
+from tests.product.serving.made import Bench, byte_buddy, prompts, request
 from tests.tiny import padded, random_ids, tiny_buddy
 
 ENGINES = pytest.mark.parametrize("engine", ["general", "graphs"])
@@ -81,3 +86,65 @@ def test_logits_that_are_not_finite_are_refused_with_the_tokens(options):
         buddy.backbone.final_norm.weight[0] = torch.nan
     with pytest.raises(ModelError, match="are not finite"):
         generated(buddy, 3, **options)
+
+
+@dataclass(frozen=True)
+class Noting(NoControl):
+    """Keeps what passes took."""
+
+    seconds: list = field(default_factory=list)
+
+    def report(self, step):
+        self.seconds.append(step.seconds)
+
+
+def test_a_server_is_told_what_a_step_took_on_the_device():
+    control = Noting()
+    with PretendDevice():
+        buddy = move(byte_buddy("static:2,3,4,1", engine="general"))
+        Bench(buddy, rows=2, control=control).run(*(request(p, 3) for p in prompts(2)))
+    assert len(control.seconds) >= 3
+    assert set(control.seconds) == {0.25}
+
+
+def test_a_trace_is_timed_when_the_device_has_done_its_work(monkeypatch):
+    now = [0.0]
+
+    def synchronize():
+        now[0] += 1.0
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    buddy, trace = tiny_buddy(engine="general", policy="full"), DepthTrace()
+    with PretendDevice():
+        monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+        move(buddy).generate(**ALONE, max_new_tokens=3, trace=trace)
+    assert [step.ended_s - step.started_s for step in trace.steps] == [1.0] * 3
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 1.0}, SAMPLED | PENALTIES | {"logit_bias": {65: 2.0}, "seed": 3}],
+    ids=["greedy", "wide", "seeded"],
+)
+def test_a_step_of_a_server_waits_for_its_tokens(monkeypatch, engine, sampling):
+    buddy = byte_buddy("static:2,3,4,1", engine="general")
+    asked = [request(prompt, 6, **sampling) for prompt in prompts(4)]
+    expected = [told.tokens for told in Bench(buddy, rows=4).run(*asked)]
+    with PretendDevice() as device:
+        on_device(monkeypatch, buddy, engine)
+        bench = Bench(buddy, rows=4)
+        told = [bench.add(each) for each in asked]
+        for _ in range(12):  # prompts, and the first tokens of all
+            if min(len(each.tokens) for each in told) < 2:
+                bench.batcher.step()
+        before, steps = device.waits.copy(), bench.batcher.steps
+        bench.batcher.step()
+        step = list((device.waits - before).elements())
+        passes = bench.batcher.steps - steps
+        while bench.batcher.has_work:
+            bench.batcher.step()
+    if "temperature" not in sampling or "seed" in sampling:
+        assert [each.tokens for each in told] == expected
+    assert len(step) == passes, step

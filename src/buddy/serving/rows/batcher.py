@@ -265,7 +265,7 @@ class Batcher:
         if not rows:
             return
         try:
-            out, report = self._runner.run(taking)
+            out, measured = self._runner.run(taking)
         except BaseException as error:  # the session is as it was
             if len(rows) == 1:
                 self._fail(rows[0], error)
@@ -278,7 +278,7 @@ class Batcher:
         self.steps += 1
         ready = [place for place, row in enumerate(rows) if not row.prompt_left]
         if not ready:
-            self._control.report(report)
+            self._control.report(measured())
             return
         lanes = out.lanes.last[ready]
         chosen = [rows[place] for place in ready]
@@ -286,7 +286,7 @@ class Batcher:
         now_s = time.perf_counter()
         gaps = tuple(now_s - row.last_s for row in chosen if row.answer)
         firsts = tuple(now_s - row.submitted.at_s for row in chosen if not row.answer)
-        self._control.report(replace(report, gaps_s=gaps, firsts_s=firsts))
+        self._control.report(replace(measured(), gaps_s=gaps, firsts_s=firsts))
         for row, lane, choice in zip(chosen, lanes.tolist(), picked, strict=True):
             try:
                 self._accept(row, choice, out.plan.host[lane], now_s)

@@ -1,7 +1,6 @@
 """A pass: the last token of every row that decodes and parts of prompts, fed in one step."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +14,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.budget.source import ConstantBudget
 from buddy.depth.plan import on_device
 from buddy.depth.policy import Policy
+from buddy.engine.clock import clock_of
 from buddy.engine.executors.protocol import Executor
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
@@ -109,6 +109,7 @@ class PassRunner:
             model.executor.refresh()
             self.policy: Policy = model.inference_policy()
         self._executor = model.executor.fast_path()
+        self._clock = clock_of(self._backbone.device)
         self._session, self._batch_route = session, batch_route
         steady = self._executor if self.policy.plans_ahead else None
         self.steady_lanes = 0 if steady is None else steady.steady_lanes
@@ -155,9 +156,13 @@ class PassRunner:
     def _fits(self, whole: Pass) -> bool:
         return fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts)
 
-    def run(self, members: Pass) -> tuple[StepOutput, StepReport]:
-        """Run a pass, and note in its rows what they were fed and what ran for it."""
-        started_s = time.perf_counter()
+    def run(self, members: Pass) -> tuple[StepOutput, Callable[[], StepReport]]:
+        """Run a pass, and note in its rows what they were fed and what ran for it.
+
+        What it took is for a GPU known when the tokens have been read: ask then, or it is waited
+        for.
+        """
+        started = self._clock.mark()
         out = run_step(
             self._backbone,
             self.policy,
@@ -165,7 +170,7 @@ class PassRunner:
             self._step(members),
             executor=self._executor,
         )
-        seconds = time.perf_counter() - started_s
+        ended = self._clock.mark()
         executed = out.executed.numpy()
         for place, row in enumerate(members.rows):
             count, last = out.lanes.counts[place], int(out.lanes.last[place])
@@ -173,7 +178,11 @@ class PassRunner:
                 row.ran.append(out.plan.host[last])
             row.num_fed += count
             row.executed += int(executed[last + 1 - count : last + 1].sum())
-        return out, _measured(len(members.decoding), out, seconds)
+
+        def measured() -> StepReport:
+            return _measured(len(members.decoding), out, self._clock.seconds(started, ended))
+
+        return out, measured
 
     def try_one(self) -> None:
         """Feed a token of nobody's, which fails where the engine can serve nobody any more."""

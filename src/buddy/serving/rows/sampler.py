@@ -124,9 +124,9 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
     """
     if all(picker.is_plain for picker in pickers):
         most, best = logits.max(-1)
+        tokens_or_none = torch.where(most.isfinite(), best, -1).tolist()  # one wait for a GPU
         return [
-            Picked(token) if math.isfinite(value) else Picked(error=_damaged())
-            for value, token in zip(most.tolist(), best.tolist(), strict=True)
+            Picked(token) if token >= 0 else Picked(error=_damaged()) for token in tokens_or_none
         ]
     logits = logits.detach().float().cpu()
     errors: dict[int, Picked] = {

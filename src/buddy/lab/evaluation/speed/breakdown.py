@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from buddy.engine.clock import Clock
 from buddy.engine.probe import BLOCKS, GATHER_SCATTER, HEAD, KV_FILL, ROUTER, listening
-from buddy.lab.evaluation.speed.clock import Clock
 
 HOST: Final = "host"
 PIECES: Final = (BLOCKS, ROUTER, GATHER_SCATTER, KV_FILL, HEAD, HOST)

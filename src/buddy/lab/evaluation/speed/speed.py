@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from buddy.engine.clock import Clock, clock_of
 from buddy.engine.run import check_reroute
 from buddy.engine.state.sequence import Reroute
 from buddy.engine.steer import BatchRoute, check_batch_route
@@ -26,7 +27,6 @@ from buddy.errors import PromptError
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition, plan_conditions
 from buddy.lab.evaluation.speed.breakdown import profiled
-from buddy.lab.evaluation.speed.clock import Clock, clock_of
 from buddy.lab.evaluation.speed.speed_cells import Phase, Sample, Series, to_results
 from buddy.model import BuddyForCausalLM
 from buddy.settings import SEED, Range, check_ranges
