@@ -15,11 +15,12 @@ from typing import Final, Protocol, runtime_checkable
 from buddy.budget.source import Progress
 from buddy.errors import BudgetError
 
-HASTE: Final = 4.0
+HASTE: Final = 2.0
 """How much cheaper a block gets for each mean that the account holds, so that it is used up.
 
-An answer ends before its account is empty: under 4 it runs its mean to about 0.1 block, and the
-less is saved for tokens that gain more by it (`benchmarks/account.py`)."""
+An answer ends before its account is empty. The faster the price falls, the less is left, and the
+less has been saved for tokens that gain more by it: under 2 short answers run their mean to 0.1 or
+0.15 block and lose no more than under 0.5; under 4 the gain goes (`benchmarks/account.py`)."""
 
 
 @runtime_checkable
