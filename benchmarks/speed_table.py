@@ -55,10 +55,11 @@ TOGETHER = (
 
 
 def speed_tables():
-    """Tables by depth: batch 1, batch 8, and batch 1 with a long context."""
+    """Tables by depth: what ships at batch 1; with AMX, batch 1, 8, and 1 with a long context."""
+    (ships,) = shapes("engine-shipped.json")
     one, eight = shapes("engine.json")
     (long,) = shapes("engine-context-4096.json")
-    return table(one, ALONE), table(eight, TOGETHER), table(long, long["cells"])
+    return table(ships, ALONE), table(one, ALONE), table(eight, TOGETHER), table(long, long["cells"])
 
 
 def shapes(name):
