@@ -38,9 +38,9 @@ def draw(records, page):
         text = f"{blocks} blocks" if blocks == DEPTHS[0] else str(blocks)
         place = {"xytext": (5, 3), "textcoords": "offset points"}
         axes.annotate(text, (speed, nats), fontsize=style.SMALL, **place)
-    below = {"xytext": (0, -8), "textcoords": "offset points", "ha": "center"}
-    axes.annotate("transformers, 30", (theirs, ours[0][2]), fontsize=style.SMALL, **below)
-    axes.set_xlim(0, 180)
+    beside = {"xytext": (5, -2), "textcoords": "offset points"}
+    axes.annotate("transformers, 30", (theirs, ours[0][2]), fontsize=style.SMALL, **beside)
+    axes.set_xlim(0, 1.1 * max(speed for _, speed, _ in ours))
     axes.set_ylim(2.8, 1.5)
     axes.set_xlabel("Decode, tokens/s")
     axes.set_ylabel("Loss, nats per token (down is worse)")

@@ -59,7 +59,12 @@ def speed_tables():
     (ships,) = shapes("engine-shipped.json")
     one, eight = shapes("engine.json")
     (long,) = shapes("engine-context-4096.json")
-    return table(ships, ALONE), table(one, ALONE), table(eight, TOGETHER), table(long, long["cells"])
+    return (
+        table(ships, ALONE),
+        table(one, ALONE),
+        table(eight, TOGETHER),
+        table(long, long["cells"]),
+    )
 
 
 def shapes(name):
