@@ -11,8 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
+from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 

@@ -6,7 +6,7 @@ objects, and the command line has one flag for each field.
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -46,7 +46,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in flat]
+    return _taking(run, flat)
+
+
+def _taking(
+    run: Callable[..., None], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """The command, whose options typer then reads from these parameters."""
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # as inspect reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     return run
@@ -73,11 +80,8 @@ def on_device(command: Callable[..., None]) -> Callable[..., None]:
                 os.environ[VARIABLE] = before
 
     asked = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, annotation=Device)
-    found = [*inspect.signature(command).parameters.values(), asked.replace(default=None)]
-    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in found]
-    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # as inspect reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
-    return run
+    found = inspect.signature(command).parameters.values()
+    return _taking(run, [*found, asked.replace(default=None)])
 
 
 def checked(check: Callable[[Any], object], *names: str, help: str, **more: Any) -> Any:
