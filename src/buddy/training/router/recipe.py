@@ -219,9 +219,9 @@ class OptimSettings(RecipeTable):
     each of `router.samples` where plans are sampled; 0 computes all rows at once. A run may go on
     with another number; sums in another order round otherwise, and dropout draws anew."""
     activation_checkpointing: bool = False
-    """Of what the backward pass needs, each block keeps its input alone and computes the rest
-    again: less than half the memory, and up to half as much time again. Changes no number, so that
-    a run may go on with the other."""
+    """Each block keeps its input alone for the backward pass and computes the rest again: less than
+    half the memory of activations, and about half as much time again. It changes no number, so a
+    run may go on with or without it."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
