@@ -67,11 +67,13 @@ class PretendDevice(TorchFunctionMode):
 
     Attributes:
         waits: How often the host would have waited, by line of the product and name of the call.
+        most_read: Numbers of the largest tensor that the host has waited for.
     """
 
     def __init__(self):
         super().__init__()
         self.waits = Counter()
+        self.most_read = 0
         self._patches = ExitStack()
 
     def __enter__(self):
@@ -86,6 +88,8 @@ class PretendDevice(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if _waits(function, args, kwargs or {}):
             self.waits[f"{_place()} {function.__name__}"] += 1
+            if isinstance(args[0], OnDevice):
+                self.most_read = max(self.most_read, args[0].numel())
         return _run(function, args, kwargs or {})
 
 

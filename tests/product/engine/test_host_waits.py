@@ -148,3 +148,31 @@ def test_a_step_of_a_server_waits_for_its_tokens(monkeypatch, engine, sampling):
     if "temperature" not in sampling or "seed" in sampling:
         assert [each.tokens for each in told] == expected
     assert len(step) == passes, step
+
+
+EIGHT = [
+    {},
+    *({"temperature": 1.0}, SAMPLED, {"temperature": 0.8, "top_p": 0.9}),
+    {"temperature": 0.8, "top_k": 9, "logit_bias": {65: 2.0, 66: -1.0}},
+    SAMPLED | PENALTIES | {"presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"temperature": 2.0, "min_p": 0.05},
+    {"temperature": 0.7, "top_logprobs": 3},
+]
+"""What rows of a batch ask for that is sampled on the device; the first is greedy."""
+
+
+def test_rows_that_are_sampled_each_in_its_own_way_are_waited_for_once():
+    with PretendDevice() as device:
+        buddy = move(byte_buddy("static:2,3,4,1", engine="general"))
+        bench = Bench(buddy, rows=8)
+        asked = zip(prompts(8), EIGHT, strict=True)
+        told = [bench.add(request(prompt, 6, **sampling)) for prompt, sampling in asked]
+        while min(len(each.tokens) for each in told) < 2:
+            bench.batcher.step()
+        device.waits.clear()
+        device.most_read = 0
+        steps = bench.batcher.steps
+        bench.batcher.step()
+        assert bench.batcher.steps == steps + 1
+    assert len(step := list(device.waits.elements())) == 1, step
+    assert device.most_read == 8 + 1 + 3 + 3, "tokens, and the logprobs of one row"

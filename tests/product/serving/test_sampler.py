@@ -88,8 +88,34 @@ def test_a_nucleus_that_is_wider_than_the_candidates_is_still_right(monkeypatch)
             assert float((counts - expected).abs().sum()) < 0.7
 
 
+def test_a_seed_draws_what_it_drew_when_rows_were_drawn_one_by_one():
+    """The numbers of an earlier commit: a text with a seed must not change."""
+    kinds = [
+        *SAMPLINGS,
+        Sampling(repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.2),
+        Sampling(logit_bias={3: 2.0, 4: -1.0}, top_p=0.8),
+        Sampling(temperature=0.0, repetition_penalty=1.4, logit_bias={7: 1.5}),
+    ]
+    pickers = [Picker(replace(each, seed=at), [at, 9]) for at, each in enumerate(kinds)]
+    drawn = []
+    for step in range(4):
+        found = [picked.token for picked in pick(logits_of(len(kinds), seed=step), pickers)]
+        for picker, token in zip(pickers, found, strict=True):
+            picker.take(token)
+        drawn.append(found)
+    assert drawn == DRAWN
+
+
+DRAWN = [
+    [45, 9, 22, 32, 25, 20, 37, 43, 19, 2, 38, 7],
+    [44, 5, 20, 9, 24, 10, 7, 43, 31, 41, 31, 42],
+    [27, 29, 48, 6, 0, 8, 48, 12, 3, 31, 39, 37],
+    [49, 34, 30, 9, 20, 38, 45, 27, 21, 8, 31, 33],
+]
+
+
 def draws(row, sampling, count):
-    picker = Picker(sampling, [0], V)
+    picker = Picker(sampling, [0])
     return [picked.token for picked in pick(row.expand(count, -1), [picker] * count)]
 
 
@@ -106,7 +132,7 @@ def test_a_row_draws_the_same_whoever_is_beside_it():
     logits = logits_of(len(SAMPLINGS))
 
     def chosen(rows):
-        pickers = [Picker(replace(SAMPLINGS[row], seed=row), [0], V) for row in rows]
+        pickers = [Picker(replace(SAMPLINGS[row], seed=row), [0]) for row in rows]
         found = [[picked.token for picked in pick(logits[rows], pickers)] for _ in range(30)]
         return dict(zip(rows, zip(*found, strict=True), strict=True))
 
@@ -120,7 +146,7 @@ def test_a_row_draws_the_same_whoever_is_beside_it():
 def test_the_repetition_penalty_is_transformers():
     logits = logits_of(1)
     prompt, answer = [3, 4, 4, 7], [9, 3]
-    picker = Picker(Sampling(temperature=0.0, repetition_penalty=1.7), prompt, V, top_logprobs=V)
+    picker = Picker(Sampling(temperature=0.0, repetition_penalty=1.7), prompt, top_logprobs=V)
     for token in answer:
         picker.take(token)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + answer]), logits)
@@ -141,7 +167,7 @@ def test_presence_frequency_and_bias_as_openai_has_them():
         frequency_penalty=0.25,
         logit_bias={5: 100.0, 6: -2.0},
     )
-    picker = Picker(sampling, [1, 2], V, top_logprobs=2)
+    picker = Picker(sampling, [1, 2], top_logprobs=2)
     for token in (8, 8, 9):
         picker.take(token)
     expected = logits[0].clone()
@@ -158,9 +184,9 @@ def test_presence_frequency_and_bias_as_openai_has_them():
 def test_greedy_rows_beside_others_take_their_best():
     logits = logits_of(3)
     pickers = [
-        Picker(Sampling(temperature=0.0), [0], V),
-        Picker(Sampling(seed=1), [0], V),
-        Picker(Sampling(temperature=0.0), [0], V),
+        Picker(Sampling(temperature=0.0), [0]),
+        Picker(Sampling(seed=1), [0]),
+        Picker(Sampling(temperature=0.0), [0]),
     ]
     found = pick(logits, pickers)
     assert [found[0].token, found[2].token] == logits[[0, 2]].argmax(-1).tolist()
@@ -172,7 +198,7 @@ def test_greedy_rows_beside_others_take_their_best():
 def test_logits_that_are_no_numbers_are_told_of_alone(value, temperature):
     logits = logits_of(3)
     logits[1, 4] = value
-    pickers = [Picker(Sampling(temperature=temperature, seed=2), [0], V) for _ in range(3)]
+    pickers = [Picker(Sampling(temperature=temperature, seed=2), [0]) for _ in range(3)]
     found = pick(logits, pickers)
     assert [picked.error is None for picked in found] == [True, False, True]
     assert "not finite" in found[1].error
@@ -184,8 +210,8 @@ def test_what_fails_for_one_row_is_that_rows_error():
             raise RuntimeError
 
     plain, grammar = Sampling(temperature=0.0), GrammarState(Broken(), V)
-    logits, beside = logits_of(3), Picker(plain, [1], V)
-    found = pick(logits, [beside, Picker(plain, [1], V, grammar=grammar), beside])
+    logits, beside = logits_of(3), Picker(plain, [1])
+    found = pick(logits, [beside, Picker(plain, [1], grammar=grammar), beside])
     assert found[1].error == "no token can be chosen with these sampling parameters"
     assert [found[0].token, found[2].token] == logits[[0, 2]].argmax(-1).tolist()
 
@@ -193,10 +219,10 @@ def test_what_fails_for_one_row_is_that_rows_error():
 def test_numbers_too_small_for_float32_hurt_nobody():
     logits = logits_of(3)
     for sampling in (Sampling(temperature=5e-324), Sampling(temperature=1.0, top_p=5e-324)):
-        pickers = [Picker(sampling, [1, 2], V), Picker(Sampling(temperature=0.0), [1], V)]
+        pickers = [Picker(sampling, [1, 2]), Picker(Sampling(temperature=0.0), [1])]
         assert [got.token for got in pick(logits[:2], pickers)] == logits[:2].argmax(-1).tolist()
-    beside = Picker(Sampling(temperature=0.0), [1], V)
-    broken = Picker(Sampling(temperature=0.0, repetition_penalty=5e-324), [1, 2], V)
+    beside = Picker(Sampling(temperature=0.0), [1])
+    broken = Picker(Sampling(temperature=0.0, repetition_penalty=5e-324), [1, 2])
     found = pick(logits, [beside, broken, beside])
     assert found[1].error is not None
     assert [found[0].token, found[2].token] == logits[[0, 2]].argmax(-1).tolist()
@@ -204,6 +230,6 @@ def test_numbers_too_small_for_float32_hurt_nobody():
 
 def test_any_temperature_is_safe():
     for temperature in (1e-40, 1e-8, 1e8):
-        picker = Picker(Sampling(temperature=temperature, seed=1, top_p=0.9), [0], V)
+        picker = Picker(Sampling(temperature=temperature, seed=1, top_p=0.9), [0])
         (found,) = pick(1e4 * logits_of(1), [picker])
         assert 0 <= found.token < V

@@ -74,7 +74,6 @@ class Batcher:
         self._model, self._tokenizer = model, tokenizer
         self._control, self.options = control, options
         self._ends, self._device = frozenset(ends), model.backbone.device
-        self._vocab = int(model.backbone.embedding.num_embeddings)
         session = model.new_session(options.rows, options.slots)
         self._runner = PassRunner(model, session, options.batch_route)
         self._plans_ahead = self._runner.policy.plans_ahead
@@ -168,11 +167,7 @@ class Batcher:
         return Row(
             submitted=submitted,
             picker=Picker(
-                request.sampling,
-                request.prompt,
-                self._vocab,
-                request.top_logprobs,
-                submitted.grammar,
+                request.sampling, request.prompt, request.top_logprobs, submitted.grammar
             ),
             text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
             stop=StopStrings(request.stop),

@@ -1,26 +1,37 @@
 """The next token of each row: penalties, bias, grammar, temperature, nucleus, seed.
 
 The order is that of transformers' processors: penalties and bias, the grammar, temperature, top_k,
-top_p, min_p. What a row draws depends on its own logits and generator alone.
+top_p, min_p. What a row draws depends on its own logits and generator alone. All rows are drawn
+together where their logits are, and sums go along a row by itself, so that company changes no bit.
 """
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.errors import BuddyError, ModelError
+from buddy.errors import BuddyError
 from buddy.generation.next_token import best_token
-from buddy.serving.request import GrammarError, Sampling, TokenLogprobs
+from buddy.serving.request import Sampling, TokenLogprobs
 from buddy.serving.rows.grammar import GrammarState
 
 _CANDIDATES: Final = 1024
 """Tokens that nearly every nucleus is within; where one is not, all are sorted."""
+_DAMAGED, _NOTHING, _WIDER = -1, -2, -3
+"""In the place of a token: logits that are no numbers, none that may follow, a wider nucleus."""
+_ERRORS: Final = {
+    _DAMAGED: "the logits of this answer are not finite: the model's weights are damaged, or too "
+    "large for their number format",
+    _NOTHING: "no token may follow: the penalties, the grammar and logit_bias leave none",
+}
 _LOG: Final = logging.getLogger("buddy")
 
 
@@ -39,9 +50,8 @@ class Picker:
     """What one row needs to choose its tokens.
 
     Args:
-        sampling: As the request says.
+        sampling: As the request says; the ids of its `logit_bias` are tokens of the model.
         prompt: Token ids; the repetition penalty counts them.
-        vocab: Logits of a token.
         top_logprobs: Alternatives that come with each logprob; None = no logprobs.
         grammar: That the text follows.
     """
@@ -50,22 +60,16 @@ class Picker:
         self,
         sampling: Sampling,
         prompt: Sequence[int],
-        vocab: int,
         top_logprobs: int | None = None,
         grammar: GrammarState | None = None,
     ) -> None:
         self.sampling, self.top_logprobs, self.grammar = sampling, top_logprobs, grammar
         self.is_greedy = sampling.temperature == 0
-        self.bias: tuple[Tensor, Tensor] | None = None
-        if sampling.logit_bias:
-            ids, values = zip(*sampling.logit_bias.items(), strict=True)
-            self.bias = torch.tensor(ids), torch.tensor(values, dtype=torch.float32)
-        self.seen: Tensor | None = None
+        self.seen: NDArray[np.int64] | None = None
         if sampling.repetition_penalty != 1:
-            self.seen = torch.zeros(vocab, dtype=torch.bool)
-            self.seen[torch.tensor(prompt)] = True
+            self.seen = np.unique(np.array(prompt, np.int64))
         counts = sampling.presence_penalty or sampling.frequency_penalty
-        self.counts = torch.zeros(vocab) if counts else None
+        self.answer = np.empty(0, np.int64) if counts else None
         self._generator: torch.Generator | None = None
         if not self.is_greedy:
             self._generator = torch.Generator()
@@ -73,8 +77,8 @@ class Picker:
                 self._generator.seed()
             else:
                 self._generator.manual_seed(sampling.seed % 2**63)
-        self.changes = any(
-            change is not None for change in (self.bias, self.seen, self.counts, self.grammar)
+        self.changes = bool(sampling.logit_bias) or any(
+            change is not None for change in (self.seen, self.answer, self.grammar)
         )
         self.is_plain = self.is_greedy and not self.changes and top_logprobs is None
         """Its token is the best of the logits as they are."""
@@ -84,20 +88,6 @@ class Picker:
         assert self._generator is not None
         return torch.rand((), dtype=torch.float64, generator=self._generator).item()
 
-    def penalise(self, logits: Float[Tensor, " vocab"]) -> None:
-        """Penalties and bias, in place."""
-        if self.seen is not None:
-            penalty = self.sampling.repetition_penalty
-            seen_logits = logits[self.seen]
-            logits[self.seen] = torch.where(
-                seen_logits < 0, seen_logits * penalty, seen_logits / penalty
-            )
-        if self.counts is not None:
-            logits -= self.sampling.frequency_penalty * self.counts
-            logits -= self.sampling.presence_penalty * (self.counts > 0)
-        if self.bias is not None:
-            logits[self.bias[0]] += self.bias[1]
-
     def take(self, token: int) -> None:
         """The row goes on with this token.
 
@@ -105,9 +95,9 @@ class Picker:
             GrammarError: Its grammar does not allow it.
         """
         if self.seen is not None:
-            self.seen[token] = True
-        if self.counts is not None:
-            self.counts[token] += 1
+            self.seen = np.append(self.seen, token)
+        if self.answer is not None:
+            self.answer = np.append(self.answer, token)
         if self.grammar is not None:
             self.grammar.take(token)
 
@@ -116,95 +106,176 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
     """Choose the next token of each row; the pickers are not told of it.
 
     A row whose logits are NaN, or that can choose nothing, has an error; others go on. So they do
-    whatever goes wrong with a row's own penalties, bias or grammar.
+    whatever goes wrong with a row's own grammar. The host waits for a GPU once, and once more where
+    a nucleus is wider than the candidates.
 
     Args:
         logits: Of each row; float32 or narrower.
         pickers: Of each row.
     """
+    best, is_sound = _best(logits)
     if all(picker.is_plain for picker in pickers):
-        most, best = logits.max(-1)
-        tokens_or_none = torch.where(most.isfinite(), best, -1).tolist()  # one wait for a GPU
-        return [
-            Picked(token) if token >= 0 else Picked(error=_damaged()) for token in tokens_or_none
-        ]
-    logits = logits.detach().float().cpu()
-    errors: dict[int, Picked] = {
-        row: Picked(error=_damaged())
-        for row, value in enumerate(logits.amax(-1).tolist())
-        if not math.isfinite(value)
-    }
-    if any(picker.changes for picker in pickers):
+        return _told(torch.where(is_sound, best, _DAMAGED), {}, pickers)
+    logits = logits.detach().float()
+    errors, may_follow = dict[int, Picked](), is_sound
+    changes = any(picker.changes for picker in pickers)
+    if changes:
         logits = logits.clone()
-    logprobs: dict[int, Float[Tensor, " vocab"]] = {}
+        _penalise(logits, pickers)
+    logprobs = {
+        row: logits[row].log_softmax(-1)
+        for row, picker in enumerate(pickers)
+        if picker.top_logprobs is not None
+    }
+    if changes:
+        errors = _follow_grammars(logits, pickers)
+        best, may_follow = _best(logits)
+    drawing = [row for row, picker in enumerate(pickers) if not picker.is_greedy]
+    numbers = {row: pickers[row].draw() for row in drawing}
+    for width in (_CANDIDATES, logits.shape[1]):
+        if drawing:
+            at, asked = _there(drawing, logits, torch.long), [pickers[row] for row in drawing]
+            samplings = [picker.sampling for picker in asked]
+            best[at] = sample(logits[at], samplings, [numbers[row] for row in drawing], width)
+        tokens = torch.where(may_follow, best, _NOTHING)
+        told = _told(torch.where(is_sound, tokens, _DAMAGED), logprobs, pickers)
+        drawing = [row for row, picked in enumerate(told) if picked.token == _WIDER]
+        if not drawing:
+            break
+    return [errors.get(row, picked) for row, picked in enumerate(told)]
+
+
+def _best(
+    logits: Float[Tensor, "rows vocab"],
+) -> tuple[Int[Tensor, " rows"], Bool[Tensor, " rows"]]:
+    """The best token of each row, and whether its logit is a number."""
+    best = best_token(logits)
+    return best, logits.gather(1, best[:, None])[:, 0].isfinite()
+
+
+def _penalise(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> None:
+    """Penalties and bias, in place."""
+    asked = [picker.sampling for picker in pickers]
+    seen = {row: picker.seen for row, picker in enumerate(pickers) if picker.seen is not None}
+    if seen:
+        rows, tokens = _places(seen, logits)
+        penalty = _there([each.repetition_penalty for each in asked], logits)[rows]
+        old = logits[rows, tokens]
+        logits[rows, tokens] = torch.where(old < 0, old * penalty, old / penalty)
+    counted = {
+        row: np.unique(picker.answer, return_counts=True)
+        for row, picker in enumerate(pickers)
+        if picker.answer is not None
+    }
+    if counted:
+        rows, tokens = _places({row: ids for row, (ids, _) in counted.items()}, logits)
+        counts = _there(np.concatenate([many for _, many in counted.values()]), logits)
+        frequency = _there([each.frequency_penalty for each in asked], logits)[rows]
+        presence = _there([each.presence_penalty for each in asked], logits)[rows]
+        logits[rows, tokens] = logits[rows, tokens] - frequency * counts - presence
+    bias = {row: each.logit_bias for row, each in enumerate(asked) if each.logit_bias}
+    if bias:
+        rows, tokens = _places({row: np.array([*each]) for row, each in bias.items()}, logits)
+        added = [value for each in bias.values() for value in each.values()]
+        logits[rows, tokens] += _there(added, logits)
+
+
+def _places(
+    tokens: Mapping[int, NDArray[np.int64]], like: Tensor
+) -> tuple[Int[Tensor, " places"], Int[Tensor, " places"]]:
+    """Row and token of each place, where a tensor is."""
+    rows = np.repeat([*tokens], [len(ids) for ids in tokens.values()])
+    ids = np.concatenate([*tokens.values()])
+    return _there(rows, like, torch.long), _there(ids, like, torch.long)
+
+
+def _follow_grammars(
+    logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]
+) -> dict[int, Picked]:
+    """Forbid what may not follow, in place; the errors of rows whose grammar cannot go on."""
+    errors: dict[int, Picked] = {}
     for row, picker in enumerate(pickers):
-        if row in errors:
+        if picker.grammar is None:
             continue
         try:
-            picker.penalise(logits[row])
-            if picker.top_logprobs is not None:
-                logprobs[row] = logits[row].log_softmax(-1)
-            if picker.grammar is not None:
-                logits[row].masked_fill_(picker.grammar.forbidden(), -math.inf)
-            if picker.changes and not math.isfinite(float(logits[row].max())):
-                raise ModelError(
-                    "no token may follow: the penalties, the grammar and logit_bias leave none"
-                )
+            forbidden = picker.grammar.forbidden().to(logits.device, non_blocking=True)
+            logits[row].masked_fill_(forbidden, -math.inf)
         except BuddyError as error:
-            param = "response_format" if isinstance(error, GrammarError) else None
-            errors[row] = Picked(error=str(error), param=param)
+            errors[row] = Picked(error=str(error), param="response_format")
         except Exception:  # what one row asks for must hurt nobody else
             _LOG.exception("no token can be chosen for a row")
-            why = "no token can be chosen with these sampling parameters"
-            errors[row] = Picked(error=why)
-    good = [row for row in range(len(pickers)) if row not in errors]
-    tokens: dict[int, int] = dict(enumerate(best_token(logits).tolist()))
-    drawing = [row for row in good if not pickers[row].is_greedy]
-    if drawing:
-        chosen = sample(logits[drawing], [pickers[row] for row in drawing])
-        tokens.update(zip(drawing, chosen, strict=True))
-    return [
-        errors[row]
-        if row in errors
-        else Picked(tokens[row], _logprobs(logprobs.get(row), tokens[row], picker.top_logprobs))
-        for row, picker in enumerate(pickers)
-    ]
+            errors[row] = Picked(error="no token can be chosen with these sampling parameters")
+    return errors
 
 
-def sample(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list[int]:
-    """Draw a token for each row."""
-    samplings = [picker.sampling for picker in pickers]
-    cooled = _cooled(logits, samplings)
-    wide = [
-        row for row, sampling in enumerate(samplings) if not sampling.top_k and sampling.top_p >= 1
+def _told(
+    tokens: Int[Tensor, " rows"],
+    logprobs: Mapping[int, Float[Tensor, " vocab"]],
+    pickers: Sequence[Picker],
+) -> list[Picked]:
+    """What the host hears of each row, in one copy: it waits for a GPU here."""
+    parts = []
+    for row, known in logprobs.items():
+        values, ids = known.topk(min(pickers[row].top_logprobs or 0, len(known)))
+        own = known[tokens[row : row + 1].clamp(min=0)]
+        parts.append(torch.cat([own, values, ids.double()]))
+    numbers = iter((torch.cat([tokens.double(), *parts]) if parts else tokens).tolist())
+    picked = [
+        Picked(error=_ERRORS[token]) if token in _ERRORS else Picked(token)
+        for token in map(int, islice(numbers, len(pickers)))
     ]
-    narrow = sorted(set(range(len(samplings))) - set(wide))
-    tokens: dict[int, int] = {}
+    for row, part in zip(logprobs, parts, strict=True):
+        own_logprob, *best = islice(numbers, len(part))
+        most, token = len(best) // 2, picked[row].token
+        top = tuple(zip(map(int, best[most:]), best[:most], strict=True))
+        if token >= 0:
+            found = TokenLogprobs(token=token, logprob=own_logprob, top=top)
+            picked[row] = Picked(token, found)
+    return picked
+
+
+def sample(
+    logits: Float[Tensor, "rows vocab"],
+    samplings: Sequence[Sampling],
+    numbers: Sequence[float],
+    width: int,
+) -> Int[Tensor, " rows"]:
+    """Draw a token for each row.
+
+    Args:
+        logits: Of each row.
+        samplings: Of each row.
+        numbers: Of each row, in [0, 1): what it has drawn.
+        width: Tokens that a nucleus is looked for among.
+
+    Returns:
+        Tokens, or -3 of rows whose nucleus is wider.
+    """
+    cooled, drawn = _cooled(logits, samplings), _there(numbers, logits, torch.float64)
+    tokens = torch.empty(len(samplings), dtype=torch.long, device=logits.device)
+    narrow = [row for row, asked in enumerate(samplings) if asked.top_k or asked.top_p < 1]
+    wide = sorted(set(range(len(samplings))) - set(narrow))
     if wide:
-        weights = spread(cooled[wide], [samplings[row] for row in wide])
-        places = _draw(weights, [pickers[row] for row in wide])
-        tokens |= dict(zip(wide, places.tolist(), strict=True))
-    for width in (_CANDIDATES, logits.shape[1]):
-        if not narrow:
-            break
-        weights, ids, holds = nucleus(cooled[narrow], [samplings[row] for row in narrow], width)
-        within = [at for at, is_held in enumerate(holds) if is_held]
-        if within:
-            places = _draw(weights[within], [pickers[narrow[at]] for at in within])
-            drawn = ids[within].gather(1, places[:, None])[:, 0]
-            tokens |= dict(zip([narrow[at] for at in within], drawn.tolist(), strict=True))
-        narrow = [row for row, is_held in zip(narrow, holds, strict=True) if not is_held]
-    return [tokens[row] for row in range(len(pickers))]
+        at = _there(wide, logits, torch.long)
+        tokens[at] = _draw(spread(cooled[at], [samplings[row] for row in wide]), drawn[at])
+    if narrow:
+        at = _there(narrow, logits, torch.long)
+        weights, ids, holds = nucleus(cooled[at], [samplings[row] for row in narrow], width)
+        chosen = ids.gather(1, _draw(weights, drawn[at])[:, None])[:, 0]
+        tokens[at] = torch.where(holds, chosen, _WIDER)
+    return tokens
 
 
-def _draw(weights: Float[Tensor, "rows places"], pickers: Sequence[Picker]) -> Int[Tensor, " rows"]:
+def _draw(
+    weights: Float[Tensor, "rows places"], drawn: Float[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
     """A place of each row, as likely as its weight says."""
     edges = weights.cumsum(-1)
-    drawn = torch.tensor([picker.draw() for picker in pickers], dtype=torch.float64)[:, None]
-    place = torch.searchsorted(edges, drawn * edges[:, -1:], right=True)[:, 0]
+    place = torch.searchsorted(edges, drawn[:, None] * edges[:, -1:], right=True)[:, 0]
     # Rounding must not draw what has no weight: go back to the last that has some.
-    last = (weights > 0).long().mul(torch.arange(1, weights.shape[1] + 1)).amax(-1) - 1
-    return torch.minimum(place, last)
+    places = torch.arange(1, weights.shape[1] + 1, device=weights.device)
+    last = (weights > 0).long().mul(places).amax(-1) - 1
+    return torch.minimum(place, last.clamp(min=0))  # no weight is a number where no logit is
 
 
 def spread(
@@ -212,13 +283,13 @@ def spread(
 ) -> Float[Tensor, "rows vocab"]:
     """Weights of all tokens under min_p, in the order of their ids; float64, the best has 1."""
     weights = cooled.double().exp_()
-    least = torch.tensor([sampling.min_p for sampling in samplings], dtype=torch.float64)[:, None]
-    return weights.masked_fill_(weights < least, 0.0)
+    least = _there([asked.min_p for asked in samplings], weights, torch.float64)
+    return weights.masked_fill_(weights < least[:, None], 0.0)
 
 
 def nucleus(
     cooled: Float[Tensor, "rows vocab"], samplings: Sequence[Sampling], width: int
-) -> tuple[Float[Tensor, "rows places"], Int[Tensor, "rows places"], list[bool]]:
+) -> tuple[Float[Tensor, "rows places"], Int[Tensor, "rows places"], Bool[Tensor, " rows"]]:
     """Weights of the best tokens under top_k, top_p and min_p, best first.
 
     Args:
@@ -230,47 +301,56 @@ def nucleus(
         Weights, float64, the best has 1 and what is left out has 0; the tokens' ids; and of each
         row whether all that is left in is among them.
     """
-    width = min(width, cooled.shape[1])
+    vocab = cooled.shape[1]
+    width = min(width, vocab)
     values, ids = cooled.topk(width, dim=-1)
     weights = values.double().exp_()
-    rank = torch.arange(width)
-    holds = []
-    for row, sampling in enumerate(samplings):
-        row_weights = weights[row]  # a view
-        if sampling.top_k:
-            row_weights[sampling.top_k :] = 0
-        is_held = 0 < sampling.top_k <= width or width == cooled.shape[1]
-        if sampling.top_p < 1:
-            whole = row_weights.sum() if is_held else cooled[row].double().exp().sum()
-            sums = row_weights.cumsum(0)
-            is_held = is_held or (not sampling.top_k and bool(sums[-1] >= sampling.top_p * whole))
-            row_weights[(sums - row_weights >= sampling.top_p * whole) & (rank > 0)] = 0
-        row_weights[row_weights < sampling.min_p] = 0
-        holds.append(is_held)
-    return weights, ids, holds
+    most = _there([asked.top_k or vocab for asked in samplings], cooled, torch.long)
+    rank = torch.arange(width, device=cooled.device)
+    weights.masked_fill_(rank >= most[:, None], 0.0)
+    is_in = [min(asked.top_k or vocab, vocab) <= width for asked in samplings]
+    holds = _there(is_in, cooled, torch.bool)
+    if any(asked.top_p < 1 for asked in samplings):
+        share = _there([asked.top_p for asked in samplings], cooled, torch.float64)
+        limit = share * _wholes(cooled, weights, samplings, is_in)
+        sums = weights.cumsum(-1)
+        is_free = _there([not asked.top_k for asked in samplings], cooled, torch.bool)
+        holds = holds | (is_free & (sums[:, -1] >= limit))
+        weights.masked_fill_((sums - weights >= limit[:, None]) & (rank > 0), 0.0)
+    least = _there([asked.min_p for asked in samplings], cooled, torch.float64)
+    return weights.masked_fill_(weights < least[:, None], 0.0), ids, holds
+
+
+def _wholes(
+    cooled: Float[Tensor, "rows vocab"],
+    weights: Float[Tensor, "rows places"],
+    samplings: Sequence[Sampling],
+    is_in: Sequence[bool],
+) -> Float[Tensor, " rows"]:
+    """What top_p is a share of, by row: its weights, or those of all tokens; infinite without."""
+    infinite = torch.full((), math.inf, dtype=torch.float64, device=cooled.device)
+
+    def whole(row: int) -> Tensor:
+        if samplings[row].top_p >= 1:
+            return infinite
+        return (weights[row] if is_in[row] else cooled[row].double().exp_()).sum()
+
+    return torch.stack([whole(row) for row in range(len(samplings))])
 
 
 def _cooled(
     logits: Float[Tensor, "rows vocab"], samplings: Sequence[Sampling]
 ) -> Float[Tensor, "rows vocab"]:
     """Logits over the temperature, the best of each row at 0, so that any temperature is safe."""
-    heat = torch.tensor([sampling.temperature for sampling in samplings])[:, None]
-    heat.clamp_(min=torch.finfo(heat.dtype).tiny)
+    heat = _there([asked.temperature for asked in samplings], logits)[:, None]
+    heat = heat.clamp(min=torch.finfo(heat.dtype).tiny)
     return (logits - logits.amax(-1, keepdim=True)) / heat
 
 
-def _logprobs(
-    known: Float[Tensor, " vocab"] | None, token: int, most: int | None
-) -> TokenLogprobs | None:
-    if known is None or most is None:
-        return None
-    values, ids = known.topk(min(most, len(known)))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token=token, logprob=float(known[token]), top=top)
-
-
-def _damaged() -> str:
-    return (
-        "the logits of this answer are not finite: the model's weights are damaged, or too large "
-        "for their number format"
-    )
+def _there(
+    values: Sequence[int | float] | NDArray[np.int64],
+    like: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> Shaped[Tensor, " values"]:
+    """Numbers of the host where a tensor is; the host does not wait."""
+    return torch.as_tensor(values, dtype=dtype).to(like.device, non_blocking=True)
