@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,19 @@ def run(folder, out, *changes, resume=False):
     done = CliRunner().invoke(app, arguments(folder, out, *changes, resume=resume))
     assert done.exit_code == 0, (done.stderr, done.exception)
     return done
+
+
+def test_plan_memory_tells_what_a_step_needs_and_runs_nothing(folder, tmp_path):
+    out = tmp_path / "out"
+    command = [*arguments(folder, out), "--plan-memory"]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0, told.stderr
+    assert "frozen, in float32" in told.stdout
+    assert "6 blocks" in told.stdout
+    assert not out.exists()
+    ledger = Path(__file__).parents[3] / "recipes" / "smollm2-135m-ledger.toml"
+    other = CliRunner().invoke(app, ["train", str(ledger), "--plan-memory"])
+    assert "of method buddy alone" in str(other.exception)
 
 
 def trained(out):

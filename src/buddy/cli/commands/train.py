@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -31,11 +32,18 @@ def train(
     out: options.RunFolder = Path("runs/train"),
     changes: options.Changes = None,
     resume: options.Resume = False,
+    plan_memory: Annotated[
+        bool,
+        typer.Option("--plan-memory", help="Print what a step needs of a GPU's memory; no run."),
+    ] = False,
 ) -> None:
     """Train LoRA and router (stage 1), or what the recipe names.
 
     Example: `buddy train recipes/smollm2-135m.toml --set optim.steps=250`
     """
+    if plan_memory:
+        show_plan(recipe, changes)
+        return
     with resumable(out):
         run_recipe(recipe, out, changes, resume)
 
@@ -65,6 +73,27 @@ def run_recipe(
         checkpoint = method.load("train")(settings, out, resume=resume, listener=bar.listener())
     if bar.has_begun:  # on the main process alone
         typer.echo(f"{checkpoint}")
+
+
+def show_plan(path: Path, changes: list[str] | None) -> None:
+    """Print the memory of a recipe's step, from the configuration of its model alone."""
+    from buddy.cli.views.display import stdout
+    from buddy.cli.views.memory_table import show_memory
+    from buddy.errors import RecipeError
+    from buddy.training.methods import DEFAULT_METHOD, read_method
+    from buddy.training.router.memory import highest_budget, plan_memory
+    from buddy.training.router.recipe import Recipe
+
+    method, recipe = read_method(path, changes or [])
+    if type(recipe) is not Recipe:
+        raise RecipeError(
+            f"--plan-memory knows the steps of method {DEFAULT_METHOD} alone, and {path} is of "
+            f"{method.name}: leave it out"
+        )
+    plan = plan_memory(recipe)
+    most = highest_budget(recipe, plan.num_blocks)
+    depths = [most, *(round(share * most) for share in (0.75, 0.5))]
+    show_memory(stdout(), recipe, plan, depths)
 
 
 COMMAND = Command(name="train", group="train", place=2, run=train)

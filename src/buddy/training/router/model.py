@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from buddy.backbone.backbone import Backbone
 from buddy.checkpoint.resolve import ModelName, Resolved
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
@@ -70,15 +71,7 @@ def build_model(
     order = _order(settings.policy, prior, base)
     router = None
     if settings.policy == "routed":
-        config = RouterConfig(
-            num_blocks=base.num_blocks,
-            token_width=base.backbone.kv_width,
-            planner=settings.planner,
-            decision=DecisionConfig(rank=settings.rank, omega=settings.omega),
-        )
-        with torch.random.fork_rng():
-            torch.manual_seed(recipe.optim.seed)
-            router = Router(config, None if prior is None else prior.values()).to(base.device)
+        router = new_router(recipe, base.backbone, prior).to(base.device)
     context = settings.planner.context_layer
     context_only = (
         context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
@@ -93,6 +86,20 @@ def build_model(
     )
     model.scoring_policy.check_spendable(budgets)
     return model.train()
+
+
+def new_router(recipe: Recipe, backbone: Backbone, prior: Prior | None) -> Router:
+    """A router as a recipe says, for a model, before its first step."""
+    settings = recipe.router
+    config = RouterConfig(
+        num_blocks=backbone.num_blocks,
+        token_width=backbone.kv_width,
+        planner=settings.planner,
+        decision=DecisionConfig(rank=settings.rank, omega=settings.omega),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.optim.seed)
+        return Router(config, None if prior is None else prior.values())
 
 
 def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
