@@ -13,6 +13,7 @@ from buddy.importance.forward import Windows
 from buddy.importance.indicators.cosine import BlockInfluence, SummaryCosine
 from buddy.importance.indicators.indicator import INDICATORS, build_indicator
 from buddy.importance.indicators.skipping import DeltaPerplexity, skip_losses
+from tests.pretend import PretendDevice, move
 from tests.tiny import NUM_BLOCKS, all_families, delete_blocks, every_family, random_ids, tiny_model
 
 IDS = random_ids(3, 12)
@@ -164,13 +165,35 @@ def test_every_indicator_goes_on_from_its_state(name):
 
 
 @pytest.mark.parametrize("name", ["taylor", "fisher", "grad-norm"])
-def test_sums_of_gradients_go_on_where_the_model_is(name):
-    half = build_indicator(name, Backbone(tiny_model()))
-    half.update(IDS[:1])
-    rest = build_indicator(name, Backbone(tiny_model().to("meta")))
-    rest.restore(half.state())
-    assert {tensor.device.type for tensor in half.state().values()} == {"cpu"}
-    assert {tensor.device.type for tensor in rest.state().values()} == {"meta"}
+def test_a_backward_pass_holds_one_gradient_at_a_time_and_leaves_the_callers(name):
+    model = tiny_model()
+    own = {parameter: torch.ones_like(parameter) for parameter in model.parameters()}
+    for parameter, gradient in own.items():
+        parameter.grad = gradient
+    indicator = build_indicator(name, Backbone(model))
+    most, part = 0, indicator._part
+
+    def counted(gradient):
+        nonlocal most
+        most = max(most, sum(p.grad is not None for p in model.model.layers.parameters()))
+        return part(gradient)
+
+    indicator._part = counted
+    indicator.update(IDS[:1])
+    assert most == 1
+    assert all(p.grad is own[p] and bool((p.grad == 1).all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["taylor", "fisher", "grad-norm"])
+def test_sums_of_gradients_are_in_the_hosts_memory(name):
+    with PretendDevice():
+        indicator = build_indicator(name, Backbone(move(tiny_model())))
+        indicator.update(IDS.to("cuda"))
+        scores = indicator.scores()
+    assert {tensor.device.type for tensor in indicator.state().values()} == {"cpu"}
+    whole = build_indicator(name, Backbone(tiny_model()))
+    whole.update(IDS)
+    assert torch.equal(scores, whole.scores())
 
 
 def test_an_unknown_indicator_is_refused():

@@ -1,10 +1,13 @@
 """Gradient importance: Taylor, Fisher and gradient norm, from backward passes of the loss."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.importance.forward import Windows
@@ -13,7 +16,9 @@ from buddy.importance.forward import Windows
 class _BlockGradients(ABC):
     """Shared by all: gradients of the mean loss of each window, by parameter of a block.
 
-    Embeddings and head are left out. Sums are kept in float32, whatever the model's dtype.
+    Embeddings and head are left out. Sums are kept in float32 and in the host's memory, whatever
+    the model's dtype and device, and a gradient is freed as soon as it is added: a card holds the
+    model, the activations of one window, and the gradient of one parameter.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -23,7 +28,7 @@ class _BlockGradients(ABC):
             for block, layer in enumerate(backbone.blocks)
         ]
         self._sums = {
-            name: torch.zeros_like(p, dtype=torch.float32)
+            name: torch.zeros(p.shape, dtype=torch.float32)
             for block in self._named
             for name, p in block.items()
         }
@@ -35,21 +40,36 @@ class _BlockGradients(ABC):
 
     def _add(self, ids: Int[Tensor, "batch tokens"]) -> None:
         parameters = {name: p for block in self._named for name, p in block.items()}
-        wanted = {name: p.requires_grad for name, p in parameters.items()}
-        for parameter in parameters.values():
-            parameter.requires_grad_(True)
+        with self._gradients_added(parameters), torch.enable_grad():
+            windows = Windows.of(self._backbone, ids)
+            blocks = range(self._backbone.num_blocks)
+            hidden = windows.through(blocks, windows.embedded.detach())
+            loss = windows.nll(hidden) / windows.num_targets
+            torch.autograd.backward(loss, inputs=list(parameters.values()))
+
+    @contextmanager
+    def _gradients_added(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Within, a backward pass adds each gradient to the sums, and leaves none."""
+        before = {name: (p.requires_grad, p.grad) for name, p in parameters.items()}
+        hooks = []
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(True).grad = None
+            take = partial(self._take, name)
+            hook = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+            hooks.append(hook)
         try:
-            with torch.enable_grad():
-                windows = Windows.of(self._backbone, ids)
-                blocks = range(self._backbone.num_blocks)
-                hidden = windows.through(blocks, windows.embedded.detach())
-                loss = windows.nll(hidden) / windows.num_targets
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
+            yield
         finally:
+            for hook in hooks:
+                hook.remove()
             for name, parameter in parameters.items():
-                parameter.requires_grad_(wanted[name])
-        for name, gradient in zip(parameters, gradients, strict=True):
-            self._sums[name] += self._part(gradient.float())
+                wanted, parameter.grad = before[name]
+                parameter.requires_grad_(wanted)
+
+    def _take(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._sums[name] += self._part(parameter.grad.to("cpu", torch.float32))
+        parameter.grad = None
 
     def _part(self, gradient: Tensor) -> Tensor:
         return gradient
@@ -60,13 +80,15 @@ class _BlockGradients(ABC):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from an earlier `state`."""
-        # A resume file gives them on the CPU.
-        self._sums = {name: part.to(self._backbone.device) for name, part in state.items()}
+        self._sums = state
 
     def scores(self) -> Float[Tensor, " blocks"]:
         """Summed over a block's matrices and norms."""
         per_block = [
-            sum(float(self._score(p.detach().float(), self._sums[n])) for n, p in block.items())
+            sum(
+                float(self._score(p.detach().to("cpu", torch.float32), self._sums[name]))
+                for name, p in block.items()
+            )
             for block in self._named
         ]
         return self._finish(torch.tensor(per_block, dtype=torch.float64))
