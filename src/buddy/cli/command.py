@@ -22,6 +22,7 @@ class Command:
         run: A function as typer takes it, or a Typer app where the command has subcommands.
         place: Among its group, the smallest first; equal ones by name.
         alias: An earlier name, which goes on working and which help does not show.
+        shares: Processes that are launched side by side share its work; else it refuses them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Command:
     run: Callable[..., Any] | typer.Typer
     place: int = 100
     alias: str | None = None
+    shares: bool = False
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

@@ -24,6 +24,7 @@ from typer.main import get_command
 from buddy.cli import commands as own_commands
 from buddy.cli.command import GROUPS, Command
 from buddy.cli.named import let_model_stand_alone
+from buddy.processes import check_alone, number_of_processes
 
 ENTRY_POINTS: Final = "buddy.commands"
 _BESIDE: Final = ("--max-new-tokens", "--max-tokens")
@@ -50,6 +51,16 @@ class CommandTable(TyperGroup):
             own = _own_command(cmd_name)
             self._add(_in_order_of_help() if own is None else [own])
         return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The subcommand that is typed; processes that were launched together must share it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        known = _own_command(str(name))
+        if number_of_processes() > 1 and not (known and known.shares):
+            if os.environ["RANK"] != "0":  # the first says it for all
+                raise typer.Exit(2)
+            check_alone(f"buddy {name}")
+        return name, command, rest
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of help."""

@@ -23,6 +23,7 @@ from buddy.checkpoint.resolve import Resolved, resolve
 from buddy.data.examples import check_source, read_all
 from buddy.errors import TrainingError
 from buddy.model import BuddyForCausalLM
+from buddy.processes import check_alone
 from buddy.records import RunRecord
 from buddy.resume import check_same
 from buddy.training.log import TrainingLog, need_tensorboard
@@ -111,8 +112,10 @@ class Run(Generic[SomeRecipe]):
         out: Folder of the checkpoint, the logs, the training state and the record.
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes.
+        shares: Processes that are launched side by side share its work.
 
     Raises:
+        BuddyError: Several processes were launched for work that is not shared.
         DataError: A data file is missing.
         TrainingError: The folder cannot be had, or TensorBoard is wanted and not there.
     """
@@ -124,7 +127,10 @@ class Run(Generic[SomeRecipe]):
         *,
         resume: bool = False,
         listener: RunListener | None = None,
+        shares: bool = False,
     ) -> None:
+        if not shares:
+            check_alone("this stage of training")
         self.recipe, self.out, self.resume = recipe, out, resume
         self.listener = listener or RunListener()
         self._lock, self._is_checked = FileLock(out / LOCK), False

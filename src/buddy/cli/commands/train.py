@@ -96,4 +96,4 @@ def show_plan(path: Path, changes: list[str] | None) -> None:
     show_memory(stdout(), recipe, plan, depths)
 
 
-COMMAND = Command(name="train", group="train", place=2, run=train)
+COMMAND = Command(name="train", group="train", place=2, run=train, shares=True)

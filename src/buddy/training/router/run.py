@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, DynamoBackend, gather_object
 from torch import Tensor
 
 from buddy.backbone.fingerprint import base_fingerprint
@@ -89,7 +89,9 @@ class TrainingMethod:
         """
         accelerator = Accelerator()
         is_main = accelerator.is_main_process
-        run = Run(recipe, out, resume=resume, listener=listener if is_main else None)
+        _check_launch(accelerator)
+        told = listener if is_main else None
+        run = Run(recipe, out, resume=resume, listener=told, shares=True)
         _check_places(recipe)
         check_recipe(recipe, run.named)
         with accelerator.main_process_first():  # the others find the model in the cache
@@ -118,6 +120,36 @@ class TrainingMethod:
         accelerator.wait_for_everyone()
         accelerator.end_training()
         return out / CHECKPOINT
+
+
+_SHARDED: Final = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+def _check_launch(accelerator: Accelerator) -> None:
+    """Refuse what accelerate is configured to do and a run would not.
+
+    Raises:
+        TrainingError: It is another way to share the work, or another number format.
+    """
+    state, kind = accelerator.state, accelerator.distributed_type
+    dynamo = state.dynamo_plugin.backend
+    refused = {
+        kind.value: (kind in _SHARDED, "processes share the batches, each with a whole model"),
+        f"mixed_precision {accelerator.mixed_precision}": (
+            accelerator.mixed_precision != "no",
+            "a recipe names its number format in model.dtype",
+        ),
+        f"dynamo_backend {dynamo.value}": (dynamo != DynamoBackend.NO, "steps are not compiled"),
+        f"gradient_accumulation_steps {accelerator.gradient_accumulation_steps}": (
+            accelerator.gradient_accumulation_steps > 1,
+            "a recipe names the parts of a batch in optim.micro_batch_tokens",
+        ),
+    }
+    for setting, (is_refused, why) in refused.items():
+        if is_refused:
+            raise TrainingError(
+                f"accelerate is set to {setting}, which buddy train does not do: {why}"
+            )
 
 
 def _device(accelerator: Accelerator) -> torch.device:
