@@ -1,6 +1,7 @@
 """Loads a model once its config alone has shown that it can do what is asked."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from buddy.cli.options import FULL, ExecutionOptions
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from buddy.checkpoint.resolve import ModelName
     from buddy.model import BuddyForCausalLM
 
-DTYPES: Final = ("bfloat16", "float32")
+DTYPES: Final = ("bfloat16", "float16", "float32")
 """What `--dtype` takes."""
 _AS_SAVED: Final = ExecutionOptions()
 
@@ -22,8 +23,6 @@ def load_checked(
     check: "Callable[[BuddyForCausalLM], object]",
     console: "Console",
     execution: ExecutionOptions = _AS_SAVED,
-    *,
-    dtype: str | None = None,
     **options: Any,
 ) -> "BuddyForCausalLM":
     """Load a model; before its weights are fetched, let `check` look at what its config tells.
@@ -33,7 +32,6 @@ def load_checked(
         check: Given the model without weights, refuses what it could not do.
         console: Where progress is shown.
         execution: Policy, engine and number format, in place of the model's own.
-        dtype: One of `DTYPES`; as saved if None.
         **options: Others of `BuddyForCausalLM.from_pretrained`.
 
     Raises:
@@ -55,7 +53,7 @@ def load_checked(
         check(BuddyForCausalLM.outline(resolved, **routing))
         return BuddyForCausalLM.from_pretrained(
             resolved,
-            dtype=named_dtype(dtype),
+            dtype=named_dtype(execution.dtype),
             merge_adapter=True,
             quant=cast(Any, execution.quant),
             **routing,
@@ -77,7 +75,7 @@ def load_to_measure(
         name: As for `load_checked`.
         tokens: How long the texts are.
         console: Where progress is shown.
-        dtype: As for `load_checked`.
+        dtype: One of `DTYPES`; as saved if None.
         check: The same.
 
     Raises:
@@ -88,7 +86,7 @@ def load_to_measure(
         check(outline)
         check_room(outline, tokens)
 
-    loaded = load_checked(name, check_all, console, FULL, dtype=dtype)
+    loaded = load_checked(name, check_all, console, replace(FULL, dtype=dtype))
     say_if_slow(loaded, console)
     return loaded
 

@@ -174,7 +174,8 @@ def check_dtype(name: str) -> None:
     from buddy.cli.loading import DTYPES
 
     if name not in DTYPES:
-        raise typer.BadParameter(f"must be {' or '.join(DTYPES)}, got {name!r}")
+        *first, last = DTYPES
+        raise typer.BadParameter(f"must be {', '.join(first)} or {last}, got {name!r}")
 
 
 def check_policy_spec(spec: str) -> None:
@@ -265,8 +266,8 @@ Dtype = Annotated[
     str | None,
     checked(
         check_dtype,
-        help="Numbers of weights and sums: bfloat16 or float32. As saved if not given.",
-        autocompletion=offer("bfloat16", "float32"),
+        help="Numbers of weights and sums: bfloat16, float16 or float32. As saved if not given.",
+        autocompletion=offer("bfloat16", "float16", "float32"),
     ),
 ]
 Policy = Annotated[
@@ -343,12 +344,13 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionOptions:
-    """Who chooses the blocks, and what executes them."""
+    """Who chooses the blocks, and what executes them in which numbers."""
 
     kv_policy: KVPolicy = None
     policy: Policy = None
     engine: Engine = "auto"
     quant: Quant = None
+    dtype: Dtype = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

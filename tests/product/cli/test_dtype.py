@@ -43,6 +43,12 @@ def _commands(folder, text, rows):
     }
 
 
+def test_an_answer_is_computed_in_the_dtype_that_was_asked_for(folder):
+    done = run("generate", "w3 w4", "-m", folder, "--dtype", "float16", "--max-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert "its weights are torch.float16" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["importance", "ranks", "ppl", "answers", "bench"])
 def test_a_measurement_is_made_in_the_dtype_that_was_asked_for(
     folder, text, rows, tmp_path, command
@@ -76,4 +82,4 @@ def test_another_dtype_is_refused_in_one_line_before_anything_is_loaded(text, tm
     done = run("eval", "ppl", "-m", "nowhere", "--text", text, "--dtype", "half", "--out", out)
     assert done.returncode == 2
     (line,) = [text for text in done.stderr.splitlines() if "dtype" in text]
-    assert "must be bfloat16 or float32, got 'half'" in line
+    assert "must be bfloat16, float16 or float32, got 'half'" in line

@@ -18,6 +18,11 @@ _MAX_TOKENS: Final = 256
 """Tokens of prompt and answer together, where the context holds as many."""
 
 
+def _check_dtype(name: str) -> None:
+    if name not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"must be bfloat16 or float32, got {name!r}")
+
+
 @options.on_device
 def route(
     model: Annotated[
@@ -46,7 +51,7 @@ def route(
     dtype: Annotated[
         str | None,
         options.checked(
-            options.check_dtype,
+            _check_dtype,
             help="Numbers of weights and sums: bfloat16 or float32. If not given, bfloat16 where "
             "it is fast, else float32.",
             autocompletion=offer("bfloat16", "float32"),

@@ -15,6 +15,7 @@ from buddy.budget.request import BudgetRequest, read_budget
 from buddy.cli import options
 from buddy.cli.loading import computed_by, load_checked, say_if_slow
 from buddy.cli.named import BUDGETS, offer, policies
+from buddy.cli.options import ExecutionOptions
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import alone, check_writable
 from buddy.hub.presets import ROUTED_MODEL
@@ -194,7 +195,7 @@ def eval_run(
         plan_conditions(outline, *asked, auto=auto, means=means)
 
     resolved = resolve(compared.model)
-    loaded = load_checked(resolved, check_all, console, dtype=compared.dtype)
+    loaded = load_checked(resolved, check_all, console, ExecutionOptions(dtype=compared.dtype))
     if not generates:
         say_if_slow(loaded, console)
     tokenizer = resolved.load_tokenizer()

@@ -67,7 +67,7 @@ class RunnerOptions:
     def execution(self) -> options.ExecutionOptions:
         """What a model is loaded with; policies come later, one after the other."""
         return options.ExecutionOptions(
-            kv_policy=self.kv_policy, engine=self.engine, quant=self.quant
+            kv_policy=self.kv_policy, engine=self.engine, quant=self.quant, dtype=self.dtype
         )
 
 
@@ -145,7 +145,7 @@ def bench(
         plan_conditions(outline, policy or [], budget)
         check_context(outline, workload.context, workload.new_tokens)
 
-    loaded = load_checked(model, check, console, runner.execution(), dtype=runner.dtype)
+    loaded = load_checked(model, check, console, runner.execution())
     conditions = plan_conditions(loaded, policy or [], budget)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
