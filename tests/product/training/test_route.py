@@ -132,17 +132,47 @@ def test_losses_that_are_no_numbers_are_refused():
         set_losses(buddy.backbone, random_examples(2), torch.ones(1, 1, 6, dtype=torch.bool))
 
 
-def search(path, measure, **changes):
+def search(path, measure, *, lead_from="some", **changes):
     settings = {"num_blocks": 8, "rounds": 4, "candidates": 3, "leave": 2.0} | changes
     model = {"num_blocks": 8, "base": "some"}
     rows = race_batches(numbered(24), 4)
-    return search_order(measure, rows, path, identity={"rows": "some"}, model=model, **settings)
+    identity = {"rows": "some", "lead_from": lead_from}
+    return search_order(measure, rows, path, identity=identity, model=model, **settings)
 
 
 def test_the_cheapest_blocks_go_first(tmp_path):
     found = search(tmp_path / "order.json", additive(COSTS, 0.05))
     assert found.removed == [2, 6, 4, 1]
     assert found.means == pytest.approx([1.7, 1.8, 2.0, 2.3, 2.8], abs=0.2)
+
+
+def together(costs, pair, saved):
+    """As `additive`, but two blocks are cheap once both are gone, and neither is alone."""
+    plain = additive(costs, 0.05)
+
+    def measure(rows, sets):
+        lost = plain(rows, sets)
+        both = (~sets[0][:, list(pair)]).all(1)
+        return Losses(lost.nats - saved * both * lost.tokens[:, None], lost.tokens)
+
+    return measure
+
+
+def test_an_order_to_beat_leads_to_blocks_that_are_cheap_together(tmp_path):
+    measure = together(COSTS, (1, 5), 1.1)  # 0.5 + 0.7 alone, 0.1 together
+    greedy = search(tmp_path / "greedy.json", measure, rounds=3)
+    assert greedy.removed == [2, 6, 4]
+    led = search(tmp_path / "led.json", measure, rounds=3, lead=(5, 1, 2))
+    assert led.removed == [5, 1, 2]
+    assert led.means[2] < greedy.means[2]
+    assert led.means[3] < greedy.means[3]
+    worse = search(tmp_path / "worse.json", additive(COSTS, 0.05), rounds=3, lead=(5, 3, 1))
+    assert worse.removed == greedy.removed
+
+
+def test_an_order_goes_on_from_one_to_beat(tmp_path):
+    found = search(tmp_path / "led.json", together(COSTS, (1, 5), 1.1), lead=(5, 1, 3, 4))
+    assert found.removed[:3] == [5, 1, 2]  # and not 3
 
 
 def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
@@ -163,7 +193,7 @@ def test_an_interrupted_search_goes_on_to_the_same_order(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"rounds": 5}, {"candidates": 4}, {"leave": 1.0}],
+    [{"rounds": 5}, {"candidates": 4}, {"leave": 1.0}, {"lead_from": "others"}],
     ids=lambda change: next(iter(change)),
 )
 def test_the_record_of_another_search_is_refused(tmp_path, change):

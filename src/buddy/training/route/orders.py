@@ -4,6 +4,9 @@ The SLEB loop measures every block that is left on every row, and most of them l
 round goes through the rows batch by batch; a candidate that is behind the best by some standard
 errors of the paired difference is not measured on the rest. The rounds after the first try those
 blocks alone whose absence cost least before.
+
+One block at a time never finds blocks that are cheap together and dear alone. So a round also
+tries the first blocks of another order, and goes on from them where they lose less.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -110,25 +113,30 @@ class OrderSearch:
         *,
         candidates: int,
         leave: float,
+        lead: Sequence[int] = (),
     ) -> None:
-        """Remove one more block; the first step measures full depth too."""
+        """Remove one more block, or as many of another order; the first measures full depth too."""
         rest = [block for block in range(1, num_blocks - 1) if block not in self.removed]
         is_first = not self.means
         if not is_first:
             rest = sorted(rest, key=lambda block: self.prices[block])[:candidates]
-        sets = torch.ones(len(rest), num_blocks, dtype=torch.bool)
-        for row, block in enumerate(rest):
-            sets[row, [*self.removed, block]] = False
+        found = [[*self.removed, block] for block in rest]
+        led = list(lead[: len(self.removed) + 1])
+        if len(led) == len(found[0]) and set(led) not in map(set, found):
+            found.append(led)
+        sets = torch.ones(len(found), num_blocks, dtype=torch.bool)
+        for row, removed in enumerate(found):
+            sets[row, removed] = False
         if is_first:
             whole = torch.ones(1, 1, num_blocks, dtype=torch.bool)
             parts = [measure(rows, whole) for rows in batches]
             self.means.append(float(Losses.joined(parts).mean))
-        found = race(measure, batches, sets, leave)
-        least = found.mean - self.means[-1]
-        self.prices |= {b: least + behind for b, behind in zip(rest, found.behind, strict=True)}
-        self.removed.append(rest[found.best])
-        self.means.append(found.mean)
-        self.num_measured += found.num_measured
+        ended = race(measure, batches, sets, leave)
+        least = ended.mean - self.means[-1]
+        self.prices |= {b: least + behind for b, behind in zip(rest, ended.behind, strict=False)}
+        self.removed = found[ended.best]
+        self.means.append(ended.mean)
+        self.num_measured += ended.num_measured
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what a record of the search holds."""
@@ -154,6 +162,8 @@ def search_order(
     leave: float,
     identity: Mapping[str, Any],
     model: dict[str, Any],
+    lead: Sequence[int] = (),
+    until: int | None = None,
     on_round: Callable[[int], None] = lambda done: None,
 ) -> OrderSearch:
     """Search an order, or go on from the rounds that its record has.
@@ -168,6 +178,8 @@ def search_order(
         leave: As for `race`.
         identity: What else the result depends on, as plain values.
         model: Facts of the model.
+        lead: Another order, whose first blocks each round tries.
+        until: Stop once so many blocks are gone, and go on by another call.
         on_round: Told how many blocks are gone.
 
     Raises:
@@ -177,8 +189,8 @@ def search_order(
     config = {**identity, "rounds": rounds, "candidates": candidates, "leave": leave}
     search = _read(path, config, model)
     on_round(len(search.removed))
-    while len(search.removed) < rounds:
-        search.step(measure, rows, num_blocks, candidates=candidates, leave=leave)
+    while len(search.removed) < min(rounds, until or rounds):
+        search.step(measure, rows, num_blocks, candidates=candidates, leave=leave, lead=lead)
         results = sealed(search.to_json(), config, model)
         RunRecord(kind=KIND, model=model, config=config, results=results).save(path)
         on_round(len(search.removed))

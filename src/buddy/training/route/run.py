@@ -176,7 +176,10 @@ class _Route:
     def _search(
         self, groups: Mapping[str, Group], prior: Sequence[int]
     ) -> dict[str, tuple[int, ...]]:
-        """The common order and that of each group; below what is searched the others follow."""
+        """The common order and that of each group; below what is searched the others follow.
+
+        The common order is to beat the prior, and a group's the common one.
+        """
         settings, blocks = self.run.recipe.search, self.model.num_blocks
         rounds = min(blocks - 2, blocks - min(*self.depths, round(settings.least * blocks)))
         each = -(-max(settings.rows, 8 * len(groups)) // len(groups))
@@ -193,29 +196,39 @@ class _Route:
                 done[name] = removed
                 self.run.listener.measured("searching orders", sum(done.values()), total)
 
-        def search(task: tuple[str, Sequence[Example]]) -> tuple[int, ...]:
-            name, rows = task
-            return tuple(
-                search_order(
-                    self.measurements.measure,
-                    race_batches(rows, settings.batch_size),
-                    folder / f"{plain_name(name)}.json",
-                    num_blocks=blocks,
-                    rounds=rounds,
-                    candidates=settings.candidates,
-                    leave=settings.leave,
-                    identity={
-                        "group": name,
-                        "rows": rows_identity(rows),
-                        "dtype": str(self.model.dtype),
-                        "batch_size": settings.batch_size,
-                    },
-                    model=facts,
-                    on_round=partial(report, name),
-                ).removed
+        def search(name: str, lead: Sequence[int], until: int) -> tuple[int, ...]:
+            searched = search_order(
+                self.measurements.measure,
+                race_batches(tasks[name], settings.batch_size),
+                folder / f"{plain_name(name)}.json",
+                num_blocks=blocks,
+                rounds=rounds,
+                candidates=settings.candidates,
+                leave=settings.leave,
+                identity={
+                    "group": name,
+                    "rows": rows_identity(tasks[name]),
+                    "common_rows": rows_identity(mixed),
+                    "prior": list(prior),
+                    "dtype": str(self.model.dtype),
+                    "batch_size": settings.batch_size,
+                },
+                model=facts,
+                lead=lead,
+                until=until,
+                on_round=partial(report, name),
             )
+            return tuple(searched.removed)
 
-        found = dict(zip(tasks, self.measurements.workers.map(search, tasks.items()), strict=True))
+        def begin(name: str) -> tuple[int, ...]:  # a group's first round tries every block anyway
+            return search(name, prior, rounds) if name == COMMON else search(name, (), 1)
+
+        begun = dict(zip(tasks, self.measurements.workers.map(begin, tasks), strict=True))
+        lead = begun[COMMON]
+        ended = self.measurements.workers.map(
+            lambda name: lead if name == COMMON else search(name, lead, rounds), tasks
+        )
+        found = dict(zip(tasks, ended, strict=True))
         common = [*found[COMMON], *(b for b in prior if b not in found[COMMON])]
         return {
             name: (*order, *(block for block in common if block not in order))
