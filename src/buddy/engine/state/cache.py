@@ -43,6 +43,12 @@ def check_kv_policy(kv_policy: str) -> KVPolicy:
     return cast(KVPolicy, kv_policy)
 
 
+def rung(number: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: less than half as much again."""
+    power = 1 << (number - 1).bit_length()
+    return power * 3 // 4 if number <= power * 3 // 4 else power
+
+
 class BlockKVCache(BlockKV):
     """Keys and values of every block, in buffers [rows, heads, slots, head] that grow when full.
 
@@ -90,17 +96,24 @@ class BlockKVCache(BlockKV):
         """Make room for as many rows and slots, or leave all as it was where memory is short."""
         if rows > self.rows or slots > self.capacity:
             capacity = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
-            rows = max(rows, self.rows)
-            keys, values = (
-                [None if old is None else _grown(old, rows, capacity) for old in buffers]
-                for buffers in (self._keys, self._values)
-            )
-            if self.skipped is not None:
-                self.skipped.fit(rows, capacity)
-            # Last: a call that is cut short is made again.
-            self._keys, self._values = keys, values
-            self.capacity, self.rows = capacity, rows
-            self.revision += 1
+            self._resize(rung(rows) if rows > self.rows else self.rows, capacity)
+
+    def round_up(self) -> None:
+        """Make room for the slots of the next rung: sizes that are made for must be few."""
+        if self.capacity != rung(self.capacity):
+            self._resize(self.rows, rung(self.capacity))
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        keys, values = (
+            [None if old is None else _grown(old, rows, capacity) for old in buffers]
+            for buffers in (self._keys, self._values)
+        )
+        if self.skipped is not None:
+            self.skipped.fit(rows, capacity)
+        # Last: a call that is cut short is made again.
+        self._keys, self._values = keys, values
+        self.capacity, self.rows = capacity, rows
+        self.revision += 1
 
     def visible(self, block: int, frame: Frame) -> Bool[Tensor, "sequences 1 tokens slots"] | None:
         """Slots that are no hole, under `mask`, or the query's own; None where there is no hole."""
@@ -230,7 +243,7 @@ class BlockKVCache(BlockKV):
     def move_to(
         self, keys: list[Tensor], values: list[Tensor], hidden_slots: list[Tensor | None]
     ) -> int:
-        """Continue in these buffers, as large as the cache; returns the new revision."""
+        """Continue in these buffers, at least as large as the cache; returns the new revision."""
         new: tuple[Sequence[Tensor | None], ...] = (keys, values, hidden_slots)
         for own, others in zip(self.buffers(), new, strict=True):
             for block, other in enumerate(others):
@@ -243,6 +256,9 @@ class BlockKVCache(BlockKV):
                     part = other[: buffer.shape[0]].narrow(slots, 0, buffer.shape[slots])
                     part.copy_(buffer)
                 own[block] = other
+        self.rows, self.capacity = keys[0].shape[0], keys[0].shape[2]
+        if self.skipped is not None:
+            self.skipped.fit(self.rows, self.capacity)
         self.revision += 1
         return self.revision
 

@@ -1,0 +1,169 @@
+"""The memory of captured decode steps: it is the live cache, and hardly more."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.engine.executors import arena as arena_module
+from buddy.engine.executors import graphs
+from buddy.engine.executors.graphs import GraphDecoder
+from buddy.engine.feed import Feed
+from buddy.engine.run import run_step
+from buddy.engine.step import Step
+from tests.product.engine.test_host_waits import at_once
+from tests.tiny import delete_blocks, tiny_model
+
+
+def small_buddy():
+    return BuddyForCausalLM(delete_blocks(tiny_model(), {2, 3, 4, 5}), engine="general")
+
+
+class Server:
+    """A session that sequences join and leave for ever, with captured decode steps.
+
+    Attributes:
+        ratios: After each pass, bytes of all arenas over those of the session's own cache.
+    """
+
+    def __init__(self):
+        self.buddy = small_buddy()
+        self.decoder = GraphDecoder(self.buddy.backbone, at_once)
+        self.session = self.buddy.new_session(1, 4)
+        self.ratios = []
+
+    @torch.no_grad()
+    def feed(self, numbers, count):
+        backbone, policy = self.buddy.backbone, self.buddy.inference_policy()
+        ids = torch.full((len(numbers) * count,), 3)
+        step = Step(sequence_ids=numbers, feed=Feed(token_ids=ids, counts=(count,) * len(numbers)))
+        out = run_step(backbone, policy, self.session, step, executor=self.decoder)
+        self.ratios.append(self.arena_bytes() / self.cache_bytes())
+        return out
+
+    def cache_bytes(self):
+        return sum(t.nbytes for t in (*self.session.kv._keys, *self.session.kv._values))
+
+    def arena_bytes(self):
+        arenas = self.decoder._arenas
+        return sum(t.nbytes for arena in arenas for t in (*arena.keys, *arena.values))
+
+
+def test_arenas_take_what_the_cache_takes_whoever_joins_and_leaves():
+    draw, alive, joined, most = torch.Generator().manual_seed(0), [], 0, 0
+    server = Server()
+    while joined < 300:
+        count = int(torch.randint(0, 20, (1,), generator=draw))
+        gone = alive[1 : 1 + count]  # the first goes on and on
+        server.session.leave(*gone)
+        alive = [number for number in alive if number not in gone]
+        new = [server.session.join() for _ in range(min(24, 2 + joined // 4) - len(alive))]
+        alive, joined = alive + new, joined + len(new)
+        most = max(most, len(alive))
+        if new:
+            server.feed(new, 2)
+        server.feed(alive, 1)
+    kv, longest = server.session.kv, server.session.sequences[alive[0]].length
+    assert longest > 32
+    assert kv.rows <= 1.5 * most == 36
+    assert kv.capacity <= 2 * longest
+    assert max(server.ratios) <= 1.0 == server.ratios[-1], "one arena, and it is the cache"
+
+
+class Decodes:
+    """A model whose decode steps are captured.
+
+    Args:
+        capture: Makes a replay of a piece of work.
+    """
+
+    def __init__(self, capture=at_once):
+        self.buddy = small_buddy()
+        self.decoder = GraphDecoder(self.buddy.backbone, capture)
+        self.buddy.executor.fast_path = lambda: self.decoder
+
+    @torch.no_grad()
+    def begin(self, rows, slots):
+        """A session of so many rows and slots that has decoded a token."""
+        session = self.buddy.new_session(rows, slots)
+        for _ in range(2):
+            self.buddy(torch.full((rows, 1), 3), cache=session)
+        return session
+
+    @property
+    def rows(self):
+        return [len(arena.tokens) for arena in self.decoder._arenas]
+
+
+def test_sessions_of_many_lengths_have_few_arenas():
+    decodes = Decodes()
+    for slots in (2, 3, 5, 6, 7, 10, 13, 16, 17, 20, 31):
+        decodes.begin(1, slots)
+    lengths = [arena.keys[0].shape[2] for arena in decodes.decoder._arenas]
+    assert lengths == [2, 3, 6, 8, 12, 16, 24, 32]
+
+
+def test_arenas_that_nobody_has_are_few():
+    decodes = Decodes()
+    alive = decodes.begin(1, 4)
+    for rows in range(2, 14):
+        decodes.begin(rows, 4)
+    assert decodes.rows == [1, *range(5, 13), 13], "one in use, eight, and the last"
+    del alive
+
+
+def test_arenas_that_nobody_has_take_at_most_half_of_what_is_in_use(monkeypatch):
+    monkeypatch.setattr(graphs, "_IDLE_BYTES", 0)
+    decodes, rows = Decodes(), []
+    for number in (4, 3, 4, 1, 4):
+        decodes.begin(number, 8)
+        rows.append(decodes.rows)
+    assert rows == [[4], [3], [4], [1], [1, 4]]
+
+
+def test_the_graphs_of_an_arena_share_a_pool_that_no_other_arena_has(monkeypatch):
+    pools = []
+
+    def capture(pool, work):
+        pools.append(pool)
+        return at_once(work)
+
+    monkeypatch.setattr(graphs, "capture_cuda", capture)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", iter("ab").__next__)
+    decodes = Decodes(capture=None)
+    alive = [decodes.begin(1, 4) for _ in range(2)]
+    half = len(pools) // 2
+    assert pools == ["a"] * half + ["b"] * half
+    assert half == 4, "two blocks, what comes before them, and the output projection"
+    del alive
+
+
+class Read(TorchFunctionMode):
+    """Counts the keys that attention is given, rows times slots, by call."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.keys.append(args[1].shape[0] * args[1].shape[2])
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_step_reads_at_most_twice_the_slots_that_live(monkeypatch):
+    monkeypatch.setattr(arena_module, "_LEAST_SLOTS", 1)
+    decodes, general, reads = Decodes(), small_buddy(), []
+    session, expected = (buddy.new_session(2, 48) for buddy in (decodes.buddy, general))
+    tokens = torch.tensor([[5, 9, 3], [7, 4, 8]])
+    for _ in range(20):
+        logits = general(tokens, cache=expected).logits
+        with Read() as read:
+            made = decodes.buddy(tokens, cache=session).logits
+        assert_close(made, logits, atol=1e-5, rtol=1e-5)
+        tokens = logits[:, -1:].argmax(-1)
+        reads.append(read.keys)
+    for step, counts in enumerate(reads[1:]):
+        assert len(counts) >= 2, "one call of attention for each block"
+        assert max(counts) <= 2 * (2 * (4 + step))
