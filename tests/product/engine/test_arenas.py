@@ -95,6 +95,15 @@ class Decodes:
         return [len(arena.tokens) for arena in self.decoder._arenas]
 
 
+def test_room_is_made_for_as_many_rows_as_are_asked_for_and_for_some_where_they_join():
+    session = small_buddy().new_session(16, 4)
+    session.kv.reserve(17, 0)
+    assert session.kv.rows == 17
+    for _ in range(18):
+        session.join()
+    assert session.kv.rows == 24
+
+
 def test_sessions_of_many_lengths_have_few_arenas():
     decodes = Decodes()
     for slots in (2, 3, 5, 6, 7, 10, 13, 16, 17, 20, 31):

@@ -19,6 +19,7 @@ from buddy.serving.request import Sampling
 from buddy.serving.rows import sampler
 from buddy.serving.rows.grammar import GrammarState
 from buddy.serving.rows.sampler import Picker, nucleus, pick, spread
+from tests.pretend import PretendDevice
 
 V = 50
 SAMPLINGS = [
@@ -90,28 +91,52 @@ def test_a_nucleus_that_is_wider_than_the_candidates_is_still_right(monkeypatch)
 
 def test_a_seed_draws_what_it_drew_when_rows_were_drawn_one_by_one():
     """The numbers of an earlier commit: a text with a seed must not change."""
-    kinds = [
-        *SAMPLINGS,
-        Sampling(repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.2),
-        Sampling(logit_bias={3: 2.0, 4: -1.0}, top_p=0.8),
-        Sampling(temperature=0.0, repetition_penalty=1.4, logit_bias={7: 1.5}),
-    ]
-    pickers = [Picker(replace(each, seed=at), [at, 9]) for at, each in enumerate(kinds)]
+    pickers = [Picker(replace(each, seed=at), [at, 9]) for at, each in enumerate(KINDS)]
     drawn = []
     for step in range(4):
-        found = [picked.token for picked in pick(logits_of(len(kinds), seed=step), pickers)]
+        found = [picked.token for picked in pick(logits_of(len(KINDS), seed=step), pickers)]
         for picker, token in zip(pickers, found, strict=True):
             picker.take(token)
         drawn.append(found)
     assert drawn == DRAWN
 
 
+KINDS = [
+    *SAMPLINGS,
+    Sampling(repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.2),
+    Sampling(logit_bias={3: 2.0, 4: -1.0}, top_p=0.8),
+    Sampling(temperature=0.0, repetition_penalty=1.4, logit_bias={7: 1.5}),
+]
 DRAWN = [
     [45, 9, 22, 32, 25, 20, 37, 43, 19, 2, 38, 7],
     [44, 5, 20, 9, 24, 10, 7, 43, 31, 41, 31, 42],
     [27, 29, 48, 6, 0, 8, 48, 12, 3, 31, 39, 37],
     [49, 34, 30, 9, 20, 38, 45, 27, 21, 8, 31, 33],
 ]
+
+
+class NoEven(GrammarState):
+    """Allows odd tokens alone."""
+
+    def forbidden(self):
+        return torch.arange(V) % 2 == 0
+
+
+def test_rows_on_a_device_draw_what_they_draw_on_the_cpu(monkeypatch):
+    kinds = [*KINDS, Sampling(seed=1)]
+
+    def drawn(device):
+        pickers = [Picker(replace(kind, seed=3), [1, 9], 2) for kind in kinds]
+        pickers[-1] = Picker(kinds[-1], [1], grammar=NoEven(None, V))
+        return pick(logits_of(len(kinds), seed=8).to(device, non_blocking=True), pickers)
+
+    for candidates, waits in ((1024, 1), (4, 2)):
+        monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
+        expected = drawn("cpu")
+        assert expected[-1].token % 2 == 1
+        with PretendDevice() as device:
+            assert drawn("cuda") == expected
+        assert sum(device.waits.values()) == waits, "once more where a nucleus is wider"
 
 
 def draws(row, sampling, count):

@@ -96,7 +96,7 @@ class BlockKVCache(BlockKV):
         """Make room for as many rows and slots, or leave all as it was where memory is short."""
         if rows > self.rows or slots > self.capacity:
             capacity = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
-            self._resize(rung(rows) if rows > self.rows else self.rows, capacity)
+            self._resize(max(rows, self.rows), capacity)
 
     def round_up(self) -> None:
         """Make room for the slots of the next rung: sizes that are made for must be few."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.budget.source import BudgetSource, ConstantBudget
-from buddy.engine.state.cache import BlockKVCache, KVPolicy
+from buddy.engine.state.cache import BlockKVCache, KVPolicy, rung
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import Reroute, SequenceState
 from buddy.errors import PromptError
@@ -102,7 +102,8 @@ class Session:
         self.discard_uncommitted()
         taken = {sequence.row for sequence in self.sequences.values()}
         row = next(at for at in range(len(taken) + 1) if at not in taken)
-        self.kv.reserve(row + 1, 0)
+        if row >= self.kv.rows:
+            self.kv.reserve(rung(row + 1), 0)  # one by one all would be copied each time
         self.kv.cut(row, 0)
         sequence_id, self._next = self._next, self._next + 1
         new = SequenceState(row=row, source=source or self._full, reroute=reroute)
