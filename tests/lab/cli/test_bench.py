@@ -158,15 +158,10 @@ def test_an_interrupted_run_says_so_and_writes_nothing(folder, tmp_path, monkeyp
 
 def test_threads_are_as_asked_for(folder, tmp_path):
     out = tmp_path / "speed.json"
-    code = f"""
-import sys
-sys.argv = ["buddy", "bench", "-m", {folder!r}, "--out", {str(out)!r}, "--threads", "1"]
-sys.argv += ["--context", "4", "--new-tokens", "2", "--rounds", "1", "-b", "1.0"]
-from buddy.cli.main import main
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert json.loads(out.read_text())["config"]["threads"] == 1, done.stderr
+    arguments = ["-m", folder, "--out", str(out), "--threads", "2", "-b", "1.0"]
+    arguments += ["--no-transformers", "--context", "4", "--new-tokens", "2", "--rounds", "1"]
+    done = forked.run(["bench", *arguments])
+    assert json.loads(out.read_text())["config"]["threads"] == 2, done.stderr
 
 
 @pytest.mark.parametrize("command", [["bench"], ["eval", "rouge"]])

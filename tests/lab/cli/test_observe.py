@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from buddy.files import alone
 from buddy.importance.calibration import cut_windows
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
-from tests.product.cli import test_cli
+from tests.product.cli import forked, test_cli
 from tests.tiny import delete_blocks, tiny_model
 
 folder = test_cli.folder
@@ -160,9 +159,8 @@ def test_sleb_removes_as_many_blocks_as_asked(folder, text, tmp_path):
 def test_ctrl_c_says_how_to_go_on_and_loses_nothing(folder, text, tmp_path):
     out, partial = tmp_path / "order.json", tmp_path / ".order.json.partial"
     # A signal from outside would come at any time; this one comes in the middle of a round.
-    code = f"""
-import os, signal, sys
-sys.argv = ["buddy", *{sleb(folder, text, out)!r}]
+    code = """
+import os, signal
 from buddy.importance.search import bounded as cheapest
 visit = cheapest.Losses.unvisited
 def stop(self, candidates, batch):
@@ -170,12 +168,8 @@ def stop(self, candidates, batch):
         os.kill(os.getpid(), signal.SIGINT)
     return visit(self, candidates, batch)
 cheapest.Losses.unvisited = stop
-from buddy.cli.main import main
-main()
 """
-    done = subprocess.run(
-        [*test_cli.BUDDY[:1], "-c", code], capture_output=True, text=True, check=False
-    )
+    done = forked.run(sleb(folder, text, out), before=code)
     assert done.returncode == 128 + signal.SIGINT
     assert "the same command goes on" in done.stderr
     assert "Traceback" not in done.stderr
@@ -219,20 +213,14 @@ def test_what_was_found_is_kept_until_the_record_is_written(folder, text, tmp_pa
         windows = ["--text", text, "--tokens", "8", "--windows", "5"]
         arguments = ["search", folder, "--order", str(order), "--depths", "4", *windows]
         arguments += ["--out", str(out)]
-    code = f"""
-import sys
-sys.argv = ["buddy", *{arguments!r}]
+    code = """
 from buddy.errors import ResultError
 from buddy.records import RunRecord
 def full(self, path):
     raise ResultError("no space left")
 RunRecord.save = full
-from buddy.cli.main import main
-main()
 """
-    failed = subprocess.run(
-        [*test_cli.BUDDY[:1], "-c", code], capture_output=True, text=True, check=False
-    )
+    failed = forked.run(arguments, before=code)
     assert failed.returncode == 2
     assert "no space left" in failed.stderr
     assert [path.name for path in tmp_path.glob(".*")] == [".found.json.partial"]

@@ -1,12 +1,13 @@
-"""Commands as processes of their own, forked from one that has imported torch and transformers.
+"""Commands as processes of their own, forked from one that has imported what they need.
 
-Importing them takes seconds, and most of what a test of the command line pays for. The child sets
+Importing it takes seconds, and most of what a test of the command line pays for. The child sets
 the environment, the folder and the streams as a new process would have them, and runs
 `python -m buddy`.
 """
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,12 @@ READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD
 """Starts of variables that libraries read when they are imported: a fork would come too late, so
 each set of them has a process of its own, which takes seconds to start."""
 
+IMPORTED = (
+    *("torch", "transformers.models.llama.modeling_llama", "tokenizers", "rich.table"),
+    *("buddy.model", "buddy.cli.main", "buddy.cli.commands.generate", "buddy.cli.commands.info"),
+)
+"""What most commands import."""
+
 
 @functools.cache
 def hub_home() -> Path:
@@ -43,6 +50,7 @@ def run(
     most_bytes: int | None = None,
     killed_at: Path | None = None,
     is_strict: bool = False,
+    before: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """What `python -m buddy` does with these arguments, where no hub can be reached.
 
@@ -53,6 +61,7 @@ def run(
         most_bytes: Of a file that it may write: what a full disk looks like to the writer.
         killed_at: The process is killed once there is this file, before it opens another.
         is_strict: A `UserWarning` is an error.
+        before: Python that runs in the process before the command.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -66,6 +75,7 @@ def run(
             most_bytes=most_bytes,
             killed_at=killed,
             is_strict=is_strict,
+            before=before,
         )
         code = int(ended.readline())
         out, err = ((folder / stream).read_bytes().decode() for stream in ("stdout", "stderr"))
@@ -86,6 +96,7 @@ def start(
     most_bytes: int | None = None,
     killed_at: str | None = None,
     is_strict: bool = False,
+    before: str = "",
 ) -> IO[str]:
     """Have a command begin, as `run` does; what is returned gives its exit status as a line.
 
@@ -96,6 +107,7 @@ def start(
         most_bytes: As of `run`.
         killed_at: The same.
         is_strict: The same.
+        before: The same.
     """
     hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub_home())}
     environment = {**os.environ, **hub, **(environment or {})}
@@ -108,6 +120,7 @@ def start(
         "most_bytes": most_bytes,
         "killed_at": killed_at,
         "is_strict": is_strict,
+        "before": before,
         "streams": streams,
     }
     assert server.stdin is not None
@@ -130,8 +143,11 @@ def _server(early: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
 
 def _serve() -> None:
     """Fork for each request on stdin, and answer with the exit status."""
-    for module in ("torch", "transformers.models.llama.modeling_llama"):
+    gc.disable()
+    for module in IMPORTED:
         importlib.import_module(module)
+    gc.enable()
+    gc.freeze()  # else each child looks through all of it, and more than once as it ends
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -165,6 +181,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     sys.argv = ["buddy", *request["arguments"]]
+    exec(request["before"], {})
     runpy.run_module("buddy", run_name="__main__", alter_sys=True)
     sys.exit(0)
 
