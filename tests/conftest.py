@@ -7,14 +7,34 @@ import signal
 # two threads each would mostly wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jaxtyping
 import pytest
-import torch
 
-torch.set_num_threads(1)
+UNCHECKED = tuple(
+    f"tests/{folder}/"
+    for folder in (
+        *("real", "parity", "hostile", "product/serving", "product/generation"),
+        *("product/importance", "product/cli", "product/hub"),
+    )
+)
+"""Checking the shape of every array nearly doubles the time of these tests: what they call is
+checked by the others."""
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test sends one to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    jaxtyping.config.update("jaxtyping_disable", item.nodeid.startswith(UNCHECKED))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    import torch  # not by the process that hands tests to the workers
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
