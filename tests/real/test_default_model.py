@@ -21,9 +21,7 @@ TOLERANCE = {"atol": 2e-3, "rtol": 1e-4}
 
 @pytest.fixture(scope="module")
 def buddy():
-    torch.set_num_threads(2)
-    yield BuddyForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32)
-    torch.set_num_threads(1)
+    return BuddyForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

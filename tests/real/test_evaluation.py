@@ -23,7 +23,6 @@ pytestmark = [
 
 
 def test_full_depth_equals_lm_evals_own_class_on_the_eight_tasks():
-    torch.set_num_threads(2)
     model = BuddyForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32, policy="full")
     tokenizer = load_tokenizer(DEFAULT_MODEL)
     loaded = load_tasks(list(COMMONSENSE), data_dir=DATA, limit=ROWS)
@@ -43,4 +42,3 @@ def test_full_depth_equals_lm_evals_own_class_on_the_eight_tasks():
                 # atol: sums over the answer's logits, each up to 30, in another order.
                 assert a == pytest.approx(b, abs=2e-3)
                 assert greedy == also
-    torch.set_num_threads(1)
