@@ -1,5 +1,6 @@
 """`python -m buddy` is `buddy`. Ctrl-C ends it with one line from the first import on."""
 
+import gc
 import os
 import signal
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ def command() -> None:
     try:
         main()
     finally:
+        gc.freeze()  # else Python looks through all that was imported, twice, before it ends
         if is_interruptible:  # a second one, while threads are waited for, says no more
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

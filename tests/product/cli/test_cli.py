@@ -71,6 +71,10 @@ def base_folder(folder, tmp_path_factory):
     return str(path)
 
 
+GENERAL = ("--engine", "general")
+"""In a home of its own the native engine would be compiled."""
+
+
 def generate(folder, *arguments, prompt="w3 w5 w9", **environment):
     return run(
         "generate", prompt, "--model", folder, "--max-new-tokens", "6", *arguments, **environment
@@ -189,16 +193,16 @@ def test_any_model_runs_at_any_budget_and_says_where_the_order_is_from(folder, t
     home = {"BUDDY_HOME": str(tmp_path / "home")}
     needed = "order of a quick cosine pass, measured when a budget first needs it"
     assert json.loads(run("info", folder, "--json", **home).stdout)["order"] == needed
-    full = generate(folder, **home)
+    full = generate(folder, *GENERAL, **home)
     assert "measuring" not in full.stderr
-    first = generate(folder, "--budget", "0.7", **home)
+    first = generate(folder, *GENERAL, "--budget", "0.7", **home)
     assert first.returncode == 0, first.stderr
     said, summary, speed = first.stderr.strip().splitlines()
     assert said.startswith("measuring a quick order of the 6 blocks")
     assert "buddy route searches better ones" in said
     assert "order measured now by a quick cosine pass (cached)" in summary
     assert "prefill" in speed
-    again = generate(folder, "--prefill-budget", "0.7", "--json", **home)
+    again = generate(folder, *GENERAL, "--prefill-budget", "0.7", "--json", **home)
     assert "measuring" not in again.stderr
     assert "order of a quick cosine pass (cached)" in again.stderr
     record = json.loads(again.stdout)
@@ -209,7 +213,8 @@ def test_any_model_runs_at_any_budget_and_says_where_the_order_is_from(folder, t
     assert cached in run("info", folder, **home).stdout
     [path] = (tmp_path / "home" / "priors").iterdir()
     path.write_text("{")
-    damaged = run("chat", "-m", folder, "-b", "0.7", "--max-new-tokens", "2", stdin="w3\n", **home)
+    chat = ("chat", "-m", folder, *GENERAL, "-b", "0.7", "--max-new-tokens", "2")
+    damaged = run(*chat, stdin="w3\n", **home)
     assert damaged.returncode == 0, damaged.stderr
     [warned] = [line for line in damaged.stderr.splitlines() if "measured anew" in line]
     assert str(path) in warned
@@ -288,7 +293,7 @@ def test_a_model_in_the_hubs_cache_needs_no_network(folder, tmp_path):
     (repo / "refs").mkdir()
     (repo / "refs/main").write_text(commit)
     home = {"BUDDY_HOME": str(tmp_path)}
-    done = generate("org/tiny", "--budget", "0.5", "--policy", "random", **home)
+    done = generate("org/tiny", *GENERAL, "--budget", "0.5", "--policy", "random", **home)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 6
     rows = json.loads(run("models", "--json", **home).stdout)
