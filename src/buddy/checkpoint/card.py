@@ -11,6 +11,7 @@ from buddy.hub.safe_paths import find_inside
 
 CARD: Final = "README.md"
 _MAX_BYTES: Final = 2**20
+_DEEPEST: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,7 @@ def _plain_values(header: str) -> Any:
 
     Raises:
         ValueError: It has a tag, or an alias, by which a few lines could stand for gigabytes; or a
-            number that JSON cannot hold.
+            number that JSON cannot hold; or it is nested too deeply.
         YAMLError: It is no YAML.
     """
     import yaml
@@ -82,7 +83,12 @@ def _plain_values(header: str) -> Any:
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
+    depth = 0
     for event in yaml.parse(header, Loader=Plain):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:  # yaml's time grows with the square of it
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
             raise ValueError("it has an alias or a tag, and only plain values are read")
     values = yaml.load(header, Loader=Plain)
