@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from buddy.policies import registry
 from buddy.policies.learned import LearnedPart
 from buddy.policies.registry import build_policy, find_method, methods, policy_names
 from buddy.training.methods import read_method, trained_methods
+from tests.product.cli import forked
 from tests.product.training.made import write_rows
 from tests.tiny import NUM_BLOCKS, tiny_model
 from tests.words import word_tokenizer
@@ -32,45 +31,40 @@ model = BuddyForCausalLM.from_pretrained({checkpoint!r})
 assert type(model.policy) is find_method("toy").load("policy")
 assert type(build_policy("toy", model.resources)) is type(model.policy)
 print(model.policy.part.scores.tolist())
+raise SystemExit  # before the command
 """
 
 
 @pytest.fixture
-def python(tmp_path):
-    """Runs Python where the toy method is installed beside Buddy, as pip would leave it."""
+def installed(tmp_path):
+    """Where the toy method is installed beside Buddy, as pip would leave it."""
     shutil.copytree(Path(__file__).with_name("toy"), tmp_path / "buddy_toy")
     info = tmp_path / "buddy_toy-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: buddy-toy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[buddy.methods]\ntoy = buddy_toy.method:METHOD\n")
     paths = [str(tmp_path), str(Path(registry.__file__).parents[2])]
-    path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-
-    def run(*arguments):
-        command, environment = [sys.executable, *map(str, arguments)], {**os.environ}
-        environment["PYTHONPATH"] = path
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    return run
+    return {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
 
 
-def test_a_method_of_another_package_is_trained_and_loaded_by_its_name(tmp_path, python):
+def test_a_method_of_another_package_is_trained_and_loaded_by_its_name(tmp_path, installed):
     tiny_model().save_pretrained(tmp_path / "base")
     word_tokenizer().save_pretrained(tmp_path / "base")
-    recipe, out = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe, out = str(tmp_path / "recipe.toml"), tmp_path / "run"
     rows = write_rows(tmp_path / "rows.jsonl", 4)
-    recipe.write_text(
+    Path(recipe).write_text(
         f'method = "toy"\nseed = 3\n[model]\nname = "{tmp_path / "base"}"\n'
         f'[[data.train]]\npath = "{rows}"\n'
     )
-    done = python("-m", "buddy", "train", recipe, "--out", out)
+    done = forked.run(["train", recipe, "--out", str(out)], installed)
     assert (done.returncode, done.stdout) == (0, f"{out / 'checkpoint'}\n"), done.stderr
-    loaded = python("-c", LOADED.format(checkpoint=str(out / "checkpoint")))
+    load = LOADED.format(checkpoint=str(out / "checkpoint"))
+    loaded = forked.run([], installed, before=load)
     assert loaded.returncode == 0, loaded.stderr
     assert json.loads((out / "record.json").read_text())["results"]["rows"] == 4
     drawn = torch.rand(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
     assert json.loads(loaded.stdout) == pytest.approx(drawn.tolist())
-    unknown = python("-m", "buddy", "train", recipe, "--set", "seeds=1", "--out", out)
+    unknown = forked.run(["train", recipe, "--set", "seeds=1", "--out", str(out)], installed)
     assert unknown.returncode == 2
     assert "unknown key seeds: expected data, model, seed" in unknown.stderr
 

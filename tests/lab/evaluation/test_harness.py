@@ -14,6 +14,7 @@ from buddy.lab import lm_eval
 from buddy.lab.evaluation.conditions import plan_conditions
 from buddy.lab.evaluation.local_tasks import LOCAL_TASKS
 from buddy.lab.evaluation.samples import SampleLog
+from buddy.lab.evaluation.tasks import loading
 from buddy.lab.evaluation.tasks.harness import BuddyLM
 from buddy.lab.evaluation.tasks.loading import _local_manager, load_tasks
 from buddy.lab.evaluation.tasks.tasks import run_tasks
@@ -198,7 +199,8 @@ def test_limit_takes_the_first_rows(model, data):
     assert {p["samples"] for p in evaluated(model, data, limit=5)["points"]} == {5}
 
 
-def test_wrong_tasks_and_data_are_refused(data, tmp_path):
+def test_wrong_tasks_and_data_are_refused(data, monkeypatch):
+    monkeypatch.setattr(loading, "_manager", FewTasks)
     with pytest.raises(DataError, match=r"no local data for task 'piqqa'.*piqa"):
         load_tasks(["piqqa"], data_dir=data)
     with pytest.raises(DataError, match="lm-eval has no task piqqa"):
