@@ -1,5 +1,8 @@
 """The memory of captured decode steps: it is the live cache, and hardly more."""
 
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import Mock
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
@@ -130,20 +133,48 @@ def test_arenas_that_nobody_has_take_at_most_half_of_what_is_in_use(monkeypatch)
     assert rows == [[4], [3], [4], [1], [1, 4]]
 
 
-def test_the_graphs_of_an_arena_share_a_pool_that_no_other_arena_has(monkeypatch):
-    pools = []
+class Capturing(AbstractContextManager):
+    """In the place of `torch.cuda.graph`: notes the pool of each graph, and on what work runs."""
 
-    def capture(pool, work):
-        pools.append(pool)
-        return at_once(work)
+    pools, work_on, now = [], [], None
+    capture_stream = Mock(name="the stream that is captured")
 
-    monkeypatch.setattr(graphs, "capture_cuda", capture)
+    def __init__(self, graph, pool):
+        self.pools.append(pool)
+
+    def __enter__(self):
+        type(self).now = self.capture_stream
+
+    def __exit__(self, *error):
+        type(self).now = None
+
+
+@contextmanager
+def on_stream(stream):
+    Capturing.now = stream
+    yield
+    Capturing.now = None
+
+
+def test_the_graphs_of_an_arena_share_a_pool_and_all_share_a_stream(monkeypatch):
+    monkeypatch.setattr("torch.cuda.graph", Capturing)
+    monkeypatch.setattr("torch.cuda.stream", on_stream)
+    monkeypatch.setattr("torch.cuda.current_stream", Mock)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Mock)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", iter("ab").__next__)
     decodes = Decodes(capture=None)
+    run_block = decodes.buddy.backbone.run_block
+
+    def noted(*parts):
+        Capturing.work_on.append(Capturing.now)
+        return run_block(*parts)
+
+    monkeypatch.setattr(decodes.buddy.backbone, "run_block", noted)
     alive = [decodes.begin(1, 4) for _ in range(2)]
-    half = len(pools) // 2
-    assert pools == ["a"] * half + ["b"] * half
-    assert half == 4, "two blocks, what comes before them, and the output projection"
+    half = 4  # two blocks, what comes before them, and the output projection
+    assert Capturing.pools == ["a"] * half + ["b"] * half
+    captured = [on for on in Capturing.work_on if on is not None]
+    assert captured == [Capturing.capture_stream] * 2 * 2 * 3, "two warm-ups and the capture"
     del alive
 
 

@@ -39,18 +39,23 @@ _IDLE_BYTES: Final = 1 << 28
 def capture_cuda(pool: Any, work: Callable[[], None]) -> Replay:
     """A CUDA graph of the work, which is run a few times first, as capturing demands.
 
+    It is run and captured on one stream of the process: what is allocated on a stream, such as the
+    workspace of a matrix product, is kept for this stream.
+
     Args:
         pool: Where what is passing lies; graphs that are never replayed at once may share it.
         work: Reads and leaves all that lasts outside of the pool.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    capturing = torch.cuda.graph(graph, pool=pool)
+    stream = capturing.capture_stream
+    assert stream is not None
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):
             work()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with capturing:
         work()
     return graph.replay
 
