@@ -1,10 +1,12 @@
 """What is not served is refused before anything starts, with what to set."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
+from fastapi import FastAPI
 
-from buddy_vllm import adapter
+from buddy_vllm import adapter, endpoint, register
 from buddy_vllm.errors import UnsupportedError
 from buddy_vllm.supported import check
 
@@ -65,18 +67,46 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 @pytest.mark.parametrize("found", ["0.31.9", "0.33.0", "0.33.0rc1", "1.32.0", "0.3.2", "dev"])
-def test_another_minor_of_vllm_is_refused_in_one_line(found):
-    with pytest.raises(UnsupportedError) as caught:
-        adapter.check_version(found)
-    assert f"is written for vLLM 0.32, and this is {found}" in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_in_another_minor_of_vllm_the_plugin_steps_aside_with_one_line(found, caplog):
+    assert not adapter.is_written_for(found)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert f"is written for vLLM 0.32, and this is {found}: it does nothing here" in line
+    assert "\n" not in line
+
+
+def test_other_models_are_served_by_another_minor_of_vllm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    register.register()  # and reaches for no other part of vLLM
+    app = FastAPI()
+    endpoint.BuddyEndpoint().attach_router(app)
 
 
 @pytest.mark.parametrize("found", ["0.32.0", "0.32.1", "0.32.0+cpu"])
-def test_its_own_minor_is_not(found):
-    adapter.check_version(found)
+def test_its_own_minor_is_known(found, caplog):
+    assert adapter.is_written_for(found)
+    assert not caplog.records
 
 
 def test_the_vllm_that_is_installed_is_of_the_minor_that_the_adapter_is_written_for():
     pytest.importorskip("vllm", reason="vLLM is not installed here")
-    adapter.check_version()
+    assert adapter.is_written_for()
+
+
+@pytest.mark.parametrize("name", adapter.BACKENDS)
+def test_attention_that_keeps_groups_apart_is_served(name):
+    adapter.check_backend(name)
+
+
+@pytest.mark.parametrize("name", ["FLASHINFER", "FLASHMLA", "FLEX_ATTENTION"])
+def test_other_attention_is_refused_with_what_to_set(name):
+    with pytest.raises(UnsupportedError, match=f"attention by {name}.*--attention-backend.*FLASH"):
+        adapter.check_backend(name)
+
+
+def test_an_engine_of_ours_checks_its_attention_when_it_starts(monkeypatch):
+    utils = pytest.importorskip("vllm.v1.worker.utils", reason="vLLM is not installed here")
+    register.register()
+    group = utils.AttentionGroup(SimpleNamespace(get_name=lambda: "FLASHINFER"), [], None, 0)
+    ours = SimpleNamespace(model_config=SimpleNamespace(architecture="BuddyLlamaForCausalLM"))
+    with pytest.raises(UnsupportedError, match="FLASHINFER"):
+        group.create_metadata_builders(ours, "cpu")

@@ -25,27 +25,31 @@ ARCHITECTURES: Final = {
     "BuddyQwen2ForCausalLM": "buddy_vllm.model:RoutedQwen2",
 }
 """What `buddy export` writes into config.json, and the class that serves it."""
+BACKENDS: Final = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+"""Attention whose metadata of one group of requests leaves that of another alone. FlashInfer plans
+its one wrapper anew at each call, so a batch of several plans would be answered wrongly."""
 _PATCHED: Final = "__buddy__"
 
 
-def check_version(found: str | None = None) -> None:
-    """Refuse another minor version of vLLM.
+def is_written_for(found: str | None = None) -> bool:
+    """Whether the plugin knows this minor version of vLLM; a warning in the log if not.
 
     Args:
         found: Its version; None = the one that is installed.
-
-    Raises:
-        UnsupportedError: It is another.
     """
     if found is None:
         import vllm
 
         found = vllm.__version__
-    if found.split(".")[:2] != MINOR.split("."):
-        raise UnsupportedError(
-            f"buddy-vllm is written for vLLM {MINOR}, and this is {found}: install vllm=={MINOR}.* "
-            "or the version of buddy-vllm that goes with yours"
-        )
+    if found.split(".")[:2] == MINOR.split("."):
+        return True
+    logger().warning(
+        "buddy-vllm is written for vLLM %s, and this is %s: it does nothing here, and what buddy "
+        "export has made cannot be served; install vllm==%s.* or the version of buddy-vllm that "
+        "goes with yours",
+        *(MINOR, found, MINOR),
+    )
+    return False
 
 
 def logger() -> logging.Logger:
@@ -229,9 +233,35 @@ def wrap_outputs(begin: Callable[[Any, Any], Any], end: Callable[[Any, int, Any]
 # Worker
 
 
-def record_metadata() -> None:
-    """Have each attention group keep what its metadata was last made of."""
+def check_backend(name: str) -> None:
+    """Refuse attention that is none of `BACKENDS`.
+
+    Args:
+        name: As vLLM calls it.
+
+    Raises:
+        UnsupportedError: It is another.
+    """
+    if name not in BACKENDS:
+        raise UnsupportedError(
+            f"buddy-vllm does not know whether attention by {name} can serve several plans at "
+            f"once: set --attention-backend to one of {', '.join(BACKENDS)}"
+        )
+
+
+def watch_attention() -> None:
+    """Have each attention group keep what its metadata was last made of; see `check_backend`."""
     from vllm.v1.worker.utils import AttentionGroup
+
+    def with_check(original: Any) -> Any:
+        def create_metadata_builders(
+            self: Any, vllm_config: Any, *args: Any, **options: Any
+        ) -> Any:
+            if is_ours(vllm_config):
+                check_backend(self.backend.get_name())
+            return original(self, vllm_config, *args, **options)
+
+        return create_metadata_builders
 
     def with_memory(original: Any) -> Any:
         def build_metadata(self: Any, common: Any, *args: Any, **options: Any) -> Any:
@@ -240,6 +270,7 @@ def record_metadata() -> None:
 
         return build_metadata
 
+    _replace(AttentionGroup, "create_metadata_builders", with_check)
     _replace(AttentionGroup, "build_metadata", with_memory)
 
 

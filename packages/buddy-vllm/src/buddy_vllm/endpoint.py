@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import State
 
+from buddy_vllm import adapter
 from buddy_vllm.statistics import Account, asked, report
 
 PATHS: Final = ("/v1/completions", "/v1/chat/completions")
@@ -23,6 +24,8 @@ class BuddyEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Put the wrapped handlers in the place of vLLM's."""
+        if not adapter.is_written_for():
+            return
         for route in list(app.routes):
             if (
                 isinstance(route, APIRoute)

@@ -8,14 +8,15 @@ from buddy_vllm import adapter, supported
 def register() -> None:
     """Tell vLLM of the routed models, and have requests planned; harmless if called again.
 
-    Raises:
-        UnsupportedError: vLLM is of another minor version.
+    In a vLLM of another minor version it logs a line and does nothing: vLLM would serve no model at
+    all if it raised.
     """
-    adapter.check_version()
+    if not adapter.is_written_for():
+        return
     from buddy_vllm import frontend, runner_v1
 
     adapter.register_models(_check)
-    adapter.record_metadata()
+    adapter.watch_attention()
     frontend.install()
     runner_v1.install()
 
