@@ -4,6 +4,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SHAPES = {
+    "tiny": ("llama", 64, 160, 6, 4, 2, 512),
     "smollm2-135m": ("llama", 576, 1536, 30, 9, 3, 49152),
     "llama-2-7b": ("llama", 4096, 11008, 32, 32, 32, 32000),
     "llama-3-8b": ("llama", 4096, 14336, 32, 32, 8, 128256),
