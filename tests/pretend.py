@@ -78,7 +78,10 @@ class PretendDevice(TorchFunctionMode):
 
     def __enter__(self):
         self._patches.enter_context(patch("torch.cuda.Event", QueueEvent))
+        overwrites = "torch.__future__._overwrite_module_params_on_conversion"
+        self._patches.enter_context(patch(overwrites, True))  # so `module.to` changes their class
         self._patches.enter_context(patch("torch.cuda.synchronize", lambda *_: None))
+        self._patches.enter_context(patch("torch.cuda.get_device_capability", lambda *_: (8, 0)))
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -166,6 +169,8 @@ def _run(function, args, kwargs):
         if others and (function not in _TAKE_INDICES or not isinstance(args[0], OnDevice)):
             raise MixedDevices(f"{name} of tensors of both devices: {list(map(_shape, others))}")
     with torch._C.DisableTorchFunctionSubclass():
+        if function is torch.histc and there:  # of whole numbers, which the CPU has not
+            args = (args[0].float(), *args[1:])
         out = function(*args, **kwargs)
     is_there = isinstance(args[0], OnDevice) if function is torch.Tensor.copy_ else bool(there)
     if function is torch.Tensor.cpu:
@@ -199,8 +204,7 @@ def _named_device(function, args, kwargs):
     if named is not None:
         kwargs = {**kwargs, "device": "cpu"}
     if function is torch.Tensor.to:
-        positional = [device_of(value) for value in args[1:]]
-        named = next((device for device in positional if device), named)
-        rest = [value for value, device in zip(args[1:], positional, strict=True) if not device]
-        args = (args[0], *rest) if rest or kwargs else (args[0], "cpu")
+        for place, value in enumerate(args[1:], 1):
+            if device := device_of(value):
+                named, args = device, (*args[:place], "cpu", *args[place + 1 :])
     return named, args, kwargs
