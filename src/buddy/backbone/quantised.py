@@ -6,6 +6,7 @@ the native decoder use the same numbers. Scales of int8 are numbers of bfloat16,
 are in a model of bfloat16, so that a widened weight is rounded once.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -22,6 +23,10 @@ _AT_ONCE: Final = 2**23
 """Weights widened at a time. Larger temporaries go back to the system, which clears them anew."""
 
 
+_ROUNDED_AT_ONCE: Final = 2**17
+"""Weights rounded at a time, in several copies of float32."""
+
+
 class QuantisedLinear(nn.Module):
     """A linear layer with its weights in 8 or 4 bits.
 
@@ -36,8 +41,7 @@ class QuantisedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, quantisation: Quantisation) -> None:
         super().__init__()
-        quantise = quantise_int8 if quantisation == "int8" else quantise_int4
-        weight, scales = quantise(linear.weight.detach())
+        weight, scales = _quantised(linear.weight.detach(), quantisation)
         self.quantisation = quantisation
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("weight", weight)
@@ -71,6 +75,21 @@ class QuantisedLinear(nn.Module):
             bias = None if self.bias is None else self.bias[rows]
             parts.append(nn.functional.linear(x, self.widened(x.dtype, rows), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _quantised(weight: Tensor, quantisation: Quantisation) -> tuple[Tensor, Tensor]:
+    """Weights and scales, in memory that is taken before what is needed on the way."""
+    (rows, columns), is_int8 = weight.shape, quantisation == "int8"
+    quantise = quantise_int8 if is_int8 else quantise_int4
+    found = weight.new_empty(
+        (rows, columns if is_int8 else columns // 2), dtype=torch.int8 if is_int8 else torch.uint8
+    )
+    scales = weight.new_empty((rows,) if is_int8 else (rows, columns // GROUP), dtype=torch.float32)
+    step = max(1, _ROUNDED_AT_ONCE // columns)
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        found[part], scales[part] = quantise(weight[part])
+    return found, scales
 
 
 def quantise_int8(
@@ -119,10 +138,19 @@ def is_quantised(model: nn.Module) -> bool:
     return any(isinstance(layer, QuantisedLinear) for layer in model.modules())
 
 
-def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
+def quantise_backbone(
+    backbone: Backbone,
+    quantisation: Quantisation,
+    release: Callable[[Tensor], None] = lambda weight: None,
+) -> None:
     """Quantise all linear layers in place.
 
     The output projection takes int8 in either case, and so do rows that int4 cannot divide.
+
+    Args:
+        backbone: The model.
+        quantisation: How.
+        release: Told of each weight that is needed no longer.
 
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
@@ -136,5 +164,6 @@ def quantise_backbone(backbone: Backbone, quantisation: Quantisation) -> None:
                 if type(child) is nn.Linear:
                     fits = child.in_features % GROUP == 0
                     setattr(parent, name, QuantisedLinear(child, quantisation if fits else "int8"))
+                    release(child.weight)
     if type(backbone.head) is nn.Linear:
         backbone.set_head(QuantisedLinear(backbone.head, "int8"))

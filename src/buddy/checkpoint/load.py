@@ -1,7 +1,8 @@
 """Loads a base model, or a Buddy checkpoint and the base model that it was made for, in parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.backbone.quantised import Quantisation, quantise_backbone
+from buddy.backbone.quantised import Quantisation, check_quantisation, quantise_backbone
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
 from buddy.checkpoint.card import CARD, read_card
 from buddy.checkpoint.listed_files import MANIFEST, check_files
@@ -28,7 +29,9 @@ from buddy.checkpoint.tensors import read_tensors
 from buddy.depth.prior import Prior
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
+from buddy.hub.device import pick_device
 from buddy.hub.loading import is_stored_in, load_model, outline_model
+from buddy.hub.mapped_load import MappedWeights
 from buddy.hub.progress import OnFetch
 from buddy.hub.tokenizer import read_tokenizer
 from buddy.hub.wrap_errors import reason
@@ -104,7 +107,12 @@ def _parts(
     **weights: Unpack[WeightOptions],
 ) -> ModelParts:
     """Put a model's parts side by side, its base loaded by `load_base`."""
-    checkpoint = model.checkpoint
+    checkpoint, mapped = model.checkpoint, list[MappedWeights]()
+    device = None if quant is None else pick_device(weights.get("device"))
+    if quant is not None:  # before they reach a device, and without a copy of all of them
+        check_quantisation(quant)
+        load_base = partial(load_base, mapped=mapped.append)
+        weights["device"] = "cpu"
     if checkpoint is None:
         parts = _base_parts(model, load_base(model.base, **weights))
     else:
@@ -113,9 +121,22 @@ def _parts(
         hf_model = load_base(model.base, **weights)
         parts = _checkpoint_parts(model, checkpoint, hf_model, merge_adapter)
     if quant is not None:
-        quantise_backbone(parts.backbone, quant)
+        _quantise(parts, quant, mapped)
+        parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
+
+
+def _quantise(parts: ModelParts, quant: Quantisation, mapped: Sequence[MappedWeights]) -> None:
+    """Quantise a model; of weights that lie in files, none is read for longer than that takes."""
+
+    def release(weight: Tensor) -> None:
+        for weights in mapped:
+            weights.release(weight)
+
+    quantise_backbone(parts.backbone, quant, release)
+    for weights in mapped:
+        weights.own(parts.hf_model)
 
 
 def _base_parts(model: Resolved, hf_model: Any) -> ModelParts:

@@ -5,6 +5,7 @@ tensors of checked safetensors (`hub.weights`), and for the tokenizer a folder t
 (`hub.tokenizer`). No code of a folder is run.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from buddy.errors import CheckpointError, ModelError
 from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import read_config, read_generation_config
 from buddy.hub.device import pick_device
+from buddy.hub.mapped_load import MappedWeights
 from buddy.hub.place import ModelPlace
 from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
@@ -71,6 +73,7 @@ def load_model(
     device: str | torch.device | None = None,
     attention: str | None = None,
     on_progress: OnFetch | None = None,
+    mapped: Callable[[MappedWeights], None] | None = None,
 ) -> Any:
     """Load a Hugging Face causal LM, ready for inference, and verify it if it is new.
 
@@ -80,6 +83,8 @@ def load_model(
         device: "cpu", "cuda", "cuda:1" or "mps"; by default the first CUDA device, else the CPU.
         attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
+        mapped: Where the weights can stay in their files, leave them there and tell whose they are:
+            of a model on the CPU that is to be converted.
 
     Raises:
         ModelError: It cannot be fetched or understood, or the device cannot be had.
@@ -100,7 +105,11 @@ def load_model(
         dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
         if device.type == "cpu" and stored == [dtype]:
-            state = read_aligned(where, tensors)
+            if mapped is None:
+                state = read_aligned(where, tensors)
+            else:
+                mapped(weights := MappedWeights(where, tensors))
+                state = weights.tensors
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(

@@ -1,0 +1,85 @@
+"""Weights that lie in a mapped file until each is converted: no model is held beside its copy."""
+
+import ctypes
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from buddy.hub.weights import DTYPES, is_leftover, weight_files
+
+_AT_ONCE: Final = 2**21
+"""Weights that are copied at a time."""
+_DONTNEED: Final = 4
+"""MADV_DONTNEED of the C library, on Linux and macOS."""
+
+
+class MappedWeights:
+    """Tensors of a model's files, whose pages are the file's own and may go at any time.
+
+    Args:
+        folder: Of the model.
+        tensors: As `open_weights` gives them: checked, and not read yet.
+
+    Attributes:
+        tensors: By name. What is written to them is seen by nobody else.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._stretches: list[range] = []
+        for path in weight_files(folder):
+            with path.open("rb") as file:
+                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            begins = 8 + int.from_bytes(whole[:8], "little")
+            header = json.loads(whole[8:begins])
+            for name in sorted(header.keys() & tensors.keys()):
+                if is_leftover(name):
+                    continue
+                dtype = DTYPES[tensors[name].get_dtype()]
+                shape = tuple(tensors[name].get_shape())
+                at = begins + header[name]["data_offsets"][0]
+                flat = torch.frombuffer(whole, dtype=dtype, count=math.prod(shape), offset=at)
+                self.tensors[name] = flat.view(shape)
+            first = ctypes.addressof(ctypes.c_char.from_buffer(whole))
+            self._stretches.append(range(first, first + len(whole)))
+
+    def release(self, tensor: Tensor) -> None:
+        """Give the pages of a tensor back; of one that lies elsewhere nothing happens.
+
+        Its numbers are the file's again where something had been written to them.
+        """
+        first, page = tensor.data_ptr(), mmap.PAGESIZE
+        if any(first in stretch for stretch in self._stretches):
+            begin, end = -(-first // page) * page, (first + tensor.nbytes) // page * page
+            if end > begin and os.name == "posix":
+                _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED)
+
+    def own(self, model: nn.Module) -> None:
+        """Give what of a model is still mapped memory of its own."""
+        made: dict[int, Tensor] = {}
+        for tensor in (*model.parameters(), *model.buffers()):
+            first = tensor.data_ptr()
+            if any(first in stretch for stretch in self._stretches):
+                if first not in made:
+                    made[first] = self._copy(tensor.detach())
+                tensor.data = made[first]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """A copy; of what is copied, the pages are given back on the way."""
+        copied = torch.empty_like(tensor)
+        parts = (whole.flatten().split(_AT_ONCE) for whole in (copied, tensor))
+        for target, source in zip(*parts, strict=True):
+            target.copy_(source)
+            self.release(source)
+        return copied
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)
