@@ -74,7 +74,7 @@ class MappedWeights:
     def _copy(self, tensor: Tensor) -> Tensor:
         """A copy; of what is copied, the pages are given back on the way."""
         copied = torch.empty_like(tensor)
-        parts = (whole.flatten().split(_AT_ONCE) for whole in (copied, tensor))
+        parts = (torch.split(whole.flatten(), _AT_ONCE) for whole in (copied, tensor))
         for target, source in zip(*parts, strict=True):
             target.copy_(source)
             self.release(source)
