@@ -21,6 +21,8 @@ UNCHECKED = tuple(
         "product/engine/test_lanes.py::test_random_schedules",
         "product/engine/test_lanes.py::test_the_general_path",
         "product/training/test_budget_run.py::test_killed_and_resumed",
+        "product/training/test_on_device.py",
+        "lab/evaluation/test_on_device.py",
         "product/training/test_joint.py::test_the_loss_falls",
         "methods/gated/test_run.py::test_adapters_and_gates_are_trained",
         "methods/gated/test_run.py::test_the_depth_goes_where",

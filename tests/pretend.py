@@ -16,7 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda:0")
-_MOVES = {torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.cuda}
+_MOVES = {
+    *(torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.cuda),
+    torch._has_compatible_shallow_copy_type,
+}
 _TAKE_INDICES = {
     *(torch.Tensor.__getitem__, torch.Tensor.__setitem__),
     *(torch.Tensor.index_put, torch.Tensor.index_put_, torch.Tensor.type_as),
@@ -118,7 +121,7 @@ def _marked(tensor):
 def _waits(function, args, kwargs):
     """Whether CUDA would keep the host until the device has done all that it was asked to."""
     name, is_there = getattr(function, "__name__", ""), [isinstance(a, OnDevice) for a in args]
-    if name in _READS:
+    if name in _READS or _is_copied_out(function, args):
         return any(is_there)
     if function in _MAKE or function is torch.Tensor.to:
         named = _named_device(function, args, kwargs)[0]
@@ -138,6 +141,14 @@ def _is_awaited(index):
     if isinstance(index, torch.Tensor):
         return not isinstance(index, OnDevice) or index.dtype == torch.bool
     return isinstance(index, list | np.ndarray)
+
+
+def _is_copied_out(function, args):
+    """What is set into memory of the host is copied, where no tensor names its place."""
+    if function is not torch.Tensor.__setitem__ or isinstance(args[0], OnDevice):
+        return False
+    indices = args[1] if isinstance(args[1], tuple) else args[1:2]
+    return isinstance(args[2], OnDevice) and not any(isinstance(i, torch.Tensor) for i in indices)
 
 
 def _is_copied(value):
@@ -166,7 +177,8 @@ def _run(function, args, kwargs):
     named, args, kwargs = _named_device(function, args, kwargs)
     if there and function not in _MOVES:
         others = [t for t in here if _shape(t)]
-        if others and (function not in _TAKE_INDICES or not isinstance(args[0], OnDevice)):
+        takes = function in _TAKE_INDICES and isinstance(args[0], OnDevice)
+        if others and not takes and not _is_copied_out(function, args):
             raise MixedDevices(f"{name} of tensors of both devices: {list(map(_shape, others))}")
     with torch._C.DisableTorchFunctionSubclass():
         if function is torch.histc and there:  # of whole numbers, which the CPU has not
@@ -196,9 +208,8 @@ def _named_device(function, args, kwargs):
     """The device that a call names, and the call without it."""
 
     def device_of(value):
-        if isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda"):
-            return value.partition(":")[0]
-        return value.type if isinstance(value, torch.device) else None
+        name = str(value).partition(":")[0] if isinstance(value, str | torch.device) else None
+        return name if name in ("cpu", "cuda") else None  # "meta" stays what it is
 
     named = device_of(kwargs.get("device"))
     if named is not None:
