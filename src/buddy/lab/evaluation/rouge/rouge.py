@@ -136,7 +136,10 @@ def run_rouge(
     for condition in conditions:
         # The weights are shared; the caller's model keeps its policy.
         routed = BuddyForCausalLM(
-            model.model, policy=condition.policy, kv_policy=config.kv_policy or model.kv_policy
+            model.model,
+            policy=condition.policy,
+            kv_policy=config.kv_policy or model.kv_policy,
+            engine=model.executor.engine,
         )
         answerer = _Answerer(routed, tokenizer, condition, config, score, log)
         answers: dict[Way | None, list[Answer]] = {way: [] for way in ways_of(condition)}
