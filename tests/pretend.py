@@ -188,7 +188,7 @@ def _run(function, args, kwargs):
     if function is torch.Tensor.cpu:
         is_there = False
     if named is not None:
-        is_there = named == "cuda"
+        is_there = named != "cpu"
 
     def mark(value):
         if not isinstance(value, torch.Tensor) or isinstance(value, OnDevice) == is_there:
@@ -209,7 +209,7 @@ def _named_device(function, args, kwargs):
 
     def device_of(value):
         name = str(value).partition(":")[0] if isinstance(value, str | torch.device) else None
-        return name if name in ("cpu", "cuda") else None  # "meta" stays what it is
+        return name if name in ("cpu", "cuda", "mps") else None  # "meta" stays what it is
 
     named = device_of(kwargs.get("device"))
     if named is not None:

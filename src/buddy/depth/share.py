@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from buddy.depth.wide import widened
+
 
 def share_ranking(
     scores: Float[Tensor, "batch blocks"],
@@ -32,7 +34,7 @@ def share_ranking(
     num_blocks = scores.shape[1]
     free = torch.ones(num_blocks, dtype=torch.bool, device=scores.device)
     free[[block % num_blocks for block in pinned]] = False
-    ranked = scores.float().double()  # float64: the square of any float32 is finite
+    ranked = widened(scores.float())  # float64: the square of any float32 is finite
     measured = ranked.isfinite() & free  # [B, L]
     count = measured.sum(1, keepdim=True).clamp(min=1)
     mean = torch.where(measured, ranked, 0.0).sum(1, keepdim=True) / count

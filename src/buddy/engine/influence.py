@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.depth.wide import widened
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.passing import PassingKV
@@ -35,7 +36,7 @@ def block_influence(
         before = run.hidden
         run.blocks(range(block, block + 1), None)
         cosine = torch.cosine_similarity(before.float(), run.hidden.float(), dim=-1)
-        summed[block] = (1 - cosine.double()).sum()
+        summed[block] = (1 - widened(cosine)).sum().cpu()
         on_block(block)
     return summed
 
@@ -81,4 +82,4 @@ def _begin(backbone: Backbone, ids: Int[Tensor, "batch tokens"]) -> BlockRun:
 
 
 def _summary(run: BlockRun, windows: int) -> Float[Tensor, "batch hidden"]:
-    return run.hidden.view(windows, -1, run.hidden.shape[1]).double().mean(1)
+    return widened(run.hidden.view(windows, -1, run.hidden.shape[1])).mean(1)

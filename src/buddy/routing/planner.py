@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buddy.depth.policy import Observation, TensorState
+from buddy.depth.wide import widened, widest_float
 from buddy.errors import PolicyError
 from buddy.settings import Range, check_ranges
 
@@ -70,9 +71,10 @@ def token_weights(
 ) -> tuple[Float[Tensor, "batch tokens"], Float[Tensor, " batch"]]:
     """What each new token weighs in a running sum, and what the sum before them keeps.
 
-    Both are float64, and so are the exponents: torch gives a power of whole numbers in float32.
+    Both are as wide as the device allows, and so are the exponents: torch gives a power of whole
+    numbers in float32.
     """
-    real = router_sees.double()
+    real = widened(router_sees)
     if decay == 1.0:
         return real, torch.ones_like(real[:, 0])
     if real.shape[1] == 1:  # a decode step: none is newer
@@ -85,8 +87,8 @@ def token_weights(
 class ContextState(TensorState):
     """A running weighted sum of what was seen; one update is O(1) in the sequence's length.
 
-    Sums are kept in float64: where pads stand changes the order of a sum, and must not
-    change a plan.
+    Sums are as wide as the device allows: where pads stand changes the order of a sum, and must
+    not change a plan.
     """
 
     total: Float[Tensor, "batch width"]
@@ -96,7 +98,7 @@ class ContextState(TensorState):
     @classmethod
     def empty(cls, like: Float[Tensor, "batch tokens width"]) -> "ContextState":
         """Nothing seen yet."""
-        zeros = torch.zeros_like(like[:, 0], dtype=torch.float64)
+        zeros = torch.zeros_like(like[:, 0], dtype=widest_float(like.device))
         return cls(zeros, zeros[:, 0], zeros)
 
     def add(
@@ -106,7 +108,7 @@ class ContextState(TensorState):
         decay: float,
     ) -> "ContextState":
         """The state after `tokens`; those not `router_sees` leave no trace."""
-        tokens = tokens.double()
+        tokens = widened(tokens)
         share, remains = token_weights(router_sees, decay)
         total = self.total * remains[:, None] + (tokens * share[..., None]).sum(1)
         weight = self.weight * remains + share.sum(1)

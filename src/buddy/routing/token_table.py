@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.policy import TensorState
+from buddy.depth.wide import widened, widest_float
 from buddy.routing.planner import ContextState, PlannerConfig, token_weights
 from buddy.routing.router import Router
 
@@ -67,16 +68,17 @@ class TokenTable:
     ) -> TableState:
         """Take in new tokens; a state that was read from the cache is carried over."""
         if state is None:
-            zeros = self.rows.new_zeros(len(token_ids), self.rows.shape[1], dtype=torch.float64)
+            wide = widest_float(self.rows.device)
+            zeros = self.rows.new_zeros(len(token_ids), self.rows.shape[1], dtype=wide)
             state = TableState(zeros, zeros[:, 0])
         elif isinstance(state, ContextState):
-            weight = self.router.decision.down.weight.double()
+            weight = widened(self.router.decision.down.weight)
             state = TableState(state.total @ weight.T, state.weight)
         is_even = token_ids.shape[1] == 1 or self.router.config.planner.decay == 1.0
         if is_even and self._on_host is not None:
             return self._observe_on_host(self._on_host[0], state, token_ids, router_sees)
         share, remains = token_weights(router_sees, self.router.config.planner.decay)
-        rows = self.rows[token_ids].double()  # [B, T, r]
+        rows = widened(self.rows[token_ids])  # [B, T, r]
         total = state.total * remains[:, None] + (rows * share[..., None]).sum(1)
         return TableState(total, state.weight * remains + share.sum(1))
 

@@ -14,6 +14,7 @@ from buddy.depth.policy import (
     OnlinePolicy,
     PolicyResources,
 )
+from buddy.depth.wide import widened
 from buddy.errors import PolicyError
 from buddy.methods.threshold import read_threshold
 from buddy.policies.learned import LearnedPart, need_part
@@ -76,7 +77,7 @@ class AdaInferClassifier(LearnedPart):
             block: That would run next.
             features: As `logit_features` makes them of the residual that would enter it.
         """
-        score = features.double() @ self.weight[block].double() + self.bias[block].double()
+        score = widened(features) @ widened(self.weight[block]) + widened(self.bias[block])
         return score.sigmoid()
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.depth.wide import widened, widest_float
 from buddy.errors import BuddyError
 from buddy.generation.next_token import best_token
 from buddy.serving.request import Sampling, TokenLogprobs
@@ -218,8 +219,8 @@ def _told(
     for row, known in logprobs.items():
         values, ids = known.topk(min(pickers[row].top_logprobs or 0, len(known)))
         own = known[tokens[row : row + 1].clamp(min=0)]
-        parts.append(torch.cat([own, values, ids.double()]))
-    numbers = iter((torch.cat([tokens.double(), *parts]) if parts else tokens).tolist())
+        parts.append(torch.cat([own, values, widened(ids)]))
+    numbers = iter((torch.cat([widened(tokens), *parts]) if parts else tokens).tolist())
     picked = [
         Picked(error=_ERRORS[token]) if token in _ERRORS else Picked(token)
         for token in map(int, islice(numbers, len(pickers)))
@@ -251,7 +252,7 @@ def sample(
     Returns:
         Tokens, or -3 of rows whose nucleus is wider.
     """
-    cooled, drawn = _cooled(logits, samplings), _there(numbers, logits, torch.float64)
+    cooled, drawn = _cooled(logits, samplings), _there(numbers, logits, widest_float(logits.device))
     tokens = torch.empty(len(samplings), dtype=torch.long, device=logits.device)
     narrow = [row for row, asked in enumerate(samplings) if asked.top_k or asked.top_p < 1]
     wide = sorted(set(range(len(samplings))) - set(narrow))
@@ -281,9 +282,9 @@ def _draw(
 def spread(
     cooled: Float[Tensor, "rows vocab"], samplings: Sequence[Sampling]
 ) -> Float[Tensor, "rows vocab"]:
-    """Weights of all tokens under min_p, in the order of their ids; float64, the best has 1."""
-    weights = cooled.double().exp_()
-    least = _there([asked.min_p for asked in samplings], weights, torch.float64)
+    """Weights of all tokens under min_p, in the order of their ids; `widened`, the best has 1."""
+    weights = widened(cooled).exp_()
+    least = _there([asked.min_p for asked in samplings], weights, weights.dtype)
     return weights.masked_fill_(weights < least[:, None], 0.0)
 
 
@@ -298,26 +299,26 @@ def nucleus(
         width: Tokens that are looked at.
 
     Returns:
-        Weights, float64, the best has 1 and what is left out has 0; the tokens' ids; and of each
+        Weights, `widened`, the best has 1 and what is left out has 0; the tokens' ids; and of each
         row whether all that is left in is among them.
     """
     vocab = cooled.shape[1]
     width = min(width, vocab)
     values, ids = cooled.topk(width, dim=-1)
-    weights = values.double().exp_()
+    weights = widened(values).exp_()
     most = _there([asked.top_k or vocab for asked in samplings], cooled, torch.long)
     rank = torch.arange(width, device=cooled.device)
     weights.masked_fill_(rank >= most[:, None], 0.0)
     is_in = [min(asked.top_k or vocab, vocab) <= width for asked in samplings]
     holds = _there(is_in, cooled, torch.bool)
     if any(asked.top_p < 1 for asked in samplings):
-        share = _there([asked.top_p for asked in samplings], cooled, torch.float64)
+        share = _there([asked.top_p for asked in samplings], cooled, weights.dtype)
         limit = share * _wholes(cooled, weights, samplings, is_in)
         sums = weights.cumsum(-1)
         is_free = _there([not asked.top_k for asked in samplings], cooled, torch.bool)
         holds = holds | (is_free & (sums[:, -1] >= limit))
         weights.masked_fill_((sums - weights >= limit[:, None]) & (rank > 0), 0.0)
-    least = _there([asked.min_p for asked in samplings], cooled, torch.float64)
+    least = _there([asked.min_p for asked in samplings], cooled, weights.dtype)
     return weights.masked_fill_(weights < least[:, None], 0.0), ids, holds
 
 
@@ -328,12 +329,12 @@ def _wholes(
     is_in: Sequence[bool],
 ) -> Float[Tensor, " rows"]:
     """What top_p is a share of, by row: its weights, or those of all tokens; infinite without."""
-    infinite = torch.full((), math.inf, dtype=torch.float64, device=cooled.device)
+    infinite = torch.full((), math.inf, dtype=weights.dtype, device=cooled.device)
 
     def whole(row: int) -> Tensor:
         if samplings[row].top_p >= 1:
             return infinite
-        return (weights[row] if is_in[row] else cooled[row].double().exp_()).sum()
+        return (weights[row] if is_in[row] else widened(cooled[row]).exp_()).sum()
 
     return torch.stack([whole(row) for row in range(len(samplings))])
 
