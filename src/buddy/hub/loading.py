@@ -104,13 +104,13 @@ def load_model(
         stored = stored_dtypes(tensors)
         dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
-        if device.type == "cpu" and stored == [dtype]:
-            if mapped is None:
-                state = read_aligned(where, tensors)
-            else:
+        is_as_stored = device.type == "cpu" and stored == [dtype]
+        if is_as_stored and mapped is None:
+            state = read_aligned(where, tensors)
+        with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
+            if is_as_stored and mapped is not None:
                 mapped(weights := MappedWeights(where, tensors))
                 state = weights.tensors
-        with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(
                 None,
