@@ -171,7 +171,8 @@ def _run(function, args, kwargs):
     here = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
     name = getattr(function, "__name__", "")
     if name == "__get__" and function == torch.Tensor.device.__get__:
-        return DEVICE if there else torch.device("cpu")
+        with torch._C.DisableTorchFunctionSubclass():  # that of others may be meta
+            return DEVICE if there else function(*args)
     if function is torch.Tensor.numpy and there:
         raise MixedDevices("numpy reads no memory of the device")
     named, args, kwargs = _named_device(function, args, kwargs)

@@ -10,7 +10,7 @@ from tests.methods.adainfer.test_policy import classifier
 from tests.pretend import OnDevice, PretendDevice, move
 from tests.product.generation.test_ledger_budget import with_ledger
 from tests.product.policies.made import gated, random_pudding
-from tests.tiny import random_router, tiny_buddy, tiny_model
+from tests.tiny import random_ids, random_router, tiny_buddy, tiny_model
 from tests.words import word_tokenizer
 
 
@@ -56,10 +56,15 @@ def test_a_checkpoint_is_loaded_to_the_device(name, tmp_path, monkeypatch):
     options = {"engine": "general", "merge_adapter": name == "adapted"}
     expected = BuddyForCausalLM.from_pretrained(tmp_path, device="cpu", **options)
     monkeypatch.setattr("buddy.hub.loading.pick_device", torch.device)
+    answer = {"max_new_tokens": 3, "do_sample": False}
+    if name != "d-llm":  # which takes no budget
+        answer["budget"] = 0.7
     with PretendDevice():
         made = BuddyForCausalLM.from_pretrained(tmp_path, device="cuda", **options)
         assert all(isinstance(tensor, OnDevice) for tensor in [*made.parameters(), *made.buffers()])
         weights = {name: tensor.cpu() for name, tensor in made.state_dict().items()}
+        tokens = made.generate(random_ids(1, 4), **answer).tolist()
+    assert tokens == expected.generate(random_ids(1, 4), **answer).tolist()
     torch.testing.assert_close(weights, dict(expected.state_dict()), atol=0, rtol=0)
 
 
