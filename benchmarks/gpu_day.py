@@ -165,11 +165,10 @@ def main():
     unknown = set(only) - {part.name for part in every}
     if unknown:
         sys.exit(f"no part {min(unknown)!r}: expected {', '.join(part.name for part in every)}")
-    config = {name: str(value) for name, value in vars(args).items() if name != "out"}
 
     def note(name, found):
         results[name] = found
-        experiment.save(record, "gpu-day", results, config=config)
+        experiment.save(record, "gpu-day", results, config=args)
         print(f"{name:<12} {found['ended']:<20} {found.get('line', '')}"[:200], flush=True)
 
     for part in every:

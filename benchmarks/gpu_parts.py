@@ -3,6 +3,7 @@ r"""The parts of a GPU day that no other script does; `benchmarks/gpu_day.py` ru
 python benchmarks/gpu_parts.py engines --device cuda --size smollm2-135m --out engines.json
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -184,23 +185,19 @@ def importance(device, size, folder):
     return found
 
 
-class _measured:
-    """Seconds and the most memory of what runs within, put into a record."""
-
-    def __init__(self, record, name):
-        self.record, self.name = record, name
-
-    def __enter__(self):
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        self.begun = time.perf_counter()
-
-    def __exit__(self, *error):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.record[self.name] = {"seconds": time.perf_counter() - self.begun}
-        if torch.cuda.is_available():
-            self.record[self.name]["peak_bytes"] = torch.cuda.max_memory_allocated()
+@contextlib.contextmanager
+def _measured(record, name):
+    """Put seconds and the most memory of what runs within into a record."""
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    yield
+    if has_gpu:
+        torch.cuda.synchronize()
+    record[name] = {"seconds": time.perf_counter() - begun}
+    if has_gpu:
+        record[name]["peak_bytes"] = torch.cuda.max_memory_allocated()
 
 
 def save_random(size, device, folder):

@@ -21,8 +21,6 @@ GROUP: Final = 32
 """Neighbouring weights of a row that share a scale in int4."""
 _AT_ONCE: Final = 2**23
 """Weights widened at a time. Larger temporaries go back to the system, which clears them anew."""
-
-
 _ROUNDED_AT_ONCE: Final = 2**17
 """Weights rounded at a time, in several copies of float32."""
 

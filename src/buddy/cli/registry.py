@@ -55,11 +55,12 @@ class CommandTable(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The subcommand that is typed; processes that were launched together must share it."""
         name, command, rest = super().resolve_command(ctx, args)
-        known = _own_command(str(name))
-        if number_of_processes() > 1 and not (known and known.shares):
-            if os.environ["RANK"] != "0":  # the first says it for all
-                raise typer.Exit(2)
-            check_alone(f"buddy {name}")
+        if number_of_processes() > 1:
+            known = _own_command(str(name))
+            if known is None or not known.shares:
+                if os.environ["RANK"] != "0":  # the first says it for all
+                    raise typer.Exit(2)
+                check_alone(f"buddy {name}")
         return name, command, rest
 
     def list_commands(self, ctx: Any) -> list[str]:

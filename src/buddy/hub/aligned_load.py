@@ -4,7 +4,6 @@ A file has its tensors side by side at any address, and a mapped file has small 
 then loads most vectors in two halves, and looks up addresses more often than weights are worth.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from buddy.backbone.memory import zeroed_memory
 from buddy.errors import CheckpointError
-from buddy.hub.weights import DTYPES, is_leftover, weight_files
+from buddy.hub.weights import DTYPES, is_leftover, read_header, weight_files
 
 LINE: Final = 64
 """Bytes of a cache line."""
@@ -39,11 +38,10 @@ def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     at = 0
     for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:
-            begins = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(begins))
+            begins, header = read_header(file)
             for name in sorted(header.keys() & shapes.keys(), key=lambda key: _begin(header[key])):
                 place = memory[at : at + sizes[name]]
-                file.seek(8 + begins + _begin(header[name]))
+                file.seek(begins + _begin(header[name]))
                 _read_into(file, place)
                 placed[name] = place.view(dtypes[name]).view(shapes[name])
                 at += -(-sizes[name] // LINE) * LINE

@@ -1,7 +1,6 @@
 """Weights that lie in a mapped file until each is converted: no model is held beside its copy."""
 
 import ctypes
-import json
 import math
 import mmap
 import os
@@ -12,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from buddy.hub.weights import DTYPES, is_leftover, weight_files
+from buddy.hub.weights import DTYPES, is_leftover, read_header, weight_files
 
 _AT_ONCE: Final = 2**21
 """Weights that are copied at a time."""
@@ -37,8 +36,7 @@ class MappedWeights:
         for path in weight_files(folder):
             with path.open("rb") as file:
                 whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            begins = 8 + int.from_bytes(whole[:8], "little")
-            header = json.loads(whole[8:begins])
+            begins, header = read_header(whole)
             for name in sorted(header.keys() & tensors.keys()):
                 if is_leftover(name):
                     continue

@@ -4,6 +4,7 @@ Their headers are read first. A config whose model would have other blocks, or m
 the files hold, is refused before anything of its size is made.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -120,6 +121,16 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                     "that they were quantised from"
                 )
         yield tensors
+
+
+def read_header(file: Any) -> tuple[int, dict[str, Any]]:
+    """Where the weights of a safetensors file begin, and what its header says of each.
+
+    Args:
+        file: Opened, or mapped, and checked by `open_weights`.
+    """
+    begins = 8 + int.from_bytes(file.read(8), "little")
+    return begins, json.loads(file.read(begins - 8))
 
 
 def is_leftover(name: str) -> bool:

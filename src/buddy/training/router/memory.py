@@ -136,7 +136,7 @@ def _differ_in_row(recipe: Recipe) -> bool:
 
 
 def _num_bytes(model: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
 def _line(measured: Callable[[int], int]) -> tuple[float, float]:
