@@ -218,7 +218,7 @@ def test_a_damaged_record_is_refused(tmp_path, damage):
 
 def test_parts_share_no_prompt():
     rows = [*numbered(50), *random_examples(30)]
-    settings = SearchSettings(rows=15, confirm_rows=12, check_rows=9)
+    settings = SearchSettings(rows=15, confirm_rows=12, check_rows=9, answer_tokens=1)
     for validation in ([], numbered(60)[40:] * 3):
         train, check = apart(rows * 2, validation)
         assert len(check) == len(validation) // 3
@@ -236,6 +236,17 @@ def test_parts_share_no_prompt():
             assert len(group.fit) == 20
         assert groups == split_groups(*made, settings, prompts=20, seed=1)
     assert [len(part) for part in parts[3:]] == [12, 9, 9]
+
+
+def test_short_answers_are_searched_on_more_rows():
+    short = [Example((number, 1), (2,) * 3, "short") for number in range(200)]
+    long = [Example((number, 2), (2,) * 30, "long") for number in range(200)]
+    settings = SearchSettings(rows=20, confirm_rows=10, answer_tokens=120)
+    parts = split_groups({"short": short, "long": long}, {}, settings, prompts=9, seed=0)
+    assert [len(parts[kind].search) for kind in ("short", "long")] == [40, 20]
+    assert [len(parts[kind].confirm) for kind in ("short", "long")] == [20, 10]
+    few = split_groups({"short": short[:50]}, {}, settings, prompts=9, seed=0)["short"]
+    assert (len(few.search), len(few.confirm), len(few.check)) == (20, 15, 15)
 
 
 def test_a_prompt_with_other_answers_is_one_prompt():

@@ -82,12 +82,22 @@ def split_groups(
         else:
             check = mixed[search + confirm :][: settings.check_rows]
         groups[name] = Group(
-            search=tuple(mixed[:search][: settings.rows]),
-            confirm=tuple(mixed[search : search + confirm][: settings.confirm_rows]),
+            search=_first(mixed[:search], settings.rows, settings),
+            confirm=_first(mixed[search : search + confirm], settings.confirm_rows, settings),
             check=tuple(check),
             fit=tuple(row for row in mixed if row not in set(check))[:prompts],
         )
     return groups
+
+
+def _first(mixed: Sequence[Example], rows: int, settings: SearchSettings) -> tuple[Example, ...]:
+    """So many rows, and more as long as their answers have too few tokens."""
+    left = settings.answer_tokens * rows / settings.rows
+    for number, row in enumerate(mixed):
+        if number >= rows and left <= 0:
+            return tuple(mixed[:number])
+        left -= len(row.answer)
+    return tuple(mixed)
 
 
 def are_named(kinds: Mapping[str, Sequence[Example]], settings: SearchSettings) -> bool:

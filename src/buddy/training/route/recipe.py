@@ -28,9 +28,12 @@ class SearchSettings(RecipeTable):
     """Groups of prompts, found among what the router sees of them. By default each source that the
     rows name is a group; rows of one source make `GROUPS` groups."""
     rows: Annotated[int, _PAIRED] = 48
-    """Rows of a group that its order is searched on, at most."""
+    """Rows of a group that its order is searched on, or more by `answer_tokens`."""
     confirm_rows: Annotated[int, _PAIRED] = 24
-    """Other rows of it, on which its order must be better than the common one."""
+    """Other rows of it, on which its order must be better than the common one; more likewise."""
+    answer_tokens: Annotated[int, Range(1, 10**9)] = 3000
+    """Tokens of answers among `rows`, at least, and their share of it among `confirm_rows`: where
+    answers are short a row tells little, and there are more of them if the group has more."""
     check_rows: Annotated[int, _PAIRED] = 24
     """Rows of each source that are searched on by nothing: the figures of the record."""
     least: Annotated[float, SHARE] = 0.6
@@ -40,7 +43,7 @@ class SearchSettings(RecipeTable):
     """Shares of the blocks at which orders are confirmed and checked."""
     candidates: Annotated[int, Range(2, 1024)] = 10
     """Blocks that each round tries: those whose absence cost least before. The first tries all."""
-    leave: Annotated[float, Range(0, 100)] = 1.0
+    leave: Annotated[float, Range(0, 100)] = 1.5
     """Standard errors by which a candidate is behind that leaves a round: the rows that are left
     are measured for those that are close."""
     sure: Annotated[float, Range(0, 100)] = 2.0
