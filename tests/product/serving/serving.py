@@ -18,12 +18,13 @@ from tests.words import word_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'w13 w13' %}{{ raise_exception('unlucky') }}"
-    "{% endif %}{{ m.content }} {% endfor %}w5"
+    "{% endif %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %} w5{% else %} w6{% endif %}"
 )
 
 
 def chat_tokenizer():
-    """Words, with a chat template that is all messages and then w5."""
+    """Words, with a chat template that is all messages, and w5 where an answer begins."""
     tokenizer = word_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer

@@ -4,7 +4,7 @@ The engine is asked through `EngineClient` alone. Middleware is plain ASGI, so t
 hears of a client that leaves.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from buddy import __version__
 from buddy.errors import BuddyError
 from buddy.serving.http.auth import Keys
-from buddy.serving.http.bodies import ChatBody, CompletionBody
+from buddy.serving.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from buddy.serving.http.guards import Bounded, CutOff, Guarded, Patience, foreign_host
 from buddy.serving.http.logs import Logged
 from buddy.serving.http.openai import add_openai
@@ -28,7 +28,11 @@ from buddy.serving.http.refusals import (
 )
 from buddy.serving.http.schema import Health, HealthStatus
 from buddy.serving.http.service import Service
+from buddy.serving.http.tokens import add_tokens
 from buddy.serving.request import Failed
+
+_KEYED: Final = ("/metrics", "/tokenize", "/detokenize")
+"""Paths beside OpenAI's that take a key."""
 
 
 def make_app(
@@ -49,6 +53,7 @@ def make_app(
         redoc_url=None,
     )
     add_openai(api, service)
+    add_tokens(api, service)
     _add_watched(api, service)
     add_pages(api)
     _add_errors(api)
@@ -83,8 +88,7 @@ def _add_watched(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=Response, responses=text, tags=["Operation"])
     async def metrics() -> Response:
         """Counters and gauges, as Prometheus reads them."""
-        text_format = service.engine.metrics()
-        return Response(text_format, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_errors(api: FastAPI) -> None:
@@ -110,14 +114,14 @@ def _document(api: FastAPI, *, has_keys: bool) -> None:
     """Let OpenAPI tell what is so: what bodies hold, that wrong ones are 400, who needs a key."""
     document = api.openapi()
     _, bodies = models_json_schema(
-        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        [(body, "validation") for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)],
         ref_template="#/components/schemas/{model}",
     )
     document["components"]["schemas"].update(bodies["$defs"])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if has_keys and (path.startswith("/v1") or path == "/metrics"):
+            if has_keys and (path.startswith("/v1") or path in _KEYED):
                 operation["security"] = [{"key": []}]
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)

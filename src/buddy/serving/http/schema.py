@@ -8,6 +8,9 @@ from typing_extensions import TypedDict
 from buddy.serving.client import EngineState
 from buddy.serving.request import FinishReason
 
+End = FinishReason | Literal["tool_calls"]
+"""Why an answer has ended, as clients are told."""
+
 
 @with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 class _Reply(TypedDict):
@@ -95,12 +98,38 @@ class CompletionLogprobs(_Reply):
     text_offset: list[int]
 
 
+class FunctionBody(_Reply):
+    """The function of a call."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCallBody(_Reply):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class ToolCallPart(ToolCallBody):
+    """A call of a tool in a stream, where each comes whole."""
+
+    index: int
+
+
 class AnswerMessage(_Reply):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null where it calls tools and says nothing."""
     refusal: None
+    reasoning_content: NotRequired[str]
+    """What it thought aloud first."""
+    tool_calls: NotRequired[list[ToolCallBody]]
 
 
 class ChatChoice(_Reply):
@@ -109,7 +138,7 @@ class ChatChoice(_Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: End
 
 
 class CompletionChoice(_Reply):
@@ -118,7 +147,7 @@ class CompletionChoice(_Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: End
 
 
 class ChatDelta(_Reply):
@@ -126,6 +155,8 @@ class ChatDelta(_Reply):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallPart]]
 
 
 class ChatPart(_Reply):
@@ -134,7 +165,7 @@ class ChatPart(_Reply):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: End | None
 
 
 class CompletionPart(_Reply):
@@ -143,7 +174,7 @@ class CompletionPart(_Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: End | None
 
 
 class Head(_Reply):
@@ -220,6 +251,11 @@ class ModelBody(_Reply):
     object: Literal["model"]
     created: int
     owned_by: Literal["buddy"]
+    root: str
+    """The model without a budget in its name."""
+    parent: None
+    max_model_len: int
+    """Tokens that prompt and answer may have together, as vLLM calls it."""
     buddy: ModelFacts
 
 
@@ -228,6 +264,23 @@ class ModelList(_Reply):
 
     object: Literal["list"]
     data: list[ModelBody]
+
+
+class Tokenized(_Reply):
+    """Token ids of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    """Tokens that prompt and answer may have together."""
+    tokens: list[int]
+    token_strs: NotRequired[list[str]]
+    """The text of each, where they are asked for."""
+
+
+class Detokenized(_Reply):
+    """The text of token ids."""
+
+    prompt: str
 
 
 HealthStatus = Literal["ok", EngineState]
