@@ -63,6 +63,7 @@ def served(
     rules=None,
     defaults=None,
     connections=None,
+    origins=(),
     **options,
 ):
     """A server in a thread; options are the scripted engine's."""
@@ -77,7 +78,8 @@ def served(
     )
     reader = PromptReader(tokenizer, context=engine.facts.context)
     service = Service(engine=engine, reader=reader, rules=rules, defaults=defaults or Defaults())
-    server = make_server(make_app(service, keys=keys, patience=patience), connections=connections)
+    app = make_app(service, keys=keys, patience=patience, origins=origins)
+    server = make_server(app, connections=connections)
     with listen(Address(host="127.0.0.1", port=0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

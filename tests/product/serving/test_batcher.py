@@ -11,7 +11,16 @@ from buddy.backbone.quantised import quantise_backbone
 from buddy.serving.control.protocol import NoControl, Orders
 from buddy.serving.request import Delta
 from tests.budgets import auto, default, fixed
-from tests.product.serving.made import END, VOCAB, Bench, alone, byte_buddy, prompts, request
+from tests.product.serving.made import (
+    END,
+    VOCAB,
+    Bench,
+    alone,
+    byte_buddy,
+    byte_tokenizer,
+    prompts,
+    request,
+)
 
 
 def mixed(count, seed, blocks=(3, 6)):
@@ -398,7 +407,8 @@ def test_nothing_ends_an_answer_before_its_least_tokens():
         (told,) = bench.run(replace(asked, min_tokens=6, **more))
         assert told.tokens == expected
         assert end not in told.tokens[:6]
-    letters = request(b"h", max_tokens=12, logit_bias={ord("a"): 100.0}, stop=("a",))
+    letter = byte_tokenizer().convert_tokens_to_ids("a")
+    letters = request(b"h", max_tokens=12, logit_bias={letter: 100.0}, stop=("a",))
     (told,) = Bench(buddy).run(replace(letters, min_tokens=6))
     assert (told.text, told.finished.reason) == ("a" * 6, "stop")
 

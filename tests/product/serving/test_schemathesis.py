@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 POSTS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+POSTS += ["/v1/responses"]
 GETS = ["/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics"]
 # What a drawn body asks for is mostly refused for one of these; without them more is answered.
 OFTEN_REFUSED = ["model", "budget", "tools", "functions", "echo", "suffix", "best_of", "logit_bias"]

@@ -4,16 +4,19 @@ The engine is asked through `EngineClient` alone. Middleware is plain ASGI, so t
 hears of a client that leaves.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from buddy import __version__
-from buddy.errors import BuddyError
+from buddy.errors import BuddyError, ServingError, shown
 from buddy.serving.http.auth import Keys
 from buddy.serving.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from buddy.serving.http.guards import Bounded, CutOff, Guarded, Patience, foreign_host
@@ -26,17 +29,39 @@ from buddy.serving.http.refusals import (
     failed,
     refusal_of,
 )
+from buddy.serving.http.responses import ResponsesBody
 from buddy.serving.http.schema import Health, HealthStatus
 from buddy.serving.http.service import Service
 from buddy.serving.http.tokens import add_tokens
+from buddy.serving.http.unknown_fields import HEADER
 from buddy.serving.request import Failed
 
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+")
 _KEYED: Final = ("/metrics", "/tokenize", "/detokenize")
 """Paths beside OpenAI's that take a key."""
 
 
+def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers name them.
+
+    Raises:
+        ServingError: One is neither an origin nor `*`.
+    """
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ServingError(
+                f"--allow-origin: expected * or an origin such as https://chat.example or "
+                f"http://localhost:3000, got {shown(origin)}"
+            )
+    return tuple(origins)
+
+
 def make_app(
-    service: Service, *, keys: Keys | None = None, patience: Patience | None = None
+    service: Service,
+    *,
+    keys: Keys | None = None,
+    patience: Patience | None = None,
+    origins: Sequence[str] = (),
 ) -> ASGIApp:
     """The server, as uvicorn runs it.
 
@@ -44,6 +69,7 @@ def make_app(
         service: The engine and what is known of its model.
         keys: Who may ask; without them the server answers to this machine's names alone.
         patience: How much of a client is borne.
+        origins: Of web pages, beside the server's own, whose scripts may ask; `*` = any.
     """
     api = FastAPI(
         title="Buddy",
@@ -60,6 +86,14 @@ def make_app(
     _document(api, has_keys=keys is not None)
     guarded: ASGIApp = Bounded(api, patience or Patience())
     guarded = Guarded(guarded, foreign_host if keys is None else keys.missing)
+    if origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(HEADER, "Retry-After"),
+        )
     return CutOff(Logged(guarded))
 
 
@@ -114,7 +148,10 @@ def _document(api: FastAPI, *, has_keys: bool) -> None:
     """Let OpenAPI tell what is so: what bodies hold, that wrong ones are 400, who needs a key."""
     document = api.openapi()
     _, bodies = models_json_schema(
-        [(body, "validation") for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)],
+        [
+            (body, "validation")
+            for body in (ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+        ],
         ref_template="#/components/schemas/{model}",
     )
     document["components"]["schemas"].update(bodies["$defs"])

@@ -3,23 +3,28 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 import anyio.to_thread
 
+from buddy.errors import BuddyError
 from buddy.serving.client import Overloaded
 from buddy.serving.http.asking import budget_of, chat_requests, completion_requests
-from buddy.serving.http.bodies import Body, ChatBody, read_body
+from buddy.serving.http.bodies import ChatBody, CompletionBody, read_body
 from buddy.serving.http.guards import SMALL_BODY
 from buddy.serving.http.mailbox import Answers
+from buddy.serving.http.refusals import refusal_of
 from buddy.serving.http.replies import ChatShape, CompletionShape, Extras, Reply
+from buddy.serving.http.response_reply import ResponseReply
+from buddy.serving.http.responses import ResponsesBody, named_as_response
 from buddy.serving.http.service import Service
 from buddy.serving.http.speech import Speech
 from buddy.serving.http.unknown_fields import check_unknown, header_of
 
 Made = TypeVar("Made")
+Asked = TypeVar("Asked", ChatBody, CompletionBody, ResponsesBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Begun:
     answers: Answers
     reply: Reply
     is_streamed: bool
-    headers: dict[str, str]
+    headers: dict[str, str] = field(default_factory=dict)
     """What the answer says beside its body."""
 
 
@@ -55,7 +60,7 @@ async def in_turn(service: Service, content: bytes, work: Callable[[], Made]) ->
         return await anyio.to_thread.run_sync(work, limiter=service.reading)
 
 
-async def begin(service: Service, kind: type[Body], content: bytes, owner: str) -> Begun:
+async def begin(service: Service, kind: type[Asked], content: bytes, owner: str) -> Begun:
     """Read a request, in its turn, and hand it to the engine.
 
     Args:
@@ -73,13 +78,33 @@ async def begin(service: Service, kind: type[Body], content: bytes, owner: str) 
 
 def _begin(
     service: Service,
-    kind: type[Body],
+    kind: type[Asked],
     content: bytes,
     owner: str,
     loop: asyncio.AbstractEventLoop,
 ) -> Begun:
-    body, facts = read_body(kind, content), service.engine.facts
+    body = read_body(kind, content)
     ignored = check_unknown(body)
+    if isinstance(body, ResponsesBody):
+        try:
+            begun = _begin_chat(service, body.chat(), owner, loop, body)
+        except BuddyError as error:
+            raise named_as_response(refusal_of(error)) from error
+    else:
+        begun = _begin_chat(service, body, owner, loop)
+    service.num_ignored += len(ignored)
+    return replace(begun, headers=header_of(ignored))
+
+
+def _begin_chat(
+    service: Service,
+    body: ChatBody | CompletionBody,
+    owner: str,
+    loop: asyncio.AbstractEventLoop,
+    response: ResponsesBody | None = None,
+) -> Begun:
+    """Hand a chat or a completion to the engine; its reply is a response's, if it was asked so."""
+    facts = service.engine.facts
     budget = budget_of(body, service.rules, facts.model)
     shape: ChatShape | CompletionShape
     speeches: Sequence[Speech] = ()
@@ -95,8 +120,9 @@ def _begin(
         usage=options is not None and bool(options.include_usage),
         depth=options is not None and bool(options.include_depth),
     )
-    reply = Reply(
-        shape,
+    make = Reply if response is None else partial(ResponseReply, response)
+    reply = make(
+        shape=shape,
         model=body.model or facts.model,
         num_blocks=facts.num_blocks,
         num_answers=len(requests),
@@ -107,5 +133,4 @@ def _begin(
     )
     requests = [replace(asked, owner=owner) for asked in requests]
     answers = Answers(service.engine, requests, loop, is_streamed=bool(body.stream))
-    service.num_ignored += len(ignored)
-    return Begun(answers, reply, bool(body.stream), header_of(ignored))
+    return Begun(answers, reply, bool(body.stream))

@@ -38,7 +38,8 @@ _MOST_BIASES: Final = 1024
 _MANY: Final = 2**31 - 1
 _SEED: Final = 2**63 - 1
 
-_FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
+"""The name of a function that a model may call."""
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -56,34 +57,36 @@ def _empty(value: Any) -> Any:
     return value
 
 
-_Unsupported = Annotated[
+Unsupported = Annotated[
     Any, AfterValidator(_empty), WithJsonSchema({"enum": [None, False, "", [], {}]})
 ]
 """A field of OpenAI's that may be there as long as it asks for nothing."""
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
+    """A part of a request; fields that it does not know are kept apart."""
+
     model_config = ConfigDict(
         strict=True, extra="allow", frozen=True, use_attribute_docstrings=True
     )
 
 
-class TextPart(_Body):
+class TextPart(RequestBody):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Body):
+class CalledFunction(RequestBody):
     """A function that a model has called."""
 
-    name: _FunctionName
+    name: FunctionName
     arguments: str
     """A JSON object, as text."""
 
 
-class ToolCall(_Body):
+class ToolCall(RequestBody):
     """A call of a tool, in an assistant's message."""
 
     id: str | None = None
@@ -91,7 +94,7 @@ class ToolCall(_Body):
     function: CalledFunction
 
 
-class Message(_Body):
+class Message(RequestBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -109,11 +112,11 @@ class Message(_Body):
     """The call that a tool's message answers."""
     reasoning_content: str | None = None
     """What the assistant thought first, for templates that have a place for it."""
-    refusal: _Unsupported = None
+    refusal: Unsupported = None
     """What answers of OpenAI's have besides text; refused, unless empty."""
-    annotations: _Unsupported = None
-    audio: _Unsupported = None
-    function_call: _Unsupported = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
 
     @field_validator("content")
     @classmethod
@@ -138,10 +141,10 @@ class Message(_Body):
         return "".join(part.text for part in self.content)
 
 
-class Function(_Body):
+class Function(RequestBody):
     """A function that a model may call."""
 
-    name: _FunctionName
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments; any object if not given."""
@@ -149,27 +152,27 @@ class Function(_Body):
     """Its arguments always follow the schema, if it can be followed; with true it must be."""
 
 
-class Tool(_Body):
+class Tool(RequestBody):
     """A tool that a model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Body):
+class NamedFunction(RequestBody):
     """The name of a function."""
 
-    name: _FunctionName
+    name: FunctionName
 
 
-class NamedTool(_Body):
+class NamedTool(RequestBody):
     """The tool that is to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class StreamOptions(_Body):
+class StreamOptions(RequestBody):
     """What a stream has besides text."""
 
     include_usage: bool | None = None
@@ -180,7 +183,7 @@ class StreamOptions(_Body):
     """Nothing hides the length of a chunk."""
 
 
-class JsonSchema(_Body):
+class JsonSchema(RequestBody):
     """A JSON schema that the answer obeys."""
 
     name: str | None = None
@@ -191,14 +194,14 @@ class JsonSchema(_Body):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(RequestBody):
     """What the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class RequestFields(_Body):
+class RequestFields(RequestBody):
     """The fields that both kinds of request have; null is as good as nothing."""
 
     model: str | None = None
@@ -247,7 +250,7 @@ class RequestFields(_Body):
 _Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
 
 
-class ConversationFields(_Body):
+class ConversationFields(RequestBody):
     """What a chat template is told beside the messages."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
@@ -295,7 +298,7 @@ class TokenizeBody(ConversationFields):
     """Whether tokens come as texts too."""
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(RequestBody):
     """`POST /detokenize`."""
 
     tokens: _TokenIds
@@ -322,7 +325,6 @@ class CompletionBody(RequestFields):
     """Refused, unless it is `n`."""
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
 _Read = TypeVar("_Read", bound=BaseModel)
 
 

@@ -14,12 +14,20 @@ from starlette.types import Receive, Scope, Send
 from buddy.errors import shown
 from buddy.serving.http.asking import budget_of
 from buddy.serving.http.auth import OWNER
-from buddy.serving.http.beginning import begin
-from buddy.serving.http.bodies import Body, ChatBody, CompletionBody, RequestFields
+from buddy.serving.http.beginning import Asked, begin
+from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.mailbox import Answers
 from buddy.serving.http.refusals import RETRY_UNAVAILABLE_S, Refusal, failed, not_json
-from buddy.serving.http.replies import Reply, event
-from buddy.serving.http.schema import ChatCompletion, Completion, ErrorBody, ModelBody, ModelList
+from buddy.serving.http.replies import Reply
+from buddy.serving.http.responses import ResponsesBody
+from buddy.serving.http.schema import (
+    ChatCompletion,
+    Completion,
+    ErrorBody,
+    ModelBody,
+    ModelList,
+    ResponseBody,
+)
 from buddy.serving.http.service import Service
 from buddy.serving.request import Delta, Failed
 
@@ -77,6 +85,16 @@ def add_openai(api: FastAPI, service: Service) -> None:
         """Continue prompts."""
         return await _answer(service, request, CompletionBody)
 
+    @api.post(
+        "/v1/responses",
+        responses=answers(ResponseBody),
+        openapi_extra=body("ResponsesBody"),
+        tags=["OpenAI"],
+    )
+    async def respond(request: Request) -> Response:
+        """Answer a conversation by the Responses API; nothing is stored."""
+        return await _answer(service, request, ResponsesBody)
+
     @api.get(
         "/v1/models",
         response_model=ModelList,
@@ -104,7 +122,7 @@ def refused_by(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": ErrorBody, "description": _REFUSED[code]} for code in codes}
 
 
-async def _answer(service: Service, request: Request, kind: type[Body]) -> Response:
+async def _answer(service: Service, request: Request, kind: type[Asked]) -> Response:
     """Ask the engine, and answer whole or as a stream; it refuses before any header is sent."""
     _check_ready(service)
     owner = request.scope.get(OWNER, "")
@@ -169,13 +187,15 @@ async def _whole(answers: Answers, reply: Reply) -> Response:
 
 async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
     """Events as they come; those that came while the last were sent go together."""
+    if opening := reply.opening():
+        yield opening
     while taken := await answers.take():
         parts = []
         for index, news in taken:
             if isinstance(news, Delta):
                 parts.append(reply.chunk(index, news))
             elif isinstance(news, Failed):
-                yield b"".join(parts) + event(failed(news).body())
+                yield b"".join(parts) + reply.failure(failed(news))
                 return
             else:
                 parts += [reply.end(index, news), reply.last_chunk(index)]

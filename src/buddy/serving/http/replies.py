@@ -10,6 +10,7 @@ from typing import Any, Final
 from buddy import __version__
 from buddy.serving.http import schema
 from buddy.serving.http.prompts import PromptReader, finite
+from buddy.serving.http.refusals import Refusal
 from buddy.serving.http.speech import Said, Speech
 from buddy.serving.http.tool_calls import Call
 from buddy.serving.request import Delta, Finished, TokenLogprobs
@@ -197,6 +198,14 @@ class Reply:
             model=model,
             system_fingerprint=f"buddy-{__version__}",
         )
+
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        return b""
+
+    def failure(self, refusal: Refusal) -> bytes:
+        """The last event of a stream of which an answer has failed."""
+        return event(refusal.body())
 
     def add(self, index: int, delta: Delta) -> None:
         """Keep what came of an answer, to be given whole."""

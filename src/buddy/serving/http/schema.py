@@ -1,6 +1,6 @@
 """The JSON of answers: OpenAI's, and what of it is ours."""
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -200,6 +200,45 @@ class Completion(Head):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: UsageBody
+
+
+class ResponseUsage(_Reply):
+    """Usage as the Responses API names it, and ours."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+    buddy: DepthUsage
+
+
+class ResponseBody(_Reply):
+    """An answer of the Responses API."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[dict[str, Any]]
+    """Items of the types reasoning, message and function_call."""
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    metadata: dict[str, str]
 
 
 class DepthRuns(_Reply):

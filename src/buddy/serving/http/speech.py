@@ -39,6 +39,11 @@ class Speech:
     ) -> None:
         self._thinking, self._calls = thinking, calls
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is thought."""
+        return self._thinking is not None and self._thinking.is_open
+
     def push(self, text: str, *, is_last: bool = False) -> Said:
         """What is sure of a text that has come, and of what was held of it before."""
         thought, calls = "", list[Call]()

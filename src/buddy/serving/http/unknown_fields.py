@@ -23,12 +23,14 @@ _LIKE: Final = 0.85
 """How alike two names are of which one is taken for a slip: difflib's ratio."""
 
 _FORMAT: Final = "use response_format"
+_TOKENS: Final = "use max_output_tokens in /v1/responses, and max_tokens elsewhere"
 _LENGTH: Final = "use max_tokens"
 _PENALTY: Final = "use repetition_penalty"
 _THINKING: Final = "use chat_template_kwargs, as the model's template has it"
 _INSTEAD: Final = {
     **dict.fromkeys(("guided_json", "json_schema", "structured_outputs", "format"), _FORMAT),
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LENGTH),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), _TOKENS),
     **dict.fromkeys(("min_new_tokens",), "use min_tokens"),
     **dict.fromkeys(("repeat_penalty",), _PENALTY),
     **dict.fromkeys(("think", "thinking", "enable_thinking"), _THINKING),
