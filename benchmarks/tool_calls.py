@@ -1,8 +1,8 @@
 """Are the calls that a model must make valid: do their arguments follow the schema of the function?
 
-Fifty questions to a server of its own, each with five tools: for half of them the model chooses which to
-call (`required`), for half the request names it. Arguments are checked by a validator that has no part in
-the grammar. Beside it stands how often the model chose the tool that the question is about.
+Fifty questions to a server of its own, each with five tools: for half of them the model chooses
+which to call (`required`), for half the request names it. Arguments are checked by a validator that
+has no part in the grammar. Beside it stands how often the tool called was the one asked about.
 
     python benchmarks/tool_calls.py --model FILE.gguf --out results/serving/tool-calls.json
 """
@@ -11,8 +11,8 @@ import json
 
 import httpx
 import jsonschema_rs
-
 from served import served
+
 from buddy.lab import experiment
 
 TEXT, COUNT = {"type": "string", "maxLength": 40}, {"type": "integer", "minimum": 0, "maximum": 500}
@@ -33,15 +33,35 @@ def tool(name, description, **properties):
 
 TOOLS = [
     tool("weather", "The weather of a place on a day.", place=TEXT, day=DAY),
-    tool("convert", "Converts an amount of money.", amount={"type": "number"},
-         source={"enum": ["EUR", "USD", "GBP", "JPY"]}, target={"enum": ["EUR", "USD", "GBP", "JPY"]}),
+    tool(
+        "convert",
+        "Converts an amount of money.",
+        amount={"type": "number"},
+        source={"enum": ["EUR", "USD", "GBP", "JPY"]},
+        target={"enum": ["EUR", "USD", "GBP", "JPY"]},
+    ),
     tool("book_table", "Books a table at a restaurant.", restaurant=TEXT, guests=COUNT, day=DAY),
-    tool("send_message", "Sends a message to people.", text=TEXT,
-         to={"type": "array", "items": TEXT, "minItems": 1, "maxItems": 4}),
-    tool("set_lights", "Sets the lights of rooms.", rooms={"type": "array", "maxItems": 3, "items": {
-        "type": "object", "properties": {"room": TEXT, "level": COUNT, "is_on": {"type": "boolean"}},
-        "required": ["room", "level", "is_on"], "additionalProperties": False}}),
-]  # fmt: skip
+    tool(
+        "send_message",
+        "Sends a message to people.",
+        text=TEXT,
+        to={"type": "array", "items": TEXT, "minItems": 1, "maxItems": 4},
+    ),
+    tool(
+        "set_lights",
+        "Sets the lights of rooms.",
+        rooms={
+            "type": "array",
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {"room": TEXT, "level": COUNT, "is_on": {"type": "boolean"}},
+                "required": ["room", "level", "is_on"],
+                "additionalProperties": False,
+            },
+        },
+    ),
+]
 QUESTIONS = {
     "weather": [
         "What is the weather in Lisbon on 2026-12-01?",
