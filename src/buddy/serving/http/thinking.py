@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from buddy.serving.overlap import overlap
 from buddy.serving.request import Thought
-from buddy.serving.rows.text import overlap
 
 _SPACE: Final = 4
 """Tokens after the closing mark of a prompt that may be space."""

@@ -11,7 +11,7 @@ import string
 from dataclasses import dataclass
 from typing import Any, Final
 
-from buddy.serving.rows.text import overlap
+from buddy.serving.overlap import overlap
 
 _LETTERS: Final = string.ascii_letters + string.digits
 _LENGTH_OF_ID: Final = 9

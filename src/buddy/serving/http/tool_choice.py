@@ -12,8 +12,8 @@ from buddy.serving.http.refusals import Refusal
 from buddy.serving.http.speech import Speech
 from buddy.serving.http.thinking import ThinkingReader
 from buddy.serving.http.tool_calls import CallReader
+from buddy.serving.json_schema import can_follow
 from buddy.serving.request import Grammar
-from buddy.serving.rows.grammar import can_follow
 
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from threading import Lock
-from typing import Any, Final
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from buddy.errors import reason
 from buddy.serving.request import Grammar, GrammarError, Thought
-
-_STRICT: Final[Any] = {"whitespace_flexible": False}
 
 
 class GrammarMaker:
@@ -74,7 +72,7 @@ class GrammarMaker:
             except ValueError as error:
                 raise GrammarError(f"the schema is no JSON: {reason(error)}") from error
         try:
-            source = grammar.lark or LLMatcher.grammar_from_json_schema(schema, overrides=_STRICT)
+            source = grammar.lark or source_of(schema)
         except (ValueError, TypeError) as error:
             raise GrammarError(f"the schema cannot be followed: {reason(error)}") from error
         matcher = LLMatcher(self._guide(), source, log_level=0)
@@ -97,17 +95,6 @@ class GrammarMaker:
                         f"{reason(error)}; leave it out"
                     ) from error
             return self._made
-
-
-def can_follow(schema: Any) -> bool:
-    """Whether a text can be made to follow a JSON schema."""
-    from llguidance import LLMatcher
-
-    try:
-        source = LLMatcher.grammar_from_json_schema(schema, overrides=_STRICT)
-    except (ValueError, TypeError):
-        return False
-    return not LLMatcher.validate_grammar(source)
 
 
 class GrammarState:

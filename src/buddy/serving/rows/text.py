@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from buddy.serving.overlap import overlap
+
 _BROKEN: Final = "\ufffd"
 _WINDOW: Final = 16
 _LONGEST: Final = 4
@@ -126,9 +128,3 @@ class StopStrings:
         """What was held back for nothing."""
         held, self._held = self._held, ""
         return held
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that a stop string begins with, and is longer than."""
-    most = min(len(text), len(stop) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
