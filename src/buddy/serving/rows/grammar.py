@@ -13,6 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buddy.errors import reason
+from buddy.serving.json_schema import source_of
 from buddy.serving.request import Grammar, GrammarError, Thought
 
 
