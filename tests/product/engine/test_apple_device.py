@@ -26,7 +26,7 @@ class AppleDevice(PretendDevice):
 
 @pytest.fixture(autouse=True)
 def apple(monkeypatch):
-    monkeypatch.setattr("tests.pretend.DEVICE", torch.device("mps"))
+    monkeypatch.setattr("tests.pretend.TYPE", "mps")
 
 
 def test_it_refuses_float64_alone():
