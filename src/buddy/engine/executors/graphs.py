@@ -36,27 +36,29 @@ _IDLE_BYTES: Final = 1 << 28
 """What these may take, or else half of what those in use take."""
 
 
-def capture_cuda(pool: Any, work: Callable[[], None]) -> Replay:
+def capture_cuda(device: torch.device, pool: Any, work: Callable[[], None]) -> Replay:
     """A CUDA graph of the work, which is run a few times first, as capturing demands.
 
     It is run and captured on one stream of the process: what is allocated on a stream, such as the
     workspace of a matrix product, is kept for this stream.
 
     Args:
+        device: Where all of it runs.
         pool: Where what is passing lies; graphs that are never replayed at once may share it.
         work: Reads and leaves all that lasts outside of the pool.
     """
-    graph = torch.cuda.CUDAGraph()
-    capturing = torch.cuda.graph(graph, pool=pool)
-    stream = capturing.capture_stream
-    assert stream is not None
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
+    with torch.cuda.device(device):
+        graph = torch.cuda.CUDAGraph()
+        capturing = torch.cuda.graph(graph, pool=pool)
+        stream = capturing.capture_stream
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        with capturing:
             work()
-    torch.cuda.current_stream().wait_stream(stream)
-    with capturing:
-        work()
     return graph.replay
 
 
@@ -68,8 +70,8 @@ class GraphDecoder:
         capture: Makes a replay of a piece of work; None = a CUDA graph.
 
     Raises:
-        ModelError: The angles of the rotary embedding depend on the length, or the experts on
-            the token: no fixed work.
+        ModelError: The blocks are on several devices; or the angles of the rotary embedding depend
+            on the length, or the experts on the token: no fixed work.
     """
 
     name: Final = "graphs"
@@ -77,6 +79,10 @@ class GraphDecoder:
     steady_lanes: Final = 0
 
     def __init__(self, backbone: Backbone, capture: Capture | None = None) -> None:
+        if backbone.spread is not None:
+            raise ModelError(
+                "no graph can be captured: the blocks are on several devices, and a graph is of one"
+            )
         rope = rope_of_length(backbone.config)
         if rope is not None:
             raise ModelError(
@@ -113,7 +119,9 @@ class GraphDecoder:
         self._arenas = [a for a in self._arenas if a is not arena and a.borrower is not session]
         if arena is None:
             # The graphs of an arena are replayed one after another, by one session.
-            capture = self._capture or partial(capture_cuda, torch.cuda.graph_pool_handle())
+            capture = self._capture or partial(
+                capture_cuda, self._backbone.device, torch.cuda.graph_pool_handle()
+            )
             arena = Arena(self._backbone, capture, session)
         arena.lend(session)
         self._arenas.append(arena)
@@ -179,6 +187,6 @@ class GraphRun(LaneRun):
         """The residual, as it is now."""
         return self._arena.hidden[self._rows, 0]
 
-    def residual(self) -> Float[Tensor, "lanes hidden"]:
+    def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
         """The residual as it is now."""
         return self.hidden
