@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs: one for each block, replayed by the host as the plan says.
 
 A decode step of one row is hundreds of small kernels, and launching them takes longer than running
-them. Captured once, a block is one launch. Graphs read and write the fixed addresses of an arena,
-which is the cache of one session at a time.
+them. Captured once, a block is one launch, and so are all blocks of a plan that recurs. Graphs read
+and write the fixed addresses of an arena, which is the cache of one session at a time.
 
 What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as in the general path.
 """
@@ -19,10 +19,11 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
 from buddy.depth.plan import DepthPlan
-from buddy.engine.executors.arena import Arena, Capture, Captured, Replay
+from buddy.engine.executors.arena import Arena, Capture, Captured
 from buddy.engine.executors.blocks import LaneRun
+from buddy.engine.executors.recurring import BlockOrder, Replay
 from buddy.engine.feed import Feed
-from buddy.engine.probe import BLOCKS, HEAD, piece
+from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.state.skipped import NOBODY
@@ -111,7 +112,12 @@ class GraphDecoder:
             arena = next((a for a in self._arenas if a.holds(session)), None)
             arena = arena or self._lend(session)
             captured = arena.captured(max(lanes.stops))
-        return GraphRun(arena, captured, session, lanes, feed)
+        find = partial(self._recurring, arena, captured)
+        return GraphRun(arena, captured, session, lanes, feed, find)
+
+    def _recurring(self, arena: Arena, captured: Captured, order: BlockOrder) -> Replay | None:
+        with self._lock:  # one thread may capture at a time
+            return arena.recurring(captured, order)
 
     def _lend(self, session: Session) -> Arena:
         """An arena that nobody else has, or a new one; what the session has outgrown is freed."""
@@ -141,12 +147,20 @@ class GraphRun(LaneRun):
     """One decode step on its way through captured blocks; the counterpart of `BlockRun`."""
 
     def __init__(
-        self, arena: Arena, captured: Captured, session: Session, lanes: Lanes, feed: Feed
+        self,
+        arena: Arena,
+        captured: Captured,
+        session: Session,
+        lanes: Lanes,
+        feed: Feed,
+        find: Callable[[BlockOrder], Replay | None],
     ) -> None:
         super().__init__(lanes, session.kv, feed.token_ids, feed.router_sees)
-        self._arena, self._captured = arena, captured
+        self._arena, self._captured, self._find = arena, captured, find
+        self._order: BlockOrder | None = None
         self._rows = lane_index(lanes.row, lanes.device)
         is_whole = lanes.rows == tuple(range(len(arena.tokens)))
+        self._which = slice(None) if is_whole else self._rows
         if not is_whole:  # a row that takes no part reads and keeps its last slot
             arena.tokens.zero_()
             arena.slot.zero_()
@@ -157,11 +171,25 @@ class GraphRun(LaneRun):
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
+        order = BlockOrder(blocks, plan)
+        whole = self._find(order)
         mask = self._arena.block_mask
         mask.zero_()
         lanes = torch.ones_like(mask[: self.lanes.num]) if plan is None else plan.mask
         mask.index_copy_(0, self._rows, lanes)
+        self._order = None if whole is None else order
+        if whole is not None:
+            self._run_whole(whole, order, plan)
         super().blocks(blocks, plan)
+
+    def _run_whole(self, whole: Replay, order: BlockOrder, plan: DepthPlan | None) -> None:
+        """Replay all blocks at once; what they see of earlier tokens is made before."""
+        with piece(KV_FILL):
+            for block in order.runs:
+                run = None if plan is None else plan.by_block[block][0]
+                self._kv.fill(block, self.frame(run, block))
+        with piece(BLOCKS):
+            whole()
 
     def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual than the blocks so far have left."""
@@ -169,9 +197,10 @@ class GraphRun(LaneRun):
         self._places[:] = NOBODY
 
     def compute(self, block: int, frame: Frame) -> None:
-        """Replay a block; who runs it is in the arena's memory."""
-        with piece(BLOCKS):
-            self._captured.blocks[block]()
+        """Replay a block that has not run yet; who runs it is in the arena's memory."""
+        if self._order is None:
+            with piece(BLOCKS):
+                self._captured.blocks[block]()
 
     def finish(
         self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
@@ -188,5 +217,7 @@ class GraphRun(LaneRun):
         return self._arena.hidden[self._rows, 0]
 
     def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
-        """The residual as it is now."""
-        return self.hidden
+        """The residual that enters a block, as it is now or was kept on the way, until the next."""
+        arena, order = self._arena, self._order
+        hidden = arena.hidden if order is None else arena.entering[order.enters[block]]
+        return hidden[self._which, 0]
