@@ -7,6 +7,8 @@ import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import ModelError
+from buddy.importance.indicators.indicator import build_indicator
+from buddy.importance.indicators.measure import measure
 from tests.pretend import OnDevice, PretendDevice
 from tests.product.generation.test_exit_drafts import exits_at_once
 from tests.product.policies.made import gated
@@ -113,6 +115,14 @@ def test_a_pass_that_keeps_no_cache_gives_the_logits_of_one_device():
         with PretendDevice():
             made = spread(twin)(PROMPTS, **options)
     assert made.logits.tolist() == expected.logits.tolist()
+
+
+def test_a_prior_is_measured_where_the_blocks_lie():
+    buddy, twin = (tiny_buddy(engine="general") for _ in range(2))
+    expected = measure(build_indicator("delta-ppl", buddy.backbone), PROMPTS, batch=2)
+    with PretendDevice():
+        indicator = build_indicator("delta-ppl", spread(twin).backbone)
+        assert measure(indicator, PROMPTS, batch=2).tolist() == expected.tolist()
 
 
 def test_a_model_is_put_on_one_device_again():
