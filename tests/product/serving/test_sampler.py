@@ -127,7 +127,7 @@ def test_rows_on_a_device_draw_what_they_draw_on_the_cpu(monkeypatch):
 
     def drawn(device):
         pickers = [Picker(replace(kind, seed=3), [1, 9], 2) for kind in kinds]
-        pickers[-1] = Picker(kinds[-1], [1], grammar=NoEven(None, V))
+        pickers[-1] = Picker(kinds[-1], [1], grammar=NoEven(None, V, "tools"))
         return pick(logits_of(len(kinds), seed=8).to(device, non_blocking=True), pickers)
 
     for candidates, waits in ((1024, 1), (4, 2)):
