@@ -81,6 +81,7 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     """Token ids."""
     max_tokens: int
+    """0 = none: the prompt is fed, and scored where that is asked."""
     budget: ResolvedBudget
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
@@ -93,6 +94,8 @@ class GenerationRequest:
     """Special tokens that are text all the same; others are not."""
     top_logprobs: int | None = None
     """How many alternatives come with each token's logprob; None = no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens; with them nothing of it is taken from an earlier one."""
     grammar: Grammar | None = None
     continues: bool = False
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
@@ -117,6 +120,24 @@ class TokenLogprobs:
     """Characters of the answer that are complete before it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PromptScores:
+    """What the model, as deep as the prompt ran, says of each of its tokens from the second on.
+
+    Logarithms are natural ones of the model's own probabilities: no penalty, bias, grammar or
+    temperature counts.
+    """
+
+    logprobs: NDArray[np.float32]
+    """[tokens - 1]."""
+    ranks: NDArray[np.int32]
+    """[tokens - 1]: 1 = the most likely token."""
+    top_tokens: NDArray[np.int32]
+    """[tokens - 1, alternatives], ids of the most likely tokens, best first."""
+    top_logprobs: NDArray[np.float32]
+    """[tokens - 1, alternatives]."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
     """New text. Some tokens give none yet: half a character, or what may begin a stop string."""
@@ -126,6 +147,8 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     runs: tuple[NDArray[np.bool_], ...] = ()
     """[blocks] for each token: which blocks made its logits."""
+    prompt: PromptScores | None = None
+    """Comes once where it is asked for, before the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

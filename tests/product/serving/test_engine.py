@@ -279,7 +279,7 @@ def test_control_refuses_who_is_too_many(made):
 
 REFUSED = [
     (request([]), PromptError, "no tokens"),
-    (request([1], max_tokens=0), PromptError, "at least 1"),
+    (request([1], max_tokens=-1), PromptError, "at least 0"),
     (request([1] * 100, max_tokens=29), PromptError, "at most 28"),
     (request([264]), PromptError, "264 is not one of"),
     (request([1], logit_bias={-1: 1.0}), PromptError, "-1 is not one of"),

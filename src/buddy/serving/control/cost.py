@@ -35,9 +35,10 @@ def features(shape: StepShape, plain: int = 0) -> list[float]:
         plain: New tokens up to which those of prompts cost what those of answers do.
     """
     union, prompt = float(shape.union), shape.prompt_lanes
-    row_blocks, block_context = shape.row_blocks, float(shape.block_context)
+    row_blocks, block_context = float(shape.row_blocks), float(shape.block_context)
+    prompt_blocks = shape.prompt_blocks + shape.scored_blocks
     if prompt and shape.rows + prompt <= plain:
-        row_blocks += shape.prompt_blocks
+        row_blocks += prompt_blocks
         block_context += shape.prompt_blocks * prompt / 2.0
         prompt = 0
     lanes = row_blocks / union if union else 0.0  # of a block that is read
@@ -49,7 +50,7 @@ def features(shape: StepShape, plain: int = 0) -> list[float]:
         block_context,
         1.0 if prompt else 0.0,
         union if prompt else 0.0,
-        float(shape.prompt_blocks) if prompt else 0.0,
+        prompt_blocks if prompt else 0.0,
         shape.prompt_blocks * prompt / 2.0,  # what a prompt looks at of itself
     )
     return counts

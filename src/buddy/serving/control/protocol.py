@@ -88,6 +88,8 @@ class StepShape:
     """Tokens of prompts."""
     prompt_blocks: int = 0
     """Blocks that these run, over all of them."""
+    scored_blocks: float = 0.0
+    """Blocks of as many weights as the output projection reads for prompts that are scored."""
 
     @staticmethod
     def of_rows(

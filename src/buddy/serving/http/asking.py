@@ -9,6 +9,7 @@ from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BudgetError, PromptError, shown
 from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
+from buddy.serving.http.echo import scored_top
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.service import Service
@@ -98,7 +99,6 @@ def completion_requests(
     Raises:
         Refusal: A field asks for what cannot be.
     """
-    _refuse_given("echo", body.echo, "echo is not supported: the answer has no prompt in it")
     _refuse_given("suffix", body.suffix, "suffix is not supported: the model only continues")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refusal(400, "best_of is not supported: ask for n answers", param="best_of")
@@ -143,6 +143,7 @@ def _requests(
             "fewer",
             param="n",
         )
+    prompt_logprobs = scored_top(body, prompts)
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
     if grammar is not None and body.min_tokens:
         raise Refusal(
@@ -169,6 +170,7 @@ def _requests(
             min_tokens=body.min_tokens or 0,
             shown_tokens=shown,
             top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
             grammar=grammar,
             continues=isinstance(body, CompletionBody),
             ignore_eos=bool(body.ignore_eos),
@@ -182,7 +184,7 @@ def _requests(
 def _room(prompt_tokens: int, asked: int | None, default: int, context: int, least: int) -> int:
     """Tokens that the answer may have."""
     room = context - prompt_tokens
-    if room < 1 or (asked or 1) > room:
+    if (1 if asked is None else asked) > room:
         answer = "" if asked is None else f" and an answer of {asked}"
         raise Refusal(
             400,

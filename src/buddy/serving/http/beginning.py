@@ -13,6 +13,7 @@ from buddy.errors import BuddyError
 from buddy.serving.client import Overloaded
 from buddy.serving.http.asking import budget_of, chat_requests, completion_requests
 from buddy.serving.http.bodies import ChatBody, CompletionBody, read_body
+from buddy.serving.http.echo import echoes
 from buddy.serving.http.guards import SMALL_BODY
 from buddy.serving.http.mailbox import Answers
 from buddy.serving.http.refusals import refusal_of
@@ -130,6 +131,7 @@ def _begin_chat(
         extras=extras,
         reader=service.reader,
         speeches=speeches,
+        echoes=echoes(body, [each.prompt for each in requests[:: body.n or 1]], service.reader),
     )
     requests = [replace(asked, owner=owner) for asked in requests]
     answers = Answers(service.engine, requests, loop, is_streamed=bool(body.stream))

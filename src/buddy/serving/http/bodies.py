@@ -242,6 +242,8 @@ class RequestFields(RequestBody):
     skip_special_tokens: bool | None = None
     """With false the text has special tokens too, such as <|im_start|>."""
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Log-probabilities of the prompt's tokens, and so many alternatives of each; not streamed."""
     response_format: ResponseFormat | None = None
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
@@ -316,9 +318,12 @@ class CompletionBody(RequestFields):
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own to a text, such as a beginning of text; true if not
     given."""
+    max_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
+    """0 = none, where the prompt is echoed or scored."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """With echo, of the prompt's tokens too."""
     echo: bool | None = None
-    """Refused, if true."""
+    """Begin the answer with the prompt."""
     suffix: str | None = None
     """Refused, unless empty."""
     best_of: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None

@@ -193,7 +193,9 @@ async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
         parts = []
         for index, news in taken:
             if isinstance(news, Delta):
-                parts.append(reply.chunk(index, news))
+                write = partial(reply.chunk, index, news)
+                is_long = news.prompt is not None
+                parts.append(await anyio.to_thread.run_sync(write) if is_long else write())
             elif isinstance(news, Failed):
                 yield b"".join(parts) + reply.failure(failed(news))
                 return

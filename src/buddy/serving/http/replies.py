@@ -4,16 +4,17 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from buddy import __version__
 from buddy.serving.http import schema
+from buddy.serving.http.echo import Echo
 from buddy.serving.http.prompts import PromptReader, finite
 from buddy.serving.http.refusals import Refusal
 from buddy.serving.http.speech import Said, Speech
 from buddy.serving.http.tool_calls import Call
-from buddy.serving.request import Delta, Finished, TokenLogprobs
+from buddy.serving.request import Delta, Finished, PromptScores, TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 """Ends a stream."""
@@ -29,6 +30,8 @@ class Answer:
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: PromptScores | None = None
+    """Of its prompt."""
     has_begun: bool = False
     finished: Finished | None = None
 
@@ -53,6 +56,8 @@ class ChatShape:
     prefix: str = "chatcmpl"
     object: str = "chat.completion"
     chunk: schema.ChunkObject = "chat.completion.chunk"
+    scores_by_choice: bool = False
+    """Whether `prompt_logprobs` stand in each choice; else once, beside them."""
 
     def part(
         self, index: int, answer: Answer, said: Said, logprobs: Any, reason: schema.End | None
@@ -92,7 +97,7 @@ class ChatShape:
         content = [
             schema.ChatLogprob(
                 **_top(token.token, token.logprob, reader),
-                top_logprobs=[_top(*other, reader) for other in token.top],
+                top_logprobs=[_top(*other, reader) for other in _with_own(token)],
             )
             for token in given
         ]
@@ -105,6 +110,7 @@ class CompletionShape:
     prefix: str = "cmpl"
     object: str = "text_completion"
     chunk: schema.ChunkObject = "text_completion"
+    scores_by_choice: bool = True
 
     def part(
         self, index: int, answer: Answer, said: Said, logprobs: Any, reason: schema.End | None
@@ -124,12 +130,13 @@ class CompletionShape:
         self, given: Sequence[TokenLogprobs], reader: PromptReader
     ) -> schema.CompletionLogprobs:
         """Lists side by side."""
-        tops: list[dict[str, float]] = []
+        tops: list[dict[str, float] | None] = []
         for token in given:
-            tops.append({})
+            named: dict[str, float] = {}
             # The drawn token is always there; of tokens with one name, the first is the best.
             for other, value in (*token.top, (token.token, token.logprob)):
-                tops[-1].setdefault(reader.token_text(other)[0], finite(value))
+                named.setdefault(reader.token_text(other)[0], finite(value))
+            tops.append(named)
         return schema.CompletionLogprobs(
             tokens=[reader.token_text(token.token)[0] for token in given],
             token_logprobs=[finite(token.logprob) for token in given],
@@ -144,6 +151,13 @@ Shape = ChatShape | CompletionShape
 def _call(call: Call) -> schema.ToolCallBody:
     function = schema.FunctionBody(name=call.name, arguments=call.arguments)
     return schema.ToolCallBody(id=call.id, type="function", function=function)
+
+
+def _with_own(drawn: TokenLogprobs) -> Sequence[tuple[int, float]]:
+    """The most likely tokens, where any are wanted, and the drawn one if it is none of them."""
+    if not drawn.top or any(token == drawn.token for token, _ in drawn.top):
+        return drawn.top
+    return (*drawn.top, (drawn.token, drawn.logprob))
 
 
 def _top(token: int, value: float, reader: PromptReader) -> schema.TopLogprob:
@@ -174,6 +188,7 @@ class Reply:
         extras: What is wanted besides the text.
         reader: Writes tokens.
         speeches: Part the text of each choice; by default all of it is said.
+        echoes: What answers say of each prompt; by default nothing.
     """
 
     def __init__(
@@ -187,11 +202,17 @@ class Reply:
         extras: Extras,
         reader: PromptReader,
         speeches: Sequence[Speech] = (),
+        echoes: Sequence[Echo] = (),
     ) -> None:
         self._shape, self._extras, self._reader = shape, extras, reader
         self._num_blocks, self._per_prompt = num_blocks, per_prompt
+        echoes = echoes or [Echo(tokens=())] * (num_answers // per_prompt)
+        self._echoes = [echo for echo in echoes for _ in range(per_prompt)]
         speeches = speeches or [Speech() for _ in range(num_answers)]
-        self._answers = [Answer(speech) for speech in speeches]
+        self._answers = [
+            Answer(speech, text=echo.text)
+            for speech, echo in zip(speeches, self._echoes, strict=True)
+        ]
         self._head = schema.Head(
             id=f"{shape.prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -212,6 +233,8 @@ class Reply:
         answer = self._answers[index]
         answer.take(answer.speech.push(delta.text))
         answer.logprobs.extend(delta.logprobs)
+        if delta.prompt is not None:
+            answer.scores = delta.prompt
 
     def end(self, index: int, finished: Finished) -> bytes:
         """An answer has ended; gives what was held of its text, as an event of the stream."""
@@ -223,30 +246,30 @@ class Reply:
     @property
     def is_long(self) -> bool:
         """Whether it may take seconds to write."""
-        return self._extras.logprobs
+        return self._extras.logprobs or self._echoes[0].prompt_top is not None
 
     def whole(self) -> bytes:
         """The answer, once all choices have ended; other threads have their turn between two."""
-        choices = (
-            _compact(self._shape.choice(index, answer, self._logprobs(answer.logprobs)))
-            for index, answer in enumerate(self._answers)
-        )
+        choices = (_compact(self._choice(index)) for index in range(len(self._answers)))
         head = _compact({**self._head, "object": self._shape.object})
-        usage = _compact(self.usage())
-        return f'{head[:-1]},"choices":[{",".join(choices)}],"usage":{usage}}}'.encode()
+        rest: dict[str, Any] = {"usage": self.usage()}
+        if not self._shape.scores_by_choice:
+            rest |= self._scores(0)
+        return f'{head[:-1]},"choices":[{",".join(choices)}],{_compact(rest)[1:]}'.encode()
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """What came of an answer, as an event of the stream; nothing where it says nothing."""
         extras, answer = self._extras, self._answers[index]
         said = answer.take(answer.speech.push(delta.text))
-        shows_tokens = bool(delta.tokens) and (extras.logprobs or extras.depth)
+        shows_tokens = bool(delta.tokens or delta.logprobs) and (extras.logprobs or extras.depth)
         if said.is_empty and not shows_tokens and answer.has_begun:
             return b""
         more = schema.ChunkExtras()
         if extras.depth:
             runs = ["".join("01"[bool(ran)] for ran in blocks) for blocks in delta.runs]
             more["buddy"] = schema.DepthRuns(runs=runs)
-        return self._part(index, said, self._logprobs(delta.logprobs), None, more)
+        logprobs = self._logprobs(index, delta.logprobs, delta.prompt)
+        return self._part(index, said, logprobs, None, more)
 
     def last_chunk(self, index: int) -> bytes:
         """Why an answer has ended."""
@@ -284,10 +307,27 @@ class Reply:
             ),
         )
 
+    def _choice(self, index: int) -> dict[str, Any]:
+        answer = self._answers[index]
+        logprobs = self._logprobs(index, answer.logprobs, answer.scores)
+        more = self._scores(index) if self._shape.scores_by_choice else {}
+        return {**self._shape.choice(index, answer, logprobs), **more}
+
+    def _scores(self, index: int) -> dict[str, schema.PromptLogprobs]:
+        """The field `prompt_logprobs` of an answer, where it is asked for."""
+        listed = self._echoes[index].prompt_logprobs(self._answers[index].scores, self._reader)
+        return {} if listed is None else {"prompt_logprobs": listed}
+
     def _logprobs(
-        self, given: Sequence[TokenLogprobs]
-    ) -> schema.ChatLogprobs | schema.CompletionLogprobs | None:
-        return self._shape.logprobs(given, self._reader) if self._extras.logprobs else None
+        self, index: int, given: Sequence[TokenLogprobs], scores: PromptScores | None
+    ) -> Any:
+        """The field `logprobs` of an answer or of a chunk."""
+        if not self._extras.logprobs:
+            return None
+        echo = self._echoes[index]
+        made: Any = self._shape.logprobs(echo.logprobs(scores, given), self._reader)
+        echo.put_first(scores, made, self._reader)
+        return made
 
     def _part(
         self,
@@ -298,6 +338,8 @@ class Reply:
         more: schema.ChunkExtras,
     ) -> bytes:
         answer = self._answers[index]
+        if not answer.has_begun:
+            said = replace(said, text=self._echoes[index].text + said.text)
         part = self._shape.part(index, answer, said, logprobs, reason)
         answer.has_begun = True
         return self._event([part], more)

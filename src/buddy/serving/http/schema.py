@@ -93,8 +93,9 @@ class CompletionLogprobs(_Reply):
     """Log-probabilities of a completion's choice."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of a prompt, as its alternatives are."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -118,6 +119,19 @@ class ToolCallPart(ToolCallBody):
     """A call of a tool in a stream, where each comes whole."""
 
     index: int
+
+
+class PromptLogprob(_Reply):
+    """A token of a prompt, or one that might have been."""
+
+    logprob: float
+    rank: int
+    """1 = the most likely."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None] | None
+"""For each token of a prompt, by token id: itself, then the most likely; null for the first."""
 
 
 class AnswerMessage(_Reply):
@@ -148,6 +162,8 @@ class CompletionChoice(_Reply):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: End
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    """Where it is asked for."""
 
 
 class ChatDelta(_Reply):
@@ -192,6 +208,8 @@ class ChatCompletion(Head):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    """Where it is asked for."""
 
 
 class Completion(Head):

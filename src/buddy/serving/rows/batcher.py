@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.engine.step import StepOutput
-from buddy.errors import BuddyError, is_failure, is_out_of_memory
+from buddy.errors import BuddyError, is_failure
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, GrammarError, Usage
+from buddy.serving.rows.failures import why_failed
+from buddy.serving.rows.new_row import make_row
 from buddy.serving.rows.passes import LEAST_CUT, Pass, PassRunner, cut
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
-from buddy.serving.rows.sampler import Picked, Picker, pick
-from buddy.serving.rows.text import StopStrings, TokenText
+from buddy.serving.rows.sampler import Picked, pick
 from buddy.settings import Range, check_ranges
 
 _LOG: Final = logging.getLogger(__name__)
@@ -157,40 +158,10 @@ class Batcher:
                 return
             submitted = self.waiting.popleft()
             try:
-                self.rows.append(self._row(submitted))
+                self.rows.append(make_row(submitted, self._model, self._tokenizer, self._ends))
             except BaseException as error:  # such as a predictor whose logits are NaN
-                self._tell(submitted, Failed(message=_why(error, submitted)))
+                self._tell(submitted, Failed(message=why_failed(error, submitted)))
                 self._note_end(submitted, "failed", None)
-
-    def _row(self, submitted: Submitted) -> Row:
-        request = submitted.request
-        return Row(
-            submitted=submitted,
-            picker=Picker(
-                request.sampling,
-                request.prompt,
-                request.top_logprobs,
-                submitted.grammar,
-                ends=self._ends | request.stop_tokens,
-                min_tokens=request.min_tokens,
-            ),
-            text=TokenText(
-                self._tokenizer,
-                request.prompt if request.continues else (),
-                request.shown_tokens,
-            ),
-            stop=StopStrings(request.stop),
-            wanted=request.budget.wanted(lambda: self._choose(request.prompt)),
-            budget_source=request.budget.token_source(self._model.ledger),
-            prompt=np.array(request.prompt, np.int64),
-        )
-
-    def _choose(self, prompt: Sequence[int]) -> int:
-        """Blocks that the Budget Predictor chooses for a prompt."""
-        ids = torch.tensor([prompt], device=self._device)
-        real = torch.ones_like(ids, dtype=torch.bool)
-        (blocks,) = self._model.choose_budgets(ids, real, real)
-        return blocks
 
     def _set_depths(self, orders: Orders) -> None:
         if not (orders.depths or orders.unloaded):
@@ -202,7 +173,7 @@ class Batcher:
 
     def _parts(self, orders: Orders, *, is_idle: bool) -> list[tuple[Row, int]]:
         """Whose prompt is fed in this pass, and how many tokens of it."""
-        left = max(orders.prompt_tokens, 1) if is_idle else orders.prompt_tokens
+        left = float(max(orders.prompt_tokens, 1) if is_idle else orders.prompt_tokens)
         parts: list[tuple[Row, int]] = []
         before: list[Row] = []
         for row in tuple(self.rows):
@@ -210,7 +181,7 @@ class Batcher:
                 break
             if row.prompt_left and (row.sequence is not None or self._begins(row, before)):
                 count = self._runner.part(row, left)
-                left -= count
+                left -= count * self._runner.weight(row)
                 parts.append((row, count))
             before.append(row)
         return parts
@@ -230,7 +201,7 @@ class Batcher:
             if row.planned is None or int(row.planned.block_mask.sum()) != row.depth:
                 ids = torch.from_numpy(row.prompt).to(self._device)
                 row.planned = plan_prompt(self._runner.policy, ids, row.depth)
-            if self.pool.most_kept:
+            if self.pool.most_kept and row.scorer is None:  # else tokens would have no logits
                 begin, waits = self._beginning(row, before)
                 if waits:
                     return False
@@ -280,7 +251,9 @@ class Batcher:
                 raise
             return
         self.steps += 1
-        ready = [place for place, row in enumerate(rows) if not row.prompt_left]
+        for place, row in enumerate(rows):
+            self._end_prompt(row, out.plan.host[out.lanes.last[place]])
+        ready = [place for place, row in enumerate(rows) if not (row.prompt_left or row.is_gone)]
         if not ready:
             self._control.report(measured())
             return
@@ -297,13 +270,26 @@ class Batcher:
             except BaseException as error:  # such as a decoder that panics
                 self._fail(row, error)
 
+    def _end_prompt(self, row: Row, runs: NDArray[np.bool_]) -> None:
+        """Tell what a prompt scored, once all of it has been fed; end its row where it is alone."""
+        if row.scorer is not None and row.scorer.failure is not None:
+            self._fail(row, row.scorer.failure)
+        if row.is_gone or row.prompt_left:
+            return
+        if row.scorer is not None:
+            scores, row.scorer = row.scorer.scores, None
+            self._deliver(row, Delta(text="", tokens=(), prompt=scores))
+        if not row.request.max_tokens:
+            row.note_prompt_alone(runs)
+            self._finish(row, "length")
+
     def _pick(self, out: StepOutput, lanes: NDArray[np.int64], rows: list[Row]) -> list[Picked]:
         """The next token of each row; where that fails, of each by itself."""
         try:
             return pick(self._runner.logits(out, lanes), [row.picker for row in rows])
         except BaseException as error:
             if len(rows) == 1:
-                return [Picked(error=_why(error, rows[0].submitted))]
+                return [Picked(error=why_failed(error, rows[0].submitted))]
             return [self._pick(out, lanes[at : at + 1], [row])[0] for at, row in enumerate(rows)]
 
     # What comes of it
@@ -323,8 +309,8 @@ class Batcher:
         row.note_token(token, runs, now_s)
         if is_end:
             text = row.stop.push(row.text.flush())[0] + row.stop.flush()
-            if text:
-                self._deliver(row, Delta(text=text, tokens=()))
+            if text or picked.logprobs is not None:
+                self._deliver(row, Delta(text=text, tokens=(), logprobs=picked.at(row.text.length)))
             self._finish(row, "stop")
             return
         offset = row.text.length
@@ -341,7 +327,7 @@ class Batcher:
             rest, is_stopped = row.stop.push(row.text.flush())
             text += rest if is_stopped else rest + row.stop.flush()
             reason = "stop" if is_stopped else reason
-        logprobs = () if picked.logprobs is None else (replace(picked.logprobs, offset=offset),)
+        logprobs = picked.at(offset)
         self._deliver(row, Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,)))
         if reason is not None:
             self._finish(row, reason)
@@ -349,7 +335,7 @@ class Batcher:
     def _fail(self, row: Row, error: BaseException) -> None:
         """End a row alone by what went wrong with it, if the engine can serve others still."""
         param = error.param if isinstance(error, GrammarError) else None
-        self._tell(row.submitted, Failed(message=_why(error, row.submitted), param=param))
+        self._tell(row.submitted, Failed(message=why_failed(error, row.submitted), param=param))
         self._let_go(row, "failed")
         if row.sequence is not None and not isinstance(error, BuddyError):
             self._runner.try_one()
@@ -387,20 +373,3 @@ class Batcher:
         if row.sequence is not None:
             self.pool.leave(row.sequence, None if how == "failed" else row.kept())
         self._note_end(row.submitted, how, row.usage())
-
-
-def _why(error: BaseException, submitted: Submitted) -> str:
-    """What a client is told of what went wrong with its request alone; the log has all of it.
-
-    Raises:
-        BaseException: The error, where it stops the program.
-    """
-    if not is_failure(error):
-        raise error
-    if isinstance(error, BuddyError):
-        return str(error)
-    if is_out_of_memory(error):
-        _LOG.warning("request %d ends: there is not enough memory for it", submitted.number)
-        return "there is not enough memory for this request: send a shorter one"
-    _LOG.error("request %d ends by a failure of its own", submitted.number, exc_info=error)
-    return f"this answer cannot be made: {type(error).__name__}"

@@ -197,8 +197,8 @@ class ServingThread:
         context, tokens = self._facts.context, len(request.prompt)
         if not tokens:
             raise PromptError("a prompt has no tokens: expected at least one")
-        if request.max_tokens < 1:
-            raise PromptError(f"max_tokens must be at least 1, got {request.max_tokens}")
+        if request.max_tokens < 0:
+            raise PromptError(f"max_tokens must be at least 0, got {request.max_tokens}")
         if tokens + request.max_tokens > context:
             raise PromptError(
                 f"a prompt of {tokens} tokens and an answer of up to {request.max_tokens} do not "

@@ -25,6 +25,7 @@ from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.model import BuddyForCausalLM
 from buddy.serving.control.protocol import StepReport
 from buddy.serving.rows.row import Row
+from buddy.serving.rows.scoring import TOGETHER, PromptScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,24 @@ class PassRunner:
         steady = self._executor if self.policy.plans_ahead else None
         self.steady_lanes = 0 if steady is None else steady.steady_lanes
         """Tokens of a pass in which a seed holds in company; 0 = none."""
+        shape = self._backbone.shape()
+        self._head_blocks = shape.head_params / shape.block_params
 
-    def part(self, row: Row, left: int) -> int:
+    def weight(self, row: Row) -> float:
+        """What a token of a row's prompt costs; 1 = a token of one that is not scored."""
+        return 1.0 if row.scorer is None else 1.0 + self._head_blocks / row.depth
+
+    def part(self, row: Row, left: float) -> int:
         """Tokens of a row's prompt that are fed next, of as many as may be.
 
         A prompt whose plan is not known ahead is fed whole. Numbers of one with a seed must not
         depend on how much was left of a pass: see `cut`. They may be a few more than are left.
+
+        Args:
+            row: Has a prompt to be fed.
+            left: Tokens that may be, of prompts that are not scored.
         """
+        left = max(1, int(left / self.weight(row)))
         if row.planned is None:
             return row.prompt_left
         if not row.is_seeded:
@@ -170,17 +182,20 @@ class PassRunner:
             self._step(members),
             executor=self._executor,
         )
-        ended = self._clock.mark()
-        executed = out.executed.numpy()
+        executed, scored = out.executed.numpy(), 0
         for place, row in enumerate(members.rows):
             count, last = out.lanes.counts[place], int(out.lanes.last[place])
             if not row.prompt_left:
                 row.ran.append(out.plan.host[last])
+            if row.scorer is not None:
+                scored += self._score(row.scorer, out, last + 1 - count, count)
             row.num_fed += count
             row.executed += int(executed[last + 1 - count : last + 1].sum())
+        ended = self._clock.mark()
 
         def measured() -> StepReport:
-            return _measured(len(members.decoding), out, self._clock.seconds(started, ended))
+            seconds = self._clock.seconds(started, ended)
+            return _measured(len(members.decoding), out, seconds, scored * self._head_blocks)
 
         return out, measured
 
@@ -231,6 +246,20 @@ class PassRunner:
             ],
         )
 
+    def _score(self, scorer: PromptScorer, out: StepOutput, first: int, count: int) -> int:
+        """Score what the lanes of a part of a prompt predict; what fails is its request's alone.
+
+        Returns:
+            Lanes whose logits were asked for.
+        """
+        stop = first + min(count, scorer.left)
+        try:
+            for at in range(first, stop, TOGETHER):
+                scorer.take(self.logits(out, np.arange(at, min(at + TOGETHER, stop))))
+        except BaseException as error:
+            scorer.failure = error
+        return stop - first
+
     def logits(self, out: StepOutput, lanes: NDArray[np.int64]) -> Float[Tensor, "rows vocab"]:
         """Logits of these lanes alone."""
         is_all = len(lanes) == out.lanes.num
@@ -240,7 +269,7 @@ class PassRunner:
         return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
 
 
-def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
+def _measured(rows: int, out: StepOutput, seconds: float, scored_blocks: float) -> StepReport:
     """What a pass took; its first lanes are those of answers."""
     executed = out.executed.numpy()
     context = np.array(out.lanes.stops[:rows])
@@ -251,6 +280,7 @@ def _measured(rows: int, out: StepOutput, seconds: float) -> StepReport:
         block_context=int(executed[:rows] @ context) if rows else 0,
         prompt_lanes=out.lanes.num - rows,
         prompt_blocks=int(executed[rows:].sum()),
+        scored_blocks=scored_blocks,
         seconds=seconds,
     )
 

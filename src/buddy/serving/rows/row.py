@@ -13,6 +13,7 @@ from buddy.serving.request import Deliver, GenerationRequest, Usage
 from buddy.serving.rows.grammar import GrammarState
 from buddy.serving.rows.pool import Fed, common
 from buddy.serving.rows.sampler import Picker
+from buddy.serving.rows.scoring import PromptScorer
 from buddy.serving.rows.text import StopStrings, TokenText
 
 
@@ -39,6 +40,8 @@ class Row:
     wanted: int
     """Blocks of a token of the answer without load."""
     prompt: NDArray[np.int64]
+    scorer: PromptScorer | None = None
+    """Scores the prompt, until it has told what it found."""
     budget_source: BudgetSource | None = None
     """Says the depth of each token of the answer, where their mean is named and not their depth."""
     depth: int = field(init=False)
@@ -136,6 +139,11 @@ class Row:
         self.answer.append(token)
         self.last, self.last_s = token, now_s
         self.tokens_at_depth += 1
+
+    def note_prompt_alone(self, runs: NDArray[np.bool_]) -> None:
+        """No answer follows the prompt, whose last token ran these blocks."""
+        self.distinct_plans.add(runs.tobytes())
+        self.most_blocks = self.least_blocks = int(runs.sum())
 
     def kept(self) -> Fed | None:
         """What it was fed, for others to begin with; None where its plan was not known ahead."""

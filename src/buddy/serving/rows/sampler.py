@@ -8,7 +8,7 @@ together where their logits are, and sums go along a row by itself, so that comp
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -45,6 +45,10 @@ class Picked:
     error: str | None = None
     param: str | None = None
     """The field of the request that is at fault, where it is."""
+
+    def at(self, offset: int) -> tuple[TokenLogprobs, ...]:
+        """Its log-probabilities, where there are any, by its place in the text."""
+        return () if self.logprobs is None else (replace(self.logprobs, offset=offset),)
 
 
 class Picker:
