@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from buddy.backbone.quantised import quantise_backbone
 from buddy.engine.naive import naive_hidden
 from buddy.engine.planned_prompt import plan_prompt
 from buddy.serving.control.cost import NUM_COEFFICIENTS, CostModel, features
 from buddy.serving.control.protocol import NoControl, StepShape
 from buddy.serving.request import PromptScores
+from buddy.serving.rows.passes import head_blocks
 from buddy.serving.rows.scoring import PromptScorer
 from tests.budgets import auto, default, fixed
 from tests.product.engine.test_steering import ByNorm
@@ -154,10 +156,9 @@ def test_what_fails_while_a_prompt_is_scored_fails_its_request_alone():
 
 
 def test_parts_of_a_scored_prompt_are_shorter_by_what_its_logits_cost():
-    buddy = byte_buddy("static:2,3,4,1")
-    head = buddy.backbone.shape()
-    weight = 1 + head.head_params / head.block_params / 4
-    reports = []
+    buddy, reports = byte_buddy("static:2,3,4,1"), []
+    shape = buddy.backbone.shape()
+    head = shape.head_params / shape.block_params
 
     class Reporting(NoControl):
         def report(self, step):
@@ -165,10 +166,10 @@ def test_parts_of_a_scored_prompt_are_shorter_by_what_its_logits_cost():
 
     bench = Bench(buddy, control=Reporting(prompt_tokens=24))
     bench.run(scored(prompts(1, 3, 100, 100)[0], budget=4, max_tokens=0))
-    assert {report.prompt_lanes for report in reports[:-1]} == {int(24 / weight)} != {24}
-    assert sum(report.scored_blocks for report in reports) == pytest.approx(
-        99 * head.head_params / head.block_params
-    )
+    assert {report.prompt_lanes for report in reports[:-1]} == {int(24 / (1 + head / 4))} != {24}
+    assert sum(report.scored_blocks for report in reports) == pytest.approx(99 * head, rel=1e-3)
+    quantise_backbone(buddy.backbone, "int8")
+    assert head_blocks(buddy.backbone) == pytest.approx(head, rel=0.2), "weights are still weights"
 
 
 def test_a_cost_counts_the_logits_of_prompts_as_blocks():

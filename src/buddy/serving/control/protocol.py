@@ -133,7 +133,7 @@ class StepReport(StepShape):
     """A pass that has run."""
 
     seconds: float
-    """The pass alone, without sampling and delivery."""
+    """The pass alone, with scores of prompts, without sampling and delivery."""
     gaps_s: tuple[float, ...] = ()
     """The time between two tokens, of each row that got one and had one before."""
     firsts_s: tuple[float, ...] = ()

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
+from buddy.serving.http.bodies import CompletionBody, RequestFields
 from buddy.serving.http.prompts import PromptReader, finite
 from buddy.serving.http.refusals import Refusal
-from buddy.serving.http.schema import CompletionLogprobs, PromptLogprob
+from buddy.serving.http.schema import CompletionLogprobs, PromptLogprob, PromptLogprobs
 from buddy.serving.request import PromptScores, TokenLogprobs
 
 MOST_SCORES: Final = 2**18
@@ -55,11 +55,8 @@ class Echo:
 
     def prompt_logprobs(
         self, scores: PromptScores | None, reader: PromptReader
-    ) -> list[dict[str, PromptLogprob] | None] | None:
-        """A dictionary for each token of the prompt by token id: itself, then the most likely.
-
-        None for the first token, which follows nothing; and in all, where it is not asked for.
-        """
+    ) -> PromptLogprobs | None:
+        """The field of that name; None where it is not asked for."""
         if self.prompt_top is None or scores is None:
             return None
 
@@ -67,7 +64,7 @@ class Echo:
             text = reader.token_text(token)[0]
             return PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=text)
 
-        listed: list[dict[str, PromptLogprob] | None] = [None]
+        listed: PromptLogprobs = [None]
         ranks = scores.ranks.tolist()
         for own, own_rank in zip(self._scored(scores, self.prompt_top), ranks, strict=True):
             entry = {str(own.token): told(own.token, own.logprob, own_rank)}
@@ -97,9 +94,7 @@ class Echo:
         ]
 
 
-def scored_top(
-    body: ChatBody | CompletionBody | RequestFields, prompts: Sequence[Sequence[int]]
-) -> int | None:
+def scored_top(body: RequestFields, prompts: Sequence[Sequence[int]]) -> int | None:
     """How many alternatives are asked for with the tokens of the prompts; None = no scores.
 
     Args:
@@ -109,7 +104,11 @@ def scored_top(
     Raises:
         Refusal: They cannot be had so, or would be too many.
     """
-    asked = {"logprobs": _echoed_top(body), "prompt_logprobs": body.prompt_logprobs}
+    echoed = body if isinstance(body, CompletionBody) and body.echo else None
+    asked = {
+        "logprobs": None if echoed is None else echoed.logprobs,
+        "prompt_logprobs": body.prompt_logprobs,
+    }
     wanted = {name: top for name, top in asked.items() if top is not None}
     if body.prompt_logprobs is not None and body.stream:
         raise Refusal(
@@ -118,7 +117,7 @@ def scored_top(
             "and logprobs",
             param="prompt_logprobs",
         )
-    if body.max_tokens == 0 and not (wanted or _is_echoed(body)):
+    if body.max_tokens == 0 and not (echoed or wanted):
         raise Refusal(
             400,
             "max_tokens 0 asks for nothing: expected at least 1, or echo: true or prompt_logprobs "
@@ -139,7 +138,7 @@ def scored_top(
 
 
 def echoes(
-    body: ChatBody | CompletionBody, prompts: Sequence[tuple[int, ...]], reader: PromptReader
+    body: RequestFields, prompts: Sequence[tuple[int, ...]], reader: PromptReader
 ) -> list[Echo]:
     """What answers say of each prompt of a request."""
     prompt_top = body.prompt_logprobs
@@ -185,11 +184,3 @@ def _located(
         text = text if text in joined else joined  # broken bytes are not everywhere U+FFFD alike
     ahead = max(0, joined.find(text))  # such as a beginning of text, or a first word's space
     return text, tuple(min(max(0, length - ahead), len(text)) for length in lengths[:-1])
-
-
-def _is_echoed(body: RequestFields) -> bool:
-    return isinstance(body, CompletionBody) and bool(body.echo)
-
-
-def _echoed_top(body: RequestFields) -> int | None:
-    return body.logprobs if isinstance(body, CompletionBody) and body.echo else None

@@ -46,6 +46,24 @@ _REFUSED: Final = {
 }
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies pass each event on at once."""
+_EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "ChatBody": {
+        "An answer with 60 % of the blocks": {
+            "messages": [{"role": "user", "content": "Name three fruits."}],
+            "budget": 0.6,
+        },
+    },
+    "CompletionBody": {
+        "A continuation": {"prompt": "The sky is", "budget": 0.6, "max_tokens": 16},
+        "Log-probabilities of a prompt alone": {
+            "prompt": "The sky is blue.",
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 0,
+        },
+    },
+}
+"""Bodies that `/docs` shows."""
 
 
 def add_openai(api: FastAPI, service: Service) -> None:
@@ -62,7 +80,9 @@ def add_openai(api: FastAPI, service: Service) -> None:
         return {200: good, **refused_by(*_REFUSED)}
 
     def body(name: str) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+        examples = {title: {"value": value} for title, value in _EXAMPLES[name].items()}
+        schema = {"$ref": f"#/components/schemas/{name}"}
+        content = {"application/json": {"schema": schema, "examples": examples}}
         return {"requestBody": {"required": True, "content": content}}
 
     @api.post(

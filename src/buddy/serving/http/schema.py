@@ -130,7 +130,7 @@ class PromptLogprob(_Reply):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None] | None
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of a prompt, by token id: itself, then the most likely; null for the first."""
 
 

@@ -115,12 +115,11 @@ class PassRunner:
         steady = self._executor if self.policy.plans_ahead else None
         self.steady_lanes = 0 if steady is None else steady.steady_lanes
         """Tokens of a pass in which a seed holds in company; 0 = none."""
-        shape = self._backbone.shape()
-        self._head_blocks = shape.head_params / shape.block_params
+        self.head_blocks = head_blocks(self._backbone)
 
     def weight(self, row: Row) -> float:
         """What a token of a row's prompt costs; 1 = a token of one that is not scored."""
-        return 1.0 if row.scorer is None else 1.0 + self._head_blocks / row.depth
+        return 1.0 if row.scorer is None else 1.0 + self.head_blocks / row.depth
 
     def part(self, row: Row, left: float) -> int:
         """Tokens of a row's prompt that are fed next, of as many as may be.
@@ -195,7 +194,7 @@ class PassRunner:
 
         def measured() -> StepReport:
             seconds = self._clock.seconds(started, ended)
-            return _measured(len(members.decoding), out, seconds, scored * self._head_blocks)
+            return _measured(len(members.decoding), out, seconds, scored * self.head_blocks)
 
         return out, measured
 
@@ -267,6 +266,18 @@ class PassRunner:
         if out.logits is not None:
             return out.logits[which]
         return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
+
+
+def head_blocks(backbone: Backbone) -> float:
+    """How many blocks have as many weights as the output projection, in whatever format they are.
+
+    Of a mixture all experts count, though a token runs a few: it is too little then.
+    """
+
+    def size(module: torch.nn.Module) -> int:
+        return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+
+    return backbone.num_blocks * size(backbone.head) / size(backbone.blocks)
 
 
 def _measured(rows: int, out: StepOutput, seconds: float, scored_blocks: float) -> StepReport:
