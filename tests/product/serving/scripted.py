@@ -11,7 +11,7 @@ import numpy as np
 
 from buddy.errors import BudgetError
 from buddy.serving.client import EngineFacts, Overloaded, Unavailable
-from buddy.serving.request import Delta, Failed, Finished, TokenLogprobs, Usage
+from buddy.serving.request import Delta, Failed, Finished, PromptScores, TokenLogprobs, Usage
 
 NUM_BLOCKS = 30
 AUTO_BLOCKS = 18
@@ -21,6 +21,17 @@ DEADLINE_BLOCKS = 20
 def token_at(request, step):
     """The token id of an answer's step."""
     return 3 + (sum(request.prompt) + 7 * step + (request.sampling.seed or 0)) % 90
+
+
+def scores_of(request):
+    """Log-probabilities of a prompt: each token is the best, the next id the second ..."""
+    tokens, count = np.array(request.prompt[1:]), request.prompt_logprobs
+    return PromptScores(
+        logprobs=np.full(len(tokens), -0.5),
+        ranks=np.ones(len(tokens), int),
+        top_tokens=tokens[:, None] + np.arange(count),
+        top_logprobs=np.tile(-0.5 - np.arange(count), (len(tokens), 1)),
+    )
 
 
 def blocks_of(budget):
@@ -140,10 +151,14 @@ class ScriptedEngine:
             logprobs = (TokenLogprobs(token=token, logprob=-0.5, top=top, offset=len(before)),)
         events = [Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,))]
         job[2:] = step + 1, before + text
+        if request.max_tokens == 0:
+            events, job[2:], reason = [], (0, ""), "length"
+        if step == 0 and request.prompt_logprobs is not None:
+            events.insert(0, Delta(text="", tokens=(), prompt=scores_of(request)))
         if reason is None and step + 1 == request.max_tokens:
             reason = "length"
         if reason is not None:
-            events.append(Finished(reason=reason, usage=self._usage(request, step + 1, blocks)))
+            events.append(Finished(reason=reason, usage=self._usage(request, job[2], blocks)))
         with self._lock:
             if number not in self._jobs:
                 return
