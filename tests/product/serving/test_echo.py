@@ -202,7 +202,7 @@ def test_places_are_those_of_the_text_that_was_sent(make):
         words = tuple(tokenizer.convert_tokens_to_ids(["▁Hello", "▁world"]))
         (echo,) = echoes(CompletionBody(prompt="Hello world", echo=True), [words], reader)
         assert echo.offsets == (0, 5), "the space is the second word's"
-    broken = (0xE6 + 40, 5, 200, 201)
+    broken = (*tokenizer("日", add_special_tokens=False).input_ids[-1:], *ids[:2])
     (echo,) = echoes(CompletionBody(prompt=list(broken), echo=True), [broken], reader)
     assert max(echo.offsets) <= len(echo.text)
 

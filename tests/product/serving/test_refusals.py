@@ -154,6 +154,7 @@ FIELDS = [
     ("completion", {"prompt_logprobs": -1}, "prompt_logprobs"),
     ("completion", {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     ("chat", {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ("chat", {"echo": True}, "echo"),
     ("completion", {"prompt": [[9] * 250] * 64, "echo": True, "logprobs": 20}, "logprobs"),
     ("completion", {"prompt": [[9] * 250] * 64, "prompt_logprobs": 20}, "prompt_logprobs"),
     ("completion", {"suffix": "w9"}, "suffix"),

@@ -62,6 +62,9 @@ _EXAMPLES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "max_tokens": 0,
         },
     },
+    "ResponsesBody": {
+        "An answer with 60 % of the blocks": {"input": "Name three fruits.", "budget": 0.6},
+    },
 }
 """Bodies that `/docs` shows."""
 

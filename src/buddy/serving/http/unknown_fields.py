@@ -61,7 +61,7 @@ _NOT_DONE: Final = frozenset(
         # What comes back.
         *("include_stop_str_in_output", "spaces_between_special_tokens", "n_probs"),
         *("return_token_ids", "return_tokens_as_token_ids", "post_sampling_probs"),
-        *("prompt_logprobs", "include_reasoning", "separate_reasoning", "reasoning_format"),
+        *("echo", "prompt_logprobs", "include_reasoning", "separate_reasoning", "reasoning_format"),
         *("logprob_token_ids", "return_hidden_states", "use_audio_in_video", "top_logprobs_num"),
     }
 )
