@@ -2,17 +2,20 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
+from transformers.models.llama import LlamaConfig
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.nf4 import GROUP, NF4Linear, check_nf4, freeze_in_nf4
 from buddy.checkpoint.resolve import resolve
 from buddy.data.examples import Source
 from buddy.errors import CheckpointError, ModelError, RecipeError, TrainingError
-from buddy.settings import build
+from buddy.settings import build, read_recipe
 from buddy.training.recipe import AdaptedModelSettings, DataSettings
 from buddy.training.route.recipe import RouteRecipe
 from buddy.training.router.evaluate import evaluate
@@ -36,6 +39,7 @@ from tests.words import word_tokenizer
 
 EXAMPLES = random_examples(8)
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
 QUANTILES = (
     *(-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0),
     *(0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0),
@@ -229,6 +233,11 @@ def test_its_weights_are_not_written(folder):
         model.save_pretrained(folder / "whole", include_backbone=True)
     model.save_pretrained(folder / "named")
     assert not (folder / "named" / "backbone").exists()
+    plain = BuddyForCausalLM.from_pretrained(folder / "base", policy="full")
+    plain.save_pretrained(folder / "own", include_backbone=True, tokenizer=word_tokenizer())
+    own = BuddyForCausalLM.from_pretrained(folder / "own", quant="nf4")
+    with pytest.raises(CheckpointError, match="fewer bits"):  # no place has them but this folder
+        own.save_pretrained(folder / "copied")
     again = BuddyForCausalLM.from_pretrained(folder / "named")
     assert again.base_fingerprint == model.base_fingerprint
 
@@ -277,3 +286,46 @@ def test_memory_is_planned_for_what_is_held(folder):
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *scales))
     assert plan.weights == held
     assert plan.widened == max(layer.widened(torch.float32).nbytes for layer in layers)
+
+
+SHAPES = {
+    "Llama-2-13B": {
+        "vocab_size": 32_000,
+        "hidden_size": 5120,
+        "intermediate_size": 13_824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+    },
+    "Llama-3-70B": {
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_docs_tell_what_is_planned(shape, tmp_path):
+    config = LlamaConfig(**SHAPES[shape], architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    save_file({"unread": torch.zeros(1)}, tmp_path / "model.safetensors")
+    changes = (f"model.name={str(tmp_path)!r}", "model.quant=nf4", "router.prior=none")
+    plan = plan_memory(read_recipe(Recipe, ROOT / "recipes" / "paper.toml", changes))
+    hidden, blocks = config.hidden_size, config.num_hidden_layers
+    kv_width = hidden * config.num_key_value_heads // config.num_attention_heads
+    linear = 2 * hidden * (hidden + kv_width) + 3 * hidden * config.intermediate_size
+    in_bfloat16 = 2 * (2 * hidden * config.vocab_size + blocks * (linear + 2 * hidden) + hidden)
+    in_nf4 = in_bfloat16 - blocks * linear * (2 - 1 / 2 - 1 / 64 - 4 / 64 / 256)
+    assert plan.weights == pytest.approx(in_nf4, rel=1e-4)
+    told = (
+        in_bfloat16,
+        plan.weights,
+        plan.peak(512, blocks),
+        plan.peak(4096, blocks, checkpointing=True),
+    )
+    row = f"| {shape} | " + " | ".join(f"{num_bytes / 1e9:.1f}" for num_bytes in told) + " |"
+    assert row in (ROOT / "docs" / "how-to" / "train.md").read_text().splitlines()
