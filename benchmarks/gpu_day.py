@@ -68,6 +68,7 @@ def parts(is_rehearsal):
         Part("serve", 180, _own("serve", device, small)),
         Part("importance", 240, _own("importance", device, large)),
         Part("train", 480, _own("train", device, large)),
+        Part("qlora", 480, _own("qlora", device, large)),
         Part("sanitizer", 300, sanitizer, needs="compute-sanitizer"),
     ]
 

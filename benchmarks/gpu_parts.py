@@ -4,6 +4,7 @@ python benchmarks/gpu_parts.py engines --device cuda --size smollm2-135m --out e
 """
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -253,12 +254,20 @@ def _wait_for(address, server):
     raise SystemExit(f"the server ended with exit code {server.returncode}")
 
 
-def train(device, size, folder, steps=30):
+def qlora(device, size, folder):
+    """The same on a base of 4 bits, where bitsandbytes is there."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return {"left_out": "no bitsandbytes here"}
+    return train(device, size, folder, quant="nf4")
+
+
+def train(device, size, folder, steps=30, quant=None):
     """The paper's recipe on random weights, killed on its way and resumed: seconds, memory."""
     from buddy.settings import read_recipe
     from buddy.training.router.recipe import Recipe
     from buddy.training.router.run import train as train_router
     from buddy.training.run import RunListener
+    from buddy.training.varlen import takes_varlen
 
     model = save_random(size, device, folder / "model")
     draw, longest = random.Random(0), 20 if size == "tiny" else 400
@@ -273,6 +282,7 @@ def train(device, size, folder, steps=30):
         "log.every=1",
         "log.tensorboard=false",
         "log.evaluate_every=0",
+        *([] if quant is None else [f"model.quant={quant}"]),
     ]
     recipe, out = ROOT / "recipes" / "paper.toml", folder / "run"
     sets = [word for change in changes for word in ("--set", change)]
@@ -292,6 +302,9 @@ def train(device, size, folder, steps=30):
         listener = RunListener(stepped=stepped)
         train_router(read_recipe(Recipe, recipe, changes), out, resume=True, listener=listener)
     found["went_on_at"] = begun[0] if begun else steps
+    _, hidden, _, _, heads, kv_heads, _ = SHAPES[size]
+    widths = (heads, kv_heads, hidden // heads)
+    found["takes_varlen"] = takes_varlen(torch.device(device), torch.bfloat16, *widths)
     apart = [b - a for a, b in itertools.pairwise(seconds)]
     found["step_s"] = experiment.median(apart) if apart else None
     return found
@@ -306,7 +319,7 @@ def _row(draw, longest):
 
 PARTS = {
     part.__name__: part
-    for part in (versions, snippet, engines, arenas, profile, serve, importance, train)
+    for part in (versions, snippet, engines, arenas, profile, serve, importance, train, qlora)
 }
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import NF4Linear
 from buddy.backbone.quantised import QuantisedLinear
 from buddy.errors import ModelError
 
@@ -101,7 +102,9 @@ class Pretrained:
         plain = sum(
             each.numel()
             for each in cast(nn.Module, self).parameters()
-            if id(each) not in left_out and (each.requires_grad or not only_trainable)
+            if id(each) not in left_out
+            and each.is_floating_point()  # what is packed counts below
+            and (each.requires_grad or not only_trainable)
         )
         if only_trainable:
             return plain
@@ -109,7 +112,8 @@ class Pretrained:
         return plain + sum(
             layer.in_features * layer.out_features
             for layer in cast(nn.Module, self).modules()
-            if isinstance(layer, QuantisedLinear) and not (is_tied and layer is self.backbone.head)
+            if isinstance(layer, QuantisedLinear | NF4Linear)
+            and not (is_tied and layer is self.backbone.head)
         )
 
     resize_token_embeddings = _refused("resize_token_embeddings", _PARTS)

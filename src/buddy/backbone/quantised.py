@@ -14,6 +14,7 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import NF4Linear
 from buddy.errors import ModelError
 
 Quantisation = Literal["int8", "int4"]
@@ -133,7 +134,7 @@ def check_quantisation(quantisation: str) -> None:
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether any of its layers holds its weights in fewer bits."""
-    return any(isinstance(layer, QuantisedLinear) for layer in model.modules())
+    return any(isinstance(layer, QuantisedLinear | NF4Linear) for layer in model.modules())
 
 
 def quantise_backbone(

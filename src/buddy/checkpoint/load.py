@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import Quantisation, check_quantisation, quantise_backbone
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
 from buddy.checkpoint.card import CARD, read_card
@@ -63,8 +64,9 @@ class LoadOptions(WeightOptions, total=False):
     kv_policy: KVPolicy | None
     merge_adapter: bool
     """Fold the LoRA weights into the backbone: faster, and no longer trainable."""
-    quant: Quantisation | None
-    """"int8" or "int4", weights alone; an adapter must be merged."""
+    quant: Quantisation | FrozenFormat | None
+    """"int8" or "int4", weights alone; an adapter must be merged. "nf4" is for adapters that are
+    trained on it: see `backbone.nf4`."""
 
 
 def load_parts(name: ModelName, **options: Unpack[LoadOptions]) -> ModelParts:
@@ -104,14 +106,15 @@ def _parts(
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
     merge_adapter: bool = False,
-    quant: Quantisation | None = None,
+    quant: Quantisation | FrozenFormat | None = None,
     **weights: Unpack[WeightOptions],
 ) -> ModelParts:
     """Put a model's parts side by side, its base loaded by `load_base`."""
     checkpoint, mapped = model.checkpoint, list[MappedWeights]()
-    device = None if quant is None else pick_device(weights.get("device"))
     if quant is not None:  # before they reach a device, and without a copy of all of them
-        check_quantisation(quant)
+        device = pick_device(weights.get("device"))
+        if quant != "nf4":
+            check_quantisation(quant)
         load_base = partial(load_base, mapped=mapped.append)
         weights["device"] = "cpu"
     if checkpoint is None:
@@ -122,20 +125,28 @@ def _parts(
         hf_model = load_base(model.base, **weights)
         parts = _checkpoint_parts(model, checkpoint, hf_model, merge_adapter)
     if quant is not None:
-        _quantise(parts, quant, mapped)
+        _quantise(parts, quant, device, mapped)
         parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
 
 
-def _quantise(parts: ModelParts, quant: Quantisation, mapped: Sequence[MappedWeights]) -> None:
+def _quantise(
+    parts: ModelParts,
+    quant: Quantisation | FrozenFormat,
+    device: torch.device,
+    mapped: Sequence[MappedWeights],
+) -> None:
     """Quantise a model; of weights that lie in files, none is read for longer than that takes."""
 
     def release(weight: Tensor) -> None:
         for weights in mapped:
             weights.release(weight)
 
-    quantise_backbone(parts.backbone, quant, release)
+    if quant == "nf4":
+        freeze_in_nf4(parts.backbone, device, release)
+    else:
+        quantise_backbone(parts.backbone, quant, release)
     for weights in mapped:
         weights.own(parts.hf_model)
 

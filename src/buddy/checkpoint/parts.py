@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import FrozenFormat
 from buddy.backbone.quantised import Quantisation
 from buddy.checkpoint.card import Card
 from buddy.depth.prior import Prior
@@ -72,7 +73,7 @@ class Origin:
     """Fingerprint of the base model as it was loaded from there."""
     merged_adapter: str | None = None
     """Fingerprint of the adapter that was folded into the weights; None where none was."""
-    quant: Quantisation | None = None
+    quant: Quantisation | FrozenFormat | None = None
     """How the weights were quantised."""
 
 

@@ -65,7 +65,7 @@ class QuickPrior(Prior):
             path = prior_path(self._fingerprint)
             importance = self._cached(path)
             if importance is None:
-                importance = self._measure(on_progress or silent)
+                importance = self._measure(on_progress)
                 is_saved = "cached" if self._save(path, importance) else "not cached"
                 self._source = f"order measured now by a quick cosine pass ({is_saved})"
             else:
@@ -107,7 +107,7 @@ class QuickPrior(Prior):
             return None
         return importance
 
-    def _measure(self, on_progress: OnProgress) -> list[float]:
+    def _measure(self, on_progress: OnProgress | None) -> list[float]:
         width = min(WINDOW, self._backbone.config.max_position_embeddings)
         windows = quick_windows(self._model.load_tokenizer(), width)
         if not len(windows[0]):
@@ -116,17 +116,18 @@ class QuickPrior(Prior):
                 "of a text; correct it, or name --policy random"
             )
         num_blocks = self._backbone.num_blocks
+        advice = "; buddy route searches better ones by kind of prompt, and fits a router to them"
         _LOG.info(
-            "measuring a quick order of the %d blocks, once for this model; buddy route searches "
-            "better ones by kind of prompt, and fits a router to them",
+            "measuring a quick order of the %d blocks, once for this model%s",
             num_blocks,
+            "" if on_progress else advice,  # who shows it goes on to a use of it
         )
         summed, done = torch.zeros(num_blocks, dtype=torch.float64), 0
 
         def count(block: int) -> None:
             nonlocal done
             done += 1
-            on_progress("measure", done, len(windows) * num_blocks)
+            (on_progress or silent)("measure", done, len(windows) * num_blocks)
 
         for window in windows:
             summed += summary_cosine(self._backbone, window[None], count)

@@ -33,19 +33,22 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
         CheckpointError: The folder holds something else or cannot be written, or the model could
             not be loaded again.
     """
-    if is_quantised(parts.hf_model):
-        raise CheckpointError(
-            "only plain weights can be saved, and these have fewer bits: load the model without "
-            "quant, and quantise it when the checkpoint is loaded"
-        )
     if parts.policy is None:
         raise CheckpointError(
             "a policy that was given as an object cannot be written: name one with set_policy, "
             "such as routed or static, before saving"
         )
-    fingerprint, origin = base_fingerprint(parts.hf_model), parts.origin
+    origin = parts.origin
+    # What adapters were put on is still what it was when it was loaded.
+    is_frozen = origin.quant == "nf4" and origin.merged_adapter is None
+    fingerprint = origin.fingerprint if is_frozen else base_fingerprint(parts.hf_model)
     reloadable = origin.source is not None and fingerprint == origin.fingerprint
     include = not reloadable if include_backbone is None else include_backbone
+    if is_quantised(parts.hf_model) and (include or not is_frozen):
+        raise CheckpointError(
+            "only plain weights can be saved, and these have fewer bits: load the model without "
+            "quant, and quantise it when the checkpoint is loaded"
+        )
     if not include and not reloadable:
         raise CheckpointError(
             "the base model's weights were not loaded from a place that still has them (they are "

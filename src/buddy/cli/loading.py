@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from buddy.checkpoint.resolve import ModelName
     from buddy.model import BuddyForCausalLM
 
-DTYPES: Final = ("bfloat16", "float16", "float32")
-"""What `--dtype` takes."""
 _AS_SAVED: Final = ExecutionOptions()
 
 
@@ -75,7 +73,7 @@ def load_to_measure(
         name: As for `load_checked`.
         tokens: How long the texts are.
         console: Where progress is shown.
-        dtype: One of `DTYPES`; as saved if None.
+        dtype: As `--dtype` takes it; as saved if None.
         check: The same.
 
     Raises:

@@ -169,13 +169,20 @@ def _check_quant(name: str) -> None:
     check_quantisation(name)
 
 
-def check_dtype(name: str) -> None:
-    """Refuse what no command computes in."""
-    from buddy.cli.loading import DTYPES
+def dtype(*formats: str, if_not_given: str) -> Any:
+    """An option that takes a number format, one of these."""
+    *first, last = formats
+    known = f"{', '.join(first)} or {last}"
 
-    if name not in DTYPES:
-        *first, last = DTYPES
-        raise typer.BadParameter(f"must be {', '.join(first)} or {last}, got {name!r}")
+    def check(name: str) -> None:
+        if name not in formats:
+            raise typer.BadParameter(f"must be {known}, got {name!r}")
+
+    return checked(
+        check,
+        help=f"Numbers of weights and sums: {known}. {if_not_given}",
+        autocompletion=offer(*formats),
+    )
 
 
 def check_policy_spec(spec: str) -> None:
@@ -263,12 +270,7 @@ Quant = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None,
-    checked(
-        check_dtype,
-        help="Numbers of weights and sums: bfloat16, float16 or float32. As saved if not given.",
-        autocompletion=offer("bfloat16", "float16", "float32"),
-    ),
+    str | None, dtype("bfloat16", "float16", "float32", if_not_given="As saved if not given.")
 ]
 Policy = Annotated[
     str | None,

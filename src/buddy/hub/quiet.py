@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+# PEFT imports bitsandbytes where it is there, which warns of kernels that Buddy has no use for.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 
 @contextmanager
 def quiet_transformers(level: int = logging.ERROR) -> Iterator[None]:

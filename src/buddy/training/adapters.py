@@ -15,34 +15,39 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import NF4Linear
 
 
 class _Adapted(torch.autograd.Function):
-    """`x W' + bias + (x A') (scaling B)'`; W and bias are frozen."""
+    """`x W' + bias + (x A') (scaling B)'`; W and bias are frozen, W perhaps in 4 bits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, base: nn.Linear, a: Tensor, b: Tensor, scale: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         down, up = a.to(x.dtype), (b * scale).to(x.dtype)
         low = flat @ down.T
-        out = nn.functional.linear(flat, weight, bias).addmm_(low, up.T)
-        ctx.save_for_backward(flat, weight, down, up, low)
-        ctx.scale, ctx.shape = scale, x.shape
+        out = nn.functional.linear(flat, _weight(base, x.dtype), base.bias).addmm_(low, up.T)
+        ctx.save_for_backward(flat, down, up, low)
+        ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
-        flat, weight, down, up, low = ctx.saved_tensors
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor, None]:
+        flat, down, up, low = ctx.saved_tensors
         slope = slope.reshape(-1, slope.shape[-1])
         through = slope @ up
         by_x = None
         if ctx.needs_input_grad[0]:
-            by_x = (slope @ weight).addmm_(through, down).view(ctx.shape)
+            by_x = slope @ _weight(ctx.base, slope.dtype)
+            by_x = by_x.addmm_(through, down).view(ctx.shape)
         by_a = (through.T @ flat).float()
         by_b = (low.T @ slope).T.float() * ctx.scale
-        return by_x, None, None, by_a, by_b, None
+        return by_x, None, by_a, by_b, None
+
+
+def _weight(base: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """The weight as it is multiplied; of one in 4 bits nothing is kept but those."""
+    return base.widened(dtype) if isinstance(base, NF4Linear) else base.weight
 
 
 def adapted_linear(
@@ -55,13 +60,11 @@ def adapted_linear(
         x: In the dtype of the layer's weight.
     """
     (name,) = layer.active_adapters
-    base = layer.base_layer
     return cast(
         Tensor,
         _Adapted.apply(  # type: ignore[no-untyped-call]
             x,
-            base.weight,
-            base.bias,
+            layer.base_layer,
             layer.lora_A[name].weight,
             layer.lora_B[name].weight,
             layer.scaling[name],
@@ -72,7 +75,7 @@ def adapted_linear(
 def is_plain(layer: nn.Module) -> bool:
     """Whether it is a LoRA layer with one adapter, not merged, without dropout or a variant."""
     own: Any = layer
-    if not hasattr(layer, "lora_A") or type(own.base_layer) is not nn.Linear:
+    if not hasattr(layer, "lora_A") or type(own.base_layer) not in (nn.Linear, NF4Linear):
         return False
     if own.merged or own.disable_adapters or len(own.active_adapters) != 1:
         return False

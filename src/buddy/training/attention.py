@@ -1,14 +1,15 @@
-"""Causal attention for training on a CPU: plain matrix products, no fused kernel.
+"""Causal attention for training: queries may come side by side, without pads of a rectangle.
 
-PyTorch's fused CPU kernel takes four times as long, forward and backward, for sequences as short
-as instruction data. Queries may come side by side, without the pads of their rectangle.
+On a CPU it is plain matrix products, as PyTorch's fused kernel takes four times as long there,
+forward and backward, for sequences as short as instruction data. On a GPU it is PyTorch's own.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,8 +19,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from buddy.backbone.backbone import Backbone
+from buddy.training.varlen import takes_varlen, varlen_attention
 
-_NAME: Final = "buddy_grouped"
+_NAMES: Final = {"cpu": "buddy_grouped", "cuda": "buddy_packed"}
+"""Attention functions by the device of the backbone."""
 _LONGEST: Final = 512
 """Tokens beyond which whole score matrices would fill the memory."""
 
@@ -34,6 +37,8 @@ class Packing:
         positions: In their sequences.
         num_real: Tokens that count; those that fill up follow.
         shape: Of the rectangle.
+        ends: As `varlen_attention` takes them, what fills up as a sequence of its own; None where
+            that is not used.
     """
 
     lanes: Int[Tensor, " tokens"]
@@ -41,6 +46,12 @@ class Packing:
     positions: Int[Tensor, " tokens"]
     num_real: int
     shape: tuple[int, int]
+    ends: Int[Tensor, " ends"] | None = None
+
+    @property
+    def longest(self) -> int:
+        """No sequence of `ends` has more tokens."""
+        return max(self.shape[1], len(self.places) - self.num_real)
 
     def spread(self, values: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows width ..."]:
         """Values by place of the rectangle; zero at pads."""
@@ -54,13 +65,18 @@ class Packing:
         return values.flatten(0, 1).index_select(0, self.places)
 
 
-_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
+_packing: ContextVar[tuple[Packing, bool] | None] = ContextVar("packing", default=None)
 
 
 @contextmanager
-def packed(packing: Packing) -> Iterator[None]:
-    """Take queries as [1, heads, tokens, head], and keys, values and mask as rectangles."""
-    token = _packing.set(packing)
+def packed(packing: Packing, *, is_flat: bool) -> Iterator[None]:
+    """Take queries as [1, heads, tokens, head] within the context.
+
+    Args:
+        packing: Of the tokens.
+        is_flat: Keys and values come so too, of the same tokens; else as rectangles, with a mask.
+    """
+    token = _packing.set((packing, is_flat))
     try:
         yield
     finally:
@@ -68,14 +84,27 @@ def packed(packing: Packing) -> Iterator[None]:
 
 
 def packed_attention(
-    module: Any, query: Float[Tensor, "batch heads tokens head"], *rest: Any, **options: Any
+    attend: Callable[..., tuple[Tensor, None]],
+    module: Any,
+    query: Float[Tensor, "batch heads tokens head"],
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as in `grouped_attention`, of queries that come side by side within `packed`."""
-    packing = _packing.get()
-    if packing is None:
-        return grouped_attention(module, query, *rest, **options)
+    """Attention as by `attend`, of queries that come side by side within `packed`."""
+    found, options = _packing.get(), {**options, "scaling": scaling}
+    if found is None:
+        return attend(module, query, key, value, attention_mask, **options)
+    packing, is_flat = found
+    if is_flat:
+        assert packing.ends is not None
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        out = varlen_attention(query, key, value, packing.ends, packing.longest, scaling)
+        return out[None], None
     laid = packing.spread(query[0].transpose(0, 1)).transpose(1, 2)
-    out, _ = grouped_attention(module, laid, *rest, **options)
+    out, _ = attend(module, laid, key, value, attention_mask, **options)
     return packing.collect(out)[None], None
 
 
@@ -112,18 +141,31 @@ def grouped_attention(
 
 def is_grouped(backbone: Backbone) -> bool:
     """Whether it attends by `packed_attention` now."""
-    return bool(backbone.config._attn_implementation == _NAME)
+    return backbone.config._attn_implementation in _NAMES.values()
+
+
+def attends_flat(backbone: Backbone) -> bool:
+    """Whether packed keys and values may stay as they are."""
+    heads = (backbone.config.num_attention_heads, backbone.config.num_key_value_heads)
+    return takes_varlen(backbone.device, backbone.dtype, *heads, backbone.head_dim)
 
 
 @contextmanager
 def fast_attention(backbone: Backbone) -> Iterator[None]:
-    """Let the backbone attend by `packed_attention`, where that is faster, within the context."""
+    """Let the backbone attend by `packed_attention`, where that is faster, within the context.
+
+    A model whose config drops attention out is left to PyTorch, which does so.
+    """
     config = backbone.config
-    if backbone.device.type != "cpu" or config._attn_implementation != "sdpa":
+    has_dropout = getattr(config, "attention_dropout", 0.0) > 0
+    name = _NAMES.get(backbone.device.type)
+    if name is None or has_dropout or config._attn_implementation != "sdpa":
         yield
         return
-    AttentionInterface.register(_NAME, packed_attention)
-    config._attn_implementation = _NAME
+    attends_flat(backbone)  # tried here: in a pass, what a trial keeps would be kept of the pass
+    attend = grouped_attention if name == _NAMES["cpu"] else sdpa_attention_forward
+    AttentionInterface.register(name, partial(packed_attention, attend))
+    config._attn_implementation = name
     try:
         yield
     finally:

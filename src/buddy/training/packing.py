@@ -1,4 +1,4 @@
-"""Passes over whole examples without padding: attention alone sees rectangles.
+"""Passes over whole examples without padding: attention alone sees rectangles, if anything does.
 
 Rows of a batch differ in length, and tokens of a row in depth: as rectangles, about a fifth of what
 is computed would be pads.
@@ -7,6 +7,7 @@ is computed would be pads.
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from buddy.engine.feed import Feed
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.passing import PassingKV
-from buddy.training.attention import Packing, is_grouped, packed
+from buddy.training.attention import Packing, attends_flat, is_grouped, packed
 from buddy.training.batches import Batch
 
 _ROUND: Final = 128
@@ -30,21 +31,25 @@ class PackedView:
     Attributes:
         kv: That view; None to keep nothing.
         packing: Places of the tokens.
+        is_flat: Hand back the keys and values as they came: no token sees others.
     """
 
     kv: Any
     packing: Packing
+    is_flat: bool
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Update as by `kv.update`, with keys and values [1, heads, tokens, head]."""
-        laid = [self.packing.spread(flat[0].transpose(0, 1)) for flat in (keys, values)]
-        keys, values = (rectangle.transpose(1, 2) for rectangle in laid)
-        if self.kv is None:
+        if self.is_flat and self.kv is None:
             return keys, values
-        cached: tuple[Tensor, Tensor] = self.kv.update(keys, values, layer_idx, *args, **kwargs)
-        return cached
+        laid = [self.packing.spread(flat[0].transpose(0, 1)) for flat in (keys, values)]
+        rectangles = laid[0].transpose(1, 2), laid[1].transpose(1, 2)
+        if self.kv is None:
+            return rectangles
+        cached: tuple[Tensor, Tensor] = self.kv.update(*rectangles, layer_idx, *args, **kwargs)
+        return (keys, values) if self.is_flat else cached
 
 
 class PackedRun(BlockRun):
@@ -69,16 +74,19 @@ class PackedRun(BlockRun):
         if packed_frame is None:
             return super().run_frame(block, frame, kv)
         packing, rotary = packed_frame
+        mask = self._mask(block, frame)
+        # Then a token sees those before it of its own sequence, and they all run the block.
+        is_flat = packing.ends is not None and mask is None and frame.is_prefix
         with piece(GATHER_SCATTER):
             hidden = self.hidden.index_select(0, packing.lanes)
-        with packed(packing):
+        with packed(packing, is_flat=is_flat):
             out = self._backbone.run_block(
                 block,
                 hidden[None],
-                self._mask(block, frame),
+                mask,
                 packing.positions[None],
                 rotary,
-                PackedView(kv, packing),
+                PackedView(kv, packing, is_flat),
             )
         with piece(GATHER_SCATTER):
             return packing.spread(out[0])
@@ -102,8 +110,14 @@ class PackedRun(BlockRun):
         if num == 0 or len(filled) >= frame.num_rows * frame.width:
             return None
         positions = frame.positions.flatten()[filled]
+        ends = None
+        if attends_flat(self._backbone):
+            bounds = torch.arange(frame.num_rows + 1, device=places.device) * frame.width
+            ends = torch.searchsorted(places, bounds, out_int32=True)
+            if len(filled) > num:
+                ends = nn.functional.pad(ends, (0, 1), value=len(filled))
         packing = Packing(
-            frame.index[filled], filled, positions, num, (frame.num_rows, frame.width)
+            frame.index[filled], filled, positions, num, (frame.num_rows, frame.width), ends
         )
         return packing, self._backbone.rotary(self.hidden[None], positions[None])
 

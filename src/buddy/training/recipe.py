@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
+from buddy.backbone.nf4 import FrozenFormat
 from buddy.data.examples import Source
 from buddy.errors import RecipeError
 from buddy.settings import Range, RecipeTable
@@ -25,6 +26,15 @@ class ModelSettings:
     """Preset, hub id, folder or GGUF file."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Numbers of the frozen backbone; adapters and router are float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptedModelSettings(ModelSettings):
+    """The base model that adapters are put on."""
+
+    quant: FrozenFormat | None = None
+    """`nf4` holds the weights of the blocks' linear layers in 4 bits, by bitsandbytes: QLoRA. As
+    `dtype` says if not set, which is also what is computed in, and what the rest is in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,6 +114,7 @@ class Run(Generic[SomeRecipe]):
         resume: Go on from the state in `out`, if there is one.
         listener: Told how it goes.
         shares: Processes that are launched side by side share its work.
+        named: The model that the recipe names, if it was looked up already.
 
     Raises:
         BuddyError: Several processes were launched for work that is not shared.
@@ -129,12 +130,14 @@ class Run(Generic[SomeRecipe]):
         resume: bool = False,
         listener: RunListener | None = None,
         shares: bool = False,
+        named: Resolved | None = None,
     ) -> None:
         if not shares:
             check_alone("this stage of training")
             pick_device(None)  # nothing is fetched where several are named
         self.recipe, self.out, self.resume = recipe, out, resume
         self.listener = listener or RunListener()
+        self._named = named
         self._lock, self._is_checked = FileLock(out / LOCK), False
         check_folder(out, resume)
         for source in (*recipe.data.train, *recipe.data.validation):
@@ -158,7 +161,7 @@ class Run(Generic[SomeRecipe]):
     @cached_property
     def named(self) -> Resolved:
         """The model that the recipe names."""
-        return resolve(self.recipe.model.name)
+        return self._named or resolve(self.recipe.model.name)
 
     def load_model(self, **options: Any) -> BuddyForCausalLM:
         """The model that the recipe names, frozen, in the recipe's dtype.
@@ -176,17 +179,20 @@ class Run(Generic[SomeRecipe]):
         """The model again: a backbone that is written must be in the dtype that it was saved in."""
         return BuddyForCausalLM.from_pretrained(self.named, device="cpu", **options)
 
-    def read_rows(self, read: Callable[..., list[Any]] = read_all) -> Rows:
+    def read_rows(
+        self, read: Callable[..., list[Any]] = read_all, *, tokenizer: Any = None
+    ) -> Rows:
         """Read all rows.
 
         Args:
             read: From sources and a tokenizer to rows, as `read_all`.
+            tokenizer: The model's, if it was loaded already.
 
         Raises:
             DataError: A file is missing, empty or malformed.
         """
         data, left_out = self.recipe.data, list[str]()
-        tokenizer = self.named.load_tokenizer()
+        tokenizer = self.named.load_tokenizer() if tokenizer is None else tokenizer
         train, validation = (
             read(sources, tokenizer, max_tokens=data.max_tokens, note=left_out.append)
             for sources in (data.train, data.validation)

@@ -7,7 +7,7 @@ from buddy import BuddyForCausalLM
 from buddy.data.examples import Source
 from buddy.errors import CheckpointError, ModelError, RecipeError
 from buddy.training.predictor.reward_model import RewardModel
-from buddy.training.recipe import DataSettings, ModelSettings
+from buddy.training.recipe import AdaptedModelSettings, DataSettings
 from buddy.training.router.lora import add_lora, context_layers
 from buddy.training.router.model import build_model
 from buddy.training.router.recipe import (
@@ -89,7 +89,7 @@ def trained(tmp_path):
 def from_trained(folder, **lora):
     recipe = Recipe(
         data=DataSettings(train=(Source(path="unused"),), max_tokens=16),
-        model=ModelSettings(name=str(folder / "base"), dtype="float32"),
+        model=AdaptedModelSettings(name=str(folder / "base"), dtype="float32"),
         lora=LoraSettings(start=str(folder / "trained"), **lora),
         router=RouterSettings(policy="full", prior="none"),
         budget=BudgetSettings(choices=("1.0",)),

@@ -9,7 +9,7 @@ import torch
 from buddy.checkpoint.resolve import resolve
 from buddy.data.examples import Example, Source
 from buddy.training import fast
-from buddy.training.recipe import DataSettings, ModelSettings
+from buddy.training.recipe import AdaptedModelSettings, DataSettings
 from buddy.training.router.memory import plan_memory
 from buddy.training.router.model import build_model
 from buddy.training.router.recipe import (
@@ -48,7 +48,7 @@ def recipe_of(folder, **settings):
     blocks = settings.pop("blocks", "12 blocks")
     return Recipe(
         data=DataSettings(train=(Source(path="unused"),), max_tokens=LENGTH),
-        model=ModelSettings(name=str(folder), dtype="float32"),
+        model=AdaptedModelSettings(name=str(folder), dtype="float32"),
         budget=BudgetSettings(choices=(blocks,)),
         lora=LoraSettings(rank=2, dropout=0.0),
         router=RouterSettings(**settings.pop("router", {})),

@@ -1,6 +1,8 @@
 """`buddy route`: orders by group, confirmed on other rows; the router ranks as they do."""
 
 import json
+import logging
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,8 @@ from typer.testing import CliRunner
 
 from buddy import BuddyForCausalLM
 from buddy.budget.blocks import least_blocks
+from buddy.checkpoint import quick_prior
+from buddy.checkpoint import resolve as resolving
 from buddy.cli.main import app
 from buddy.data.examples import Example, Source, by_source, read_examples
 from buddy.data.mix import MIX, MIX_KINDS
@@ -20,6 +24,7 @@ from buddy.training.route.check import compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
 from buddy.training.route.groups import Clusters, apart, split_groups
 from buddy.training.route.losses import Losses, race_batches, set_losses
+from buddy.training.route.measurements import Measurements
 from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
 from buddy.training.route.run import COMMON, FULL, PRIOR, ROUTED, train_route
@@ -513,6 +518,35 @@ def test_the_command_shows_what_routing_gains(recipe, tmp_path):
     assert record["config"]["search"]["rows"] == 6
     again = run_command(recipe.model.name, "--rows", rows, "--out", out, *few)
     assert again.stdout == done.stdout
+
+
+def test_the_command_looks_a_model_up_once_and_never_names_itself(
+    recipe, tmp_path, monkeypatch, caplog
+):
+    looked_up = Counter()
+
+    def counted(where, name):
+        own = getattr(where, name)
+
+        def call(*arguments, **options):
+            looked_up[name] += 1
+            return own(*arguments, **options)
+
+        monkeypatch.setattr(where, name, call)
+
+    counted(BuddyForCausalLM, "outline")
+    counted(resolving, "find_model")
+    counted(resolving, "read_tokenizer")
+    monkeypatch.setattr(Measurements, "measure", lambda *_: 1 / 0)  # the order is known by then
+    monkeypatch.setattr(quick_prior, "cache_home", lambda: tmp_path / "home")
+    caplog.set_level(logging.INFO, "buddy")
+    rows = recipe.data.train[0].path
+    done = run_command(recipe.model.name, "--rows", rows, "--out", tmp_path / "out")
+    assert isinstance(done.exception, ZeroDivisionError), done.output
+    (said,) = (text for text in caplog.messages if text.startswith("measuring a quick order"))
+    assert "buddy route" not in said
+    # The second tokenizer is the quick order's, which reads a text of its own.
+    assert looked_up == {"outline": 1, "find_model": 1, "read_tokenizer": 2}
 
 
 @pytest.mark.parametrize(

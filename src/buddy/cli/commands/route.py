@@ -7,20 +7,16 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.named import model_option, offer
+from buddy.cli.named import model_option
 from buddy.hub.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from buddy.training.route.recipe import RouteRecipe
+    from buddy.training.route.start import Described
 
 Rows = list[Path] | None
 _MAX_TOKENS: Final = 256
 """Tokens of prompt and answer together, where the context holds as many."""
-
-
-def _check_dtype(name: str) -> None:
-    if name not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"must be bfloat16 or float32, got {name!r}")
 
 
 @options.on_device
@@ -50,11 +46,10 @@ def route(
     ] = Path("runs/route"),
     dtype: Annotated[
         str | None,
-        options.checked(
-            _check_dtype,
-            help="Numbers of weights and sums: bfloat16 or float32. If not given, bfloat16 where "
-            "it is fast, else float32.",
-            autocompletion=offer("bfloat16", "float32"),
+        options.dtype(
+            "bfloat16",
+            "float32",
+            if_not_given="If not given, bfloat16 where it is fast, else float32.",
         ),
     ] = None,
     changes: Annotated[
@@ -72,15 +67,22 @@ def route(
     from buddy.cli.views.display import stderr
     from buddy.cli.views.route_table import show_route
     from buddy.cli.views.run_bar import RunBar
+    from buddy.errors import RecipeError
     from buddy.records import read_record
     from buddy.training.route.run import train_route
+    from buddy.training.route.start import Described
     from buddy.training.state import RECORD
 
-    recipe = _recipe(model, rows, check, dtype, changes or [])
+    if check and not rows:
+        raise RecipeError("--check needs --rows: the mix that ships has rows for the check itself")
+    described = Described.of(model)
+    recipe = _recipe(described, rows, check, dtype, changes or [])
     console = stderr()
     try:
         with RunBar() as bar:
-            checkpoint = train_route(recipe, out, resume=True, listener=bar.listener())
+            checkpoint = train_route(
+                recipe, out, resume=True, listener=bar.listener(), described=described
+            )
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", style="dim")
         raise typer.Exit(130) from None
@@ -89,29 +91,22 @@ def route(
 
 
 def _recipe(
-    model: str, rows: Rows, check: Rows, dtype: str | None, changes: list[str]
+    described: "Described", rows: Rows, check: Rows, dtype: str | None, changes: list[str]
 ) -> "RouteRecipe":
-    from buddy.checkpoint.resolve import resolve
     from buddy.data.mix import MIX
     from buddy.errors import RecipeError
-    from buddy.model import BuddyForCausalLM
     from buddy.settings import build, change_value
     from buddy.training.route.recipe import RouteRecipe
 
-    if check and not rows:
-        raise RecipeError("--check needs --rows: the mix that ships has rows for the check itself")
-
-    resolved = resolve(model)
-    context = BuddyForCausalLM.outline(resolved, policy="full").backbone.context
-    has_template = resolved.load_tokenizer().chat_template is not None
+    has_template = described.tokenizer.chat_template is not None
     how = {"template": "chat" if has_template else "alpaca"}
     files = [{"path": str(file), **how} for file in rows or []]
     values: dict[str, Any] = {
-        "model": {"name": model, "dtype": dtype or _fast_dtype()},
+        "model": {"name": described.resolved.name, "dtype": dtype or _fast_dtype()},
         "data": {
             "train": files or [{"path": MIX, **how}],
             "validation": [{"path": str(file), **how} for file in check or []],
-            "max_tokens": min(_MAX_TOKENS, context),
+            "max_tokens": min(_MAX_TOKENS, described.outline.backbone.context),
         },
     }
     for change in changes:

@@ -34,11 +34,15 @@ def show_memory(
         style="bold",
         markup=False,
     )
+    quant = recipe.model.quant
+    numbers = recipe.model.dtype if quant is None else f"{quant} and {recipe.model.dtype}"
     about = {
-        "weights": (plan.weights, f"frozen, in {recipe.model.dtype}"),
+        "weights": (plan.weights, f"frozen, in {numbers}"),
         "adapters, router": (plan.adapters, "with gradients and AdamW's moments, in float32"),
         "head": (plan.head, "logits of the positions that the loss holds at once"),
     }
+    if plan.widened > 0:
+        about["widened"] = (plan.widened, "the largest layer of 4 bits, where that is more")
     for name, (num_bytes, what) in about.items():
         console.print(f"  {name:<16} {_gb(num_bytes):>7} GB  {what}", markup=False)
     console.print()

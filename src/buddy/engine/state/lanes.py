@@ -147,7 +147,8 @@ class Frame:
         """Every sequence has the same slots."""
         self.is_run = self.is_level and int(self.slots[0, -1] - self.slots[0, 0]) == self.width - 1
         """The same slots, and they are neighbours."""
-        self._is_prefix = bool((self.slots == np.where(self._real, column, 0)).all())
+        self.is_prefix = bool((self.slots == np.where(self._real, column, 0)).all())
+        """The lanes of each sequence are its first tokens."""
         self._masks: dict[int | None, Tensor | None] = {}
 
     @cached_property
@@ -189,7 +190,7 @@ class Frame:
         each that sees every slot.
         """
         if window not in self._masks:
-            is_plain = self._is_prefix or (self.width == 1 and self.is_level)
+            is_plain = self.is_prefix or (self.width == 1 and self.is_level)
             in_window = window is None or self.stop <= window
             self._masks[window] = None if is_plain and in_window else self.full_mask(window)
         return self._masks[window]

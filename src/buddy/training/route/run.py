@@ -44,6 +44,7 @@ from buddy.training.route.orders import search_order
 from buddy.training.route.recipe import RouteRecipe
 from buddy.training.route.start import (
     KIND,
+    Described,
     check_out,
     check_untrained,
     depths_in_blocks,
@@ -59,7 +60,12 @@ ORDERS: Final = "orders"
 
 
 def train_route(
-    recipe: RouteRecipe, out: Path, *, resume: bool = False, listener: RunListener | None = None
+    recipe: RouteRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    listener: RunListener | None = None,
+    described: Described | None = None,
 ) -> Path:
     """Search orders, confirm them, fit the router and check it.
 
@@ -68,6 +74,7 @@ def train_route(
         out: Folder for `checkpoint/`, `orders/`, what is measured, and the record.
         resume: Without effect: orders and measurements always go on.
         listener: Told how it goes.
+        described: The model that the recipe names, if it was looked up already.
 
     Returns:
         The new checkpoint's folder: the model that was named, and the router.
@@ -80,12 +87,14 @@ def train_route(
         ResultError: What an earlier run left is damaged or of another run, or cannot be written.
     """
     notes = check_out(out, recipe)
-    run = Run(recipe, out, resume=resume, listener=listener)
-    outline = BuddyForCausalLM.outline(run.named, policy="full")
+    named = None if described is None else described.resolved
+    run = Run(recipe, out, resume=resume, listener=listener, named=named)
+    described = described or Described.of(run.named)
+    outline = described.outline
     check_context(recipe.data.max_tokens, outline)
     check_untrained(recipe, outline)
     depths = depths_in_blocks(recipe.search, outline.num_blocks)
-    rows = run.read_rows()
+    rows = run.read_rows(tokenizer=described.tokenizer)
     run.warn(rows.left_out)
     train, validation = apart(rows.train, rows.validation)
     if not train:
@@ -125,7 +134,7 @@ class _Route:
 
     def go(self, rows: Rows) -> Path:
         recipe, model = self.run.recipe, self.model
-        prior = prior_order(model)
+        prior = prior_order(model, self._ordering)
         probe = new_router(model, prior, recipe.fit, recipe.seed)
         groups, strangers = self._groups(rows, probe)
         searched = self._search(groups, prior)
@@ -148,6 +157,9 @@ class _Route:
         )
         tables = self._check(groups, strangers, searched, own, prior, router)
         return self._finish(rows, groups, searched, confirmed, router, ranked, tables)
+
+    def _ordering(self, stage: str, done: int, total: int | None) -> None:
+        self.run.listener.measured("measuring a quick order", done, total or 0)
 
     def _groups(
         self, rows: Rows, router: Router

@@ -1,13 +1,14 @@
 """What must hold before a routing run begins."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from buddy.budget.blocks import least_blocks
 from buddy.checkpoint.parts import trained_modules
-from buddy.depth.prior import Prior
+from buddy.checkpoint.resolve import ModelName, Resolved, resolve
+from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import RecipeError, TrainingError
 from buddy.model import BuddyForCausalLM
 from buddy.policies.static import StaticPolicy
@@ -17,6 +18,32 @@ from buddy.training.state import RECORD, STATE
 
 KIND: Final = "training-route"
 """What the record of a run is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model before its weights are fetched.
+
+    Attributes:
+        resolved: What its name stands for.
+        outline: Its blocks and its context; runs nothing.
+        tokenizer: Its own.
+    """
+
+    resolved: Resolved
+    outline: BuddyForCausalLM
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, name: ModelName) -> "Described":
+        """Look up a model by name.
+
+        Raises:
+            BuddyError: It cannot be found or understood.
+        """
+        resolved = resolve(name)
+        outline = BuddyForCausalLM.outline(resolved, policy="full")
+        return cls(resolved, outline, resolved.load_tokenizer())
 
 
 def check_out(out: Path, recipe: RouteRecipe) -> list[str]:
@@ -65,9 +92,14 @@ def depths_in_blocks(settings: SearchSettings, num_blocks: int) -> tuple[int, ..
     return tuple(dict.fromkeys(depths))
 
 
-def prior_order(model: BuddyForCausalLM) -> tuple[int, ...]:
-    """The removal order that the model has without a router."""
-    prior = model.prior
+def prior_order(model: BuddyForCausalLM, on_progress: OnProgress) -> tuple[int, ...]:
+    """The removal order that the model has without a router.
+
+    Args:
+        model: That is routed.
+        on_progress: Told how far the order is, where it is measured now.
+    """
+    prior = model.resources.prior
     if prior is None:
         raise RecipeError("model.name: this model has no prior: name a base model")
-    return StaticPolicy(Prior(prior), model.num_blocks).removal_order
+    return StaticPolicy(Prior(prior.values(on_progress)), model.num_blocks).removal_order

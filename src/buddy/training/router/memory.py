@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import layers_to_freeze, nf4_bytes
 from buddy.model import BuddyForCausalLM
 from buddy.training.adapters import fast_adapters
 from buddy.training.losses import HEAD_TOKENS
@@ -34,7 +35,9 @@ class StepMemory:
     """Bytes that a step needs.
 
     Attributes:
-        weights: The frozen model's, in its own number format; the teacher's too, if another.
+        weights: The frozen model's, in its own number format or 4 bits; the teacher's too, if
+            another.
+        widened: The largest layer of a 4-bit base, while it is multiplied by.
         adapters: Trained parameters, their gradients, AdamW's two moments, and their mean where the
             recipe keeps one: all in float32.
         head: Logits of the positions that the loss holds at once, and their gradient.
@@ -47,6 +50,7 @@ class StepMemory:
     """
 
     weights: int
+    widened: int
     adapters: int
     head: int
     run: float
@@ -67,9 +71,12 @@ class StepMemory:
         return round(skipped + blocks * (tokens * self.run + self.fixed))
 
     def peak(self, tokens: int, blocks: int, *, checkpointing: bool = False) -> int:
-        """Bytes that a step needs at once: weights, adapters, activations, and the head's."""
+        """Bytes that a step needs at once: weights, adapters, activations, and the head's.
+
+        What is widened of a 4-bit base is not needed while the head computes.
+        """
         kept = self.activations(tokens, blocks, checkpointing=checkpointing)
-        return self.weights + self.adapters + self.head + kept
+        return self.weights + self.adapters + max(self.head, self.widened) + kept
 
 
 def plan_memory(recipe: Recipe) -> StepMemory:
@@ -88,6 +95,11 @@ def plan_memory(recipe: Recipe) -> StepMemory:
         if name is not None
     )
     weights = sum(_num_bytes(frozen.model.to(dtype)) for frozen in (outline, *teacher))
+    widened = 0
+    if recipe.model.quant is not None:
+        layers = [layer.weight for layer in layers_to_freeze(outline.backbone).values()]
+        weights += sum(nf4_bytes(weight.numel()) - weight.nbytes for weight in layers)
+        widened = max(weight.nbytes for weight in layers)
     adapted = add_lora(outline.model.train(), recipe.lora, recipe.optim.seed)
     model = BuddyForCausalLM(adapted, policy="full")
     backbone = model.backbone
@@ -104,6 +116,7 @@ def plan_memory(recipe: Recipe) -> StepMemory:
     vocabulary = backbone.config.vocab_size
     return StepMemory(
         weights=weights,
+        widened=widened,
         adapters=copies * trained,
         # The logits, log-probabilities and slopes in float32, and the slopes as the model has them.
         head=HEAD_TOKENS * vocabulary * (2 * dtype.itemsize + 4),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.nf4 import check_nf4
 from buddy.checkpoint.resolve import ModelName, Resolved
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
@@ -31,9 +32,12 @@ def check_recipe(recipe: Recipe, base: Resolved) -> None:
         base: The model that it names.
 
     Raises:
-        BuddyError: A budget, a policy, a prior, a teacher or a size that does not fit.
+        BuddyError: A budget, a policy, a prior, a teacher or a size that does not fit, or a 4-bit
+            base that cannot be had.
     """
     outline = BuddyForCausalLM.outline(base)
+    if recipe.model.quant is not None:
+        check_nf4(outline.backbone)
     _check_sizes(recipe, outline)
     check_teacher(recipe, outline, base.load_tokenizer)
     _prior(recipe.router, outline)
@@ -58,7 +62,7 @@ def build_model(
         PolicyError: The policy cannot serve the model.
     """
     base = BuddyForCausalLM.from_pretrained(
-        name, dtype=getattr(torch, recipe.model.dtype), device=device
+        name, dtype=getattr(torch, recipe.model.dtype), device=device, quant=recipe.model.quant
     )
     if base.router is not None or hasattr(base.model, "peft_config"):
         raise RecipeError(

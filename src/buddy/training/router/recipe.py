@@ -17,8 +17,8 @@ from buddy.training.recipe import (
     SHARE,
     STEPS,
     WEIGHT_DECAY,
+    AdaptedModelSettings,
     DataSettings,
-    ModelSettings,
     StepLogSettings,
 )
 
@@ -274,7 +274,7 @@ class Recipe:
 
     data: DataSettings
     """Rows."""
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: AdaptedModelSettings = field(default_factory=AdaptedModelSettings)
     """Base model."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     """Adapters."""

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, DynamoBackend, gather_object
 from torch import Tensor
 
-from buddy.backbone.fingerprint import base_fingerprint
 from buddy.checkpoint.listed_files import MANIFEST, check_files
 from buddy.checkpoint.manifest import read_manifest
 from buddy.checkpoint.resolve import Resolved
@@ -47,8 +46,13 @@ _OPEN = ("steps", "epochs", "decay_steps")
 """Settings that may change under a constant rate, until it falls."""
 _HOW = ("micro_batch_tokens", "activation_checkpointing")
 """Settings that say how a step is computed, and not what."""
-_NEWER = (("optim", "average"), ("optim", "prompt_loss"), ("budget", "curriculum_steps"))
-"""Settings that states of older versions do not have; 0 is what was done before."""
+_NEWER = (
+    ("model", "quant"),
+    ("optim", "average"),
+    ("optim", "prompt_loss"),
+    ("budget", "curriculum_steps"),
+)
+"""Settings that states of older versions do not have; 0 or None is what was done before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +201,14 @@ def _identity(
     if recipe.teacher.name is None:
         settings.pop("teacher")
     for table, key in _NEWER:
-        if settings[table][key] == 0:
+        if settings[table][key] in (0, None):
             settings[table].pop(key)
     if recipe.optim.schedule == "constant":
         for name in _OPEN:
             settings["optim"].pop(name)
     return {
         **settings,
-        "base": base_fingerprint(model.model),
+        "base": model.base_fingerprint,
         "rows": rows_identity(examples),
         "files": {str(path): _digest(path) for path in _named_files(recipe)},
     }
