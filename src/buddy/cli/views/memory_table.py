@@ -34,8 +34,9 @@ def show_memory(
         style="bold",
         markup=False,
     )
+    shared = ": a share of the blocks, and two that are gathered" if optim.fsdp else ""
     about = {
-        "weights": (plan.weights, f"frozen, in {recipe.model.dtype}"),
+        "weights": (plan.weights, f"frozen, in {recipe.model.dtype}{shared}"),
         "adapters, router": (plan.adapters, "with gradients and AdamW's moments, in float32"),
         "head": (plan.head, "logits of the positions that the loss holds at once"),
     }

@@ -34,7 +34,8 @@ class StepMemory:
     """Bytes that a step needs.
 
     Attributes:
-        weights: The frozen model's, in its own number format; the teacher's too, if another.
+        weights: The frozen model's, in its own number format; the teacher's too, if another. Where
+            processes hold shares of the blocks: this one's share, and two blocks that are gathered.
         adapters: Trained parameters, their gradients, AdamW's two moments, and their mean where the
             recipe keeps one: all in float32.
         head: Logits of the positions that the loss holds at once, and their gradient.
@@ -72,11 +73,12 @@ class StepMemory:
         return self.weights + self.adapters + self.head + kept
 
 
-def plan_memory(recipe: Recipe) -> StepMemory:
+def plan_memory(recipe: Recipe, processes: int = 1) -> StepMemory:
     """The memory of a recipe's step, from the configuration of its models alone.
 
     Args:
         recipe: Of the run.
+        processes: That share each batch.
 
     Raises:
         BuddyError: The model is not supported, or a setting does not fit it.
@@ -88,6 +90,10 @@ def plan_memory(recipe: Recipe) -> StepMemory:
         if name is not None
     )
     weights = sum(_num_bytes(frozen.model.to(dtype)) for frozen in (outline, *teacher))
+    if recipe.optim.fsdp:
+        blocks = _num_bytes(outline.backbone.blocks)
+        kept = min(1.0, 1 / processes + 2 / outline.num_blocks)
+        weights -= round(blocks * (1 - kept))
     adapted = add_lora(outline.model.train(), recipe.lora, recipe.optim.seed)
     model = BuddyForCausalLM(adapted, policy="full")
     backbone = model.backbone
