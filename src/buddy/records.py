@@ -14,6 +14,7 @@ from typing import Any, Final
 import buddy
 from buddy.errors import BuddyError, ResultError, shown
 from buddy.files import read_json, write_text
+from buddy.processes import launched
 from buddy.provenance import own_commit
 
 _PACKAGES: Final = ("torch", "transformers", "peft")
@@ -49,7 +50,8 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     """Versions of Python and of the packages that matter."""
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
-    """Processor, its cores and the instructions that decide its speed, and the system."""
+    """Processor, its cores and the instructions that decide its speed, the system, and the
+    processes that shared the work where there were several."""
     commit: str | None = field(default_factory=own_commit)
     """Commit of Buddy's source, with `-dirty` where it was changed; None where it is not known."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -145,7 +147,8 @@ def _versions() -> dict[str, str]:
 def _machine() -> dict[str, Any]:
     facts = {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()}
     has = set(" ".join((*_cpu_lines("flags"), *_cpu_lines("Features"))).split())
-    return facts | {"instructions": " ".join(name for name in _INSTRUCTIONS if name in has)}
+    facts |= {"instructions": " ".join(name for name in _INSTRUCTIONS if name in has)}
+    return facts | ({} if launched().size == 1 else {"processes": launched().size})
 
 
 def processor() -> str:

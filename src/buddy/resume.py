@@ -254,9 +254,14 @@ class ResumeFile:
             ) from error
         self._written_s = time.monotonic()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the last time it was written is long enough ago."""
+        return self._path is not None and time.monotonic() - self._written_s > SAVE_EVERY_S
+
     def write_if_due(self, tensors: "Callable[[], Mapping[str, Tensor]]", **values: Any) -> None:
-        """Write, if the last time is long enough ago."""
-        if self._path is not None and time.monotonic() - self._written_s > SAVE_EVERY_S:
+        """Write, if it is due."""
+        if self.is_due:
             self.write(tensors(), **values)
 
     def remove(self) -> None:

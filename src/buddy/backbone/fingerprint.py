@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 _SAMPLES: Final = 64
 """Weights of each parameter that the fingerprint looks at."""
+_KEPT: Final = "_buddy_fingerprint"
+"""Name under which a model keeps its fingerprint."""
 
 
 def base_fingerprint(model: nn.Module) -> str:
@@ -20,6 +22,8 @@ def base_fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     base = getattr(model, "get_base_model", lambda: model)()
+    if (kept := getattr(base, _KEPT, None)) is not None:
+        return str(kept)
     for name, parameter in base.named_parameters():
         if "lora_" in name:
             continue
@@ -28,6 +32,12 @@ def base_fingerprint(model: nn.Module) -> str:
         digest.update(name.replace(".base_layer", "").encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def keep_fingerprint(model: nn.Module) -> None:
+    """Have a model keep the fingerprint that it has now, as its weights will not lie here whole."""
+    base = getattr(model, "get_base_model", lambda: model)()
+    setattr(base, _KEPT, base_fingerprint(model))
 
 
 def part_fingerprint(tensors: Mapping[str, Tensor], config: Any = None) -> str:

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from buddy.cli.registry import make_app
 from buddy.errors import BuddyError, ResultError, is_failure, is_out_of_memory, one_line
+from buddy.processes import says_failures
 
 app = make_app()
 
@@ -77,6 +78,8 @@ def _guarded(work: Any) -> int:
     try:
         work()
     except typer.Exit as stop:
+        if stop.exit_code:
+            says_failures()  # it has said so, and no other process is to
         return int(stop.exit_code)
     except BrokenPipeError:
         return 141
@@ -93,6 +96,8 @@ def _guarded(work: Any) -> int:
         if is_out_of_memory(error):
             return _say(_NO_MEMORY, 1)
         if isinstance(error, Exception) or not is_failure(error):
+            if not says_failures():  # another process of the launch has, and this one missed it
+                return 1
             raise
         return _say(f"the tokenizer, or another library, failed at this: {error}", 1)
     return 0
@@ -128,7 +133,12 @@ def _usage(error: Any) -> str:
 
 
 def _say(text: str, code: int) -> int:
-    """Print an error on one line, without what would steer a terminal; there, no word is split."""
+    """Print an error on one line, without what would steer a terminal; there, no word is split.
+
+    Of several processes that were launched together, the first that fails prints it.
+    """
+    if not says_failures():
+        return code
     line = one_line(" ".join(f"buddy: {text}".split()))
     if sys.stderr.isatty():
         line = textwrap.fill(line, os.get_terminal_size(2).columns or 80, break_long_words=False)

@@ -24,7 +24,7 @@ from typer.main import get_command
 from buddy.cli import commands as own_commands
 from buddy.cli.command import GROUPS, Command
 from buddy.cli.named import let_model_stand_alone
-from buddy.processes import check_alone, number_of_processes
+from buddy.processes import check_alone, joined, number_of_processes
 
 ENTRY_POINTS: Final = "buddy.commands"
 _BESIDE: Final = ("--max-new-tokens", "--max-tokens")
@@ -56,11 +56,13 @@ class CommandTable(TyperGroup):
         """The subcommand that is typed; processes that were launched together must share it."""
         name, command, rest = super().resolve_command(ctx, args)
         if number_of_processes() > 1:
-            known = _own_command(str(name))
-            if known is None or not known.shares:
+            commands = (_own_command(str(name)), *_in_order_of_help())
+            known = next(own for own in commands if own is not None and name in own.names)
+            if not known.shares:
                 if os.environ["RANK"] != "0":  # the first says it for all
                     raise typer.Exit(2)
                 check_alone(f"buddy {name}")
+            ctx.with_resource(joined())
         return name, command, rest
 
     def list_commands(self, ctx: Any) -> list[str]:

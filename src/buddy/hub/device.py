@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from buddy.errors import ModelError, reason, shown
+from buddy.processes import number_of_processes
 
 VARIABLE: Final = "BUDDY_DEVICE"
 """The environment variable that names a device for all that is loaded without one."""
@@ -22,13 +23,17 @@ def pick_devices(device: str | torch.device | None) -> tuple[torch.device, ...]:
 
     Args:
         device: As `pick_device` takes it; or several CUDA devices, "cuda:0,cuda:1", the first of
-            which has all but blocks; or "auto" for all of the machine.
+            which has all but blocks; or "auto" for all of the machine. With None, each of several
+            processes that were launched side by side has a CUDA device of its own.
 
     Raises:
-        ModelError: As `pick_device`; or several are named that are not all CUDA's, or one twice.
+        ModelError: As `pick_device`; or several are named that are not all CUDA's, or one twice; or
+            several processes would share a GPU.
     """
     if device is None:
         device = os.environ.get(VARIABLE) or None
+        if number_of_processes() > 1:
+            return (_of_this_process(device),)
     if device in ALL:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return tuple(torch.device("cuda", at) for at in range(count)) or (_first(),)
@@ -98,6 +103,27 @@ def _named(device: str | torch.device) -> torch.device:
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError(f"device {found} is not there: torch finds no Apple GPU")
     return found
+
+
+def _of_this_process(named: str | None) -> torch.device:
+    """The device of one of several processes, all of which are told the same name."""
+    number = number_of_processes()
+    is_one = named is None or (named not in ALL and "," not in named)
+    device = (_first() if named is None else _named(named)) if is_one else None
+    if device is not None and device.type == "cpu":
+        return device
+    if device is None or device.type != "cuda" or device.index is not None:
+        raise ModelError(
+            f"{number} processes cannot share the device {named}: name cuda, and each takes one of "
+            "its own, or cpu"
+        )
+    own, count = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])), torch.cuda.device_count()
+    if own >= count:
+        raise ModelError(
+            f"process {own} of this machine has no GPU of its own, as torch finds {count}: launch "
+            f"at most {count} processes, or name the device cpu"
+        )
+    return torch.device("cuda", own)
 
 
 def _driver_fault() -> str | None:

@@ -7,6 +7,7 @@ from typing import Any, Final, TypedDict
 from jaxtyping import Int
 from torch import Tensor
 
+from buddy.processes import ALONE, Ranks
 from buddy.resume import ResumeFile, fingerprint
 
 BATCH: Final = 4
@@ -23,6 +24,8 @@ class Work(TypedDict, total=False):
     the result is kept."""
     identity: Mapping[str, Any] | None
     """What the work depends on (model, indicator ...); a file of another one is refused."""
+    ranks: Ranks
+    """Processes that share the batches; the writer alone keeps the file."""
 
 
 def resume_file(
@@ -36,4 +39,5 @@ def resume_file(
         work: As the caller gave it.
     """
     about = {**settings, "batch": work.get("batch", BATCH), **(work.get("identity") or {})}
-    return ResumeFile(work.get("resume"), {**about, "text": fingerprint(text)})
+    path = work.get("resume") if work.get("ranks", ALONE).is_writer else None
+    return ResumeFile(path, {**about, "text": fingerprint(text)})

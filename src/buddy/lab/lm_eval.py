@@ -6,15 +6,17 @@ added to that table before its command reads it.
 
 import sys
 
-from buddy.errors import DataError
+from buddy.errors import BuddyError
 from buddy.lab.evaluation.tasks.extra import require_lm_eval
+from buddy.processes import check_alone
 
 
 def main() -> None:
     """Run lm-eval's command with the arguments of this process."""
     try:
+        check_alone("lm-eval's own command")
         require_lm_eval()
-    except DataError as error:
+    except BuddyError as error:
         sys.exit(f"buddy: {error}")
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import model_registry

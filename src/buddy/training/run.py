@@ -368,16 +368,27 @@ class Steps(ABC, Generic[SomeSteppedRecipe, SomeTrainer]):
         """Take all steps that are left, as a process that writes nothing."""
         for step in range(self.begin(), self.steps):
             self.step(step)
+            if self._is_to_be_evaluated(step + 1):
+                self.accompany()
+        if not self.is_evaluated:
+            self.accompany()
+
+    def accompany(self) -> None:
+        """What a process that writes nothing does while the main one evaluates."""
 
     def _between(self, log: TrainingLog, done: int) -> None:
         settings, last = self.run.recipe.log, done == self.steps
         if last or done % settings.every == 0:
             log.write(done, "train", **self.log_line())
-        if last or (self.evaluate_every and done % self.evaluate_every == 0):
+        if self._is_to_be_evaluated(done):
             self.evaluate(log, done)
         if last or done % settings.save_every == 0:
             extra = {**self.carried(), _READ: self._read}
             save_state(self.run.out / STATE, step=done, extra=extra, **self._saved())
+
+    def _is_to_be_evaluated(self, done: int) -> bool:
+        every = self.evaluate_every
+        return done == self.steps or (every > 0 and done % every == 0)
 
     def _saved(self) -> dict[str, Any]:
         return {

@@ -23,7 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD_", "CUDA_")
+READ_AT_IMPORT = (
+    *("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH", "PYTHON", "LD_", "CUDA_", "TQDM_"),
+)
 """Starts of variables that libraries read when they are imported: a fork would come too late, so
 each set of them has a process of its own, which takes seconds to start."""
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from buddy.cli.registry import make_app
 from buddy.hub import device as devices
 from buddy.hub.device import VARIABLE, pick_devices
-from buddy.training.router import run as adapters
+from buddy.training.router import launch
 from tests.tiny import tiny_model
 
 COMPUTES = (
@@ -61,7 +61,7 @@ def test_the_model_is_loaded_to_the_device_that_is_named(monkeypatch, tmp_path):
 def test_processes_of_accelerate_do_not_share_a_device(monkeypatch):
     accelerator = Accelerator()
     monkeypatch.setattr(Accelerator, "num_processes", 2)
-    assert adapters._device(accelerator) == accelerator.device
+    assert launch.own_device(accelerator) == accelerator.device
     monkeypatch.setenv(VARIABLE, "cpu")
-    with pytest.raises(adapters.TrainingError, match="2 processes cannot share the device cpu"):
-        adapters._device(accelerator)
+    with pytest.raises(launch.TrainingError, match="2 processes cannot share the device cpu"):
+        launch.own_device(accelerator)

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from buddy.cli.main import app
 from buddy.errors import BuddyError, TrainingError
+from buddy.lab import lm_eval
 from buddy.training.methods import read_method
 from buddy.training.router.run import train
 from tests.product.cli.test_train import RECIPE
@@ -26,7 +27,7 @@ def recipe(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("command", ["eval", "importance", "serve", "route"])
+@pytest.mark.parametrize("command", ["bench", "observe", "serve", "route"])
 def test_work_for_one_process_is_refused_by_the_first_of_two(command, two):
     done = CliRunner().invoke(app, [command])
     assert isinstance(done.exception, BuddyError)
@@ -35,8 +36,13 @@ def test_work_for_one_process_is_refused_by_the_first_of_two(command, two):
 
 def test_the_others_say_nothing_again(two, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    done = CliRunner().invoke(app, ["eval"])
+    done = CliRunner().invoke(app, ["bench"])
     assert (done.exit_code, done.output) == (2, "")
+
+
+def test_lm_evals_own_command_refuses_several_processes(two):
+    with pytest.raises(SystemExit, match="lm-eval's own command is work for one process, and 2"):
+        lm_eval.main()
 
 
 def test_a_number_without_a_rank_is_no_launch(monkeypatch):

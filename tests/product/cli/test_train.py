@@ -27,6 +27,7 @@ from buddy.training.router.recipe import Recipe
 from buddy.training.router.run import train
 from buddy.training.run import Run, RunListener
 from tests.product.cli import forked
+from tests.product.cli.launched import run_two
 from tests.product.training.examples import random_examples
 from tests.tiny import tiny_model
 from tests.words import say, word_tokenizer
@@ -326,15 +327,66 @@ def test_two_processes_end_where_one_does(folder, whole, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count(f"{tmp_path / 'checkpoint'}") == 1
-    pairs = zip(log(tmp_path), log(whole[0]), strict=True)
-    for found, expected in pairs:
-        assert found["step"] == expected["step"]
+    check_same_run(tmp_path, whole[0])
+
+
+def check_same_run(out, whole):
+    """Two processes took the steps of one."""
+    for found, expected in zip(log(out), log(whole), strict=True):
+        assert (found["step"], found["kind"]) == (expected["step"], expected["kind"])
+        # Gradients are summed in another order, and AdamW makes the most of it.
         if found["kind"] == "train":
-            # Gradients are summed in another order, and AdamW makes the most of it.
             assert found["loss"] == pytest.approx(expected["loss"], rel=2e-3)
             assert found["rows"] == expected["rows"]
-    record = json.loads((tmp_path / "record.json").read_text())
+        if "cross_entropy" in found:
+            assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"], rel=2e-3)
+    record = json.loads((out / "record.json").read_text())
     assert record["config"]["processes"] == 2
+
+
+FAILS = """
+from buddy.errors import TrainingError
+from buddy.training.router.trainer import JointTrainer
+backward = JointTrainer._backward_of
+def fail(self, share, examples, seed, step):
+    if child == 0 and step == 4:
+        raise TrainingError("no such luck")
+    return backward(self, share, examples, seed, step)
+JointTrainer._backward_of = fail
+"""
+
+
+def test_two_processes_with_shares_of_the_base_fail_together_go_on_and_end_where_one_does(
+    folder, whole, tmp_path
+):
+    out, cpu = tmp_path / "out", {"ACCELERATE_USE_CPU": "true"}
+    shares = ("optim.fsdp=true", "optim.micro_batch_tokens=60")
+    done, other = run_two(arguments(folder, out, *shares), tmp_path, cpu, before=FAILS)
+    assert (done.returncode, other) == (1, 2), done.stderr
+    assert done.stderr.count("buddy: ") == done.stderr.count("buddy: no such luck") == 1
+    assert "Traceback" not in done.stderr
+    done, other = run_two(arguments(folder, out, *shares, resume=True), tmp_path, cpu)
+    assert (done.returncode, other) == (0, 0), done.stderr
+    assert done.stdout == f"{out / 'checkpoint'}\n"
+    check_same_run(out, whole[0])
+    model = BuddyForCausalLM.from_pretrained(out / "checkpoint")
+    rows = Source(path=str(folder / "rows.jsonl"), template="alpaca", start=40)
+    examples = read_all((rows,), load_tokenizer(str(folder)), max_tokens=60)
+    assert evaluation(out)[1]["cross_entropy"] == pytest.approx(
+        evaluate(model, examples, [4])[0][0].cross_entropy, rel=1e-6
+    )
+
+
+def test_shares_of_the_base_are_of_several_processes_and_of_this_stage(folder, tmp_path):
+    done = CliRunner().invoke(app, arguments(folder, tmp_path / "out", "optim.fsdp=true"))
+    assert isinstance(done.exception, RecipeError)
+    assert "among processes, and one was launched" in str(done.exception)
+    planned = [*arguments(folder, tmp_path / "out", "optim.fsdp=true"), "--plan-memory"]
+    assert str(CliRunner().invoke(app, planned).exception) == str(done.exception)
+    other = ("optim.fsdp=true", "method=layerskip", "router.policy='static:3,2'")
+    done = CliRunner().invoke(app, arguments(folder, tmp_path / "out", *other))
+    assert isinstance(done.exception, RecipeError)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_router_that_stays_at_its_prior_is_called_collapsed(folder, tmp_path):

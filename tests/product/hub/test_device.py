@@ -73,6 +73,26 @@ def test_what_takes_one_device_refuses_several(two_gpus, monkeypatch, tmp_path):
         load_to_measure("smollm2-135m", 8, None, dtype=None, check=None)
 
 
+def test_each_process_of_a_launch_has_a_gpu_of_its_own(two_gpus, monkeypatch):
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert pick_device(None) == torch.device("cuda:1")
+    assert pick_device("cuda:0") == torch.device("cuda:0")  # named for this process alone
+    for named, found in {"cuda": "cuda:1", "cpu": "cpu"}.items():
+        monkeypatch.setenv(devices.VARIABLE, named)
+        assert pick_device(None) == torch.device(found)
+    for shared in ("cuda:0", "auto", "cuda:0,cuda:1"):
+        monkeypatch.setenv(devices.VARIABLE, shared)
+        with pytest.raises(ModelError, match=f"4 processes cannot share the device {shared}: name"):
+            pick_devices(None)
+    monkeypatch.delenv(devices.VARIABLE)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        ModelError, match=r"process 2 of this machine has no GPU .* finds 2: launch"
+    ):
+        pick_device(None)
+
+
 def test_a_machine_without_a_gpu_runs_on_its_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device(None) == torch.device("cpu")

@@ -125,7 +125,15 @@ def test_two_processes_make_the_gradient_of_one(is_taught, tmp_path):
         made = trainer(process=(rank, 2), **settings)
         made._reduce = lambda whole: whole
         rows = made._backward(made.order[0], seed=5, step=0)
-        parts.append((rows, {n: p.grad.clone() for n, p in made.parameters.items()}))
+        parts.append(
+            (
+                rows,
+                {
+                    n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                    for n, p in made.parameters.items()
+                },
+            )
+        )
     for found, expected in zip(sorted(parts[0][0] + parts[1][0]), sorted(alone_rows), strict=True):
         assert found[0] == pytest.approx(expected[0], abs=1e-5)
         assert found[1:3] == expected[1:3]

@@ -1,6 +1,7 @@
 """The memory that is told before a step, beside what a step's autograd keeps."""
 
 import copy
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
@@ -111,3 +112,9 @@ def test_weights_and_adapters_are_those_of_a_trainer(base, monkeypatch):
     frozen = [p for p in trainer.model.model.parameters() if not p.requires_grad]
     frozen += trainer.model.model.buffers()
     assert plan.weights == sum(t.nbytes for t in frozen)
+    inside = [p for p in trainer.model.backbone.blocks.parameters() if not p.requires_grad]
+    blocks = sum(p.nbytes for p in inside)
+    optim = dataclasses.replace(recipe.optim, fsdp=True)
+    shared = plan_memory(dataclasses.replace(recipe, optim=optim), processes=4)
+    gathered = 2 * blocks // plan.num_blocks
+    assert shared.weights == pytest.approx(plan.weights - blocks * 3 / 4 + gathered, abs=1)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +12,7 @@ from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.named import offer
 from buddy.hub.presets import ROUTED_MODEL
+from buddy.processes import launched
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +81,7 @@ def importance(
         note=lambda text: console.print(text, style="dim"),
     )
     partial = out.with_name(f".{out.name}.partial")
-    how = {"batch": calibration.batch, "resume": partial}
+    how = {"batch": calibration.batch, "resume": partial, "ranks": launched()}
     with measuring(console, out) as bars:
         if indicator == "sleb":
             results = _search(loaded, ids, rounds, how, bars)
@@ -114,6 +115,8 @@ def save_record(
     """Write the record of a measurement; only then what was kept for resuming goes."""
     from buddy.records import RunRecord
 
+    if not launched().is_writer:
+        return
     RunRecord(kind=kind, model=model.facts(), config=config, results=results).save(out)
     partial.unlink(missing_ok=True)
 
@@ -128,7 +131,10 @@ def measuring(console: "Console", out: Path) -> "Iterator[Bars]":
     from buddy.cli.views.bars import stoppable_bars
     from buddy.files import alone
 
-    with alone(out), stoppable_bars(console, "stopped; the same command goes on from here") as bars:
+    with (
+        alone(out) if launched().is_writer else nullcontext(),
+        stoppable_bars(console, "stopped; the same command goes on from here") as bars,
+    ):
         yield bars
 
 
@@ -205,4 +211,4 @@ def _search(
     return {"removal_order": list(order.order), "nll": list(order.nll)}
 
 
-COMMAND = Command(name="importance", group="measure", place=1, run=importance)
+COMMAND = Command(name="importance", group="measure", place=1, run=importance, shares=True)

@@ -9,6 +9,7 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.processes import launched
 
 
 @contextmanager
@@ -81,8 +82,10 @@ def show_plan(path: Path, changes: list[str] | None) -> None:
     from buddy.cli.views.memory_table import show_memory
     from buddy.errors import RecipeError
     from buddy.training.methods import DEFAULT_METHOD, read_method
+    from buddy.training.router.launch import is_to_be_sharded
     from buddy.training.router.memory import highest_budget, plan_memory
     from buddy.training.router.recipe import Recipe
+    from buddy.training.router.trainer import JointTrainer
 
     method, recipe = read_method(path, changes or [])
     if type(recipe) is not Recipe:
@@ -90,7 +93,9 @@ def show_plan(path: Path, changes: list[str] | None) -> None:
             f"--plan-memory knows the steps of method {DEFAULT_METHOD} alone, and {path} is of "
             f"{method.name}: leave it out"
         )
-    plan = plan_memory(recipe)
+    processes = launched().size
+    is_to_be_sharded(recipe, JointTrainer, processes)
+    plan = plan_memory(recipe, processes)
     most = highest_budget(recipe, plan.num_blocks)
     depths = [most, *(round(share * most) for share in (0.75, 0.5))]
     show_memory(stdout(), recipe, plan, depths)

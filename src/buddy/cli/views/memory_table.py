@@ -36,8 +36,9 @@ def show_memory(
     )
     quant = recipe.model.quant
     numbers = recipe.model.dtype if quant is None else f"{quant} and {recipe.model.dtype}"
+    shared = ": a share of the blocks, and two that are gathered" if optim.fsdp else ""
     about = {
-        "weights": (plan.weights, f"frozen, in {numbers}"),
+        "weights": (plan.weights, f"frozen, in {numbers}{shared}"),
         "adapters, router": (plan.adapters, "with gradients and AdamW's moments, in float32"),
         "head": (plan.head, "logits of the positions that the loss holds at once"),
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 from buddy.errors import ModelError
 from buddy.importance.indicators.indicator import Gatherer, Indicator
 from buddy.importance.work import BATCH, Work, resume_file
+from buddy.processes import ALONE, Ranks
 from buddy.resume import ResumeFile
 
 OnBatch = Callable[[int, int], None]
@@ -36,9 +37,10 @@ def measure(
         ResultError: The resume file is damaged, belongs to another measurement, or cannot be
             written.
     """
-    file = resume_file(windows, {}, work)
-    gather(indicator, windows, batch=work.get("batch", BATCH), file=file, on_batch=on_batch)
-    return finite(indicator.scores())
+    file, ranks = resume_file(windows, {}, work), work.get("ranks", ALONE)
+    batch = work.get("batch", BATCH)
+    gather(indicator, windows, batch=batch, file=file, on_batch=on_batch, ranks=ranks)
+    return finite(ranks.from_writer(indicator.scores))
 
 
 def finite(scores: Float[Tensor, "*inputs blocks"]) -> Float[Tensor, "*inputs blocks"]:
@@ -65,6 +67,7 @@ def gather(
     file: ResumeFile,
     on_batch: OnBatch,
     keep: bool = False,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Feed all windows that the resume file does not have yet.
 
@@ -75,6 +78,8 @@ def gather(
         file: Left as it was last written.
         on_batch: Told of progress.
         keep: Write the file at the end too, so that it holds all.
+        ranks: Processes that share the batches. The states of several are summed into the
+            writer's, which then holds all; the others' is of no use.
 
     Raises:
         ResultError: See `measure`.
@@ -89,12 +94,16 @@ def gather(
         by_row = [gathered[name] for name, none in fresh.items() if 0 in none.shape[:1]]
         done = file.check_done(int(gathered.pop("done")), len(windows), by_row)
         gatherer.restore(gathered)
-
+    done = ranks.from_writer(lambda: done)
     on_batch(done, len(windows))
-    while done < len(windows):
-        gatherer.update(windows[done : done + batch])
+    left = [windows[start : start + batch] for start in range(done, len(windows), batch)]
+    for number, _ in enumerate(ranks.share(left, gatherer.update), start=1):
         done = min(done + batch, len(windows))
         on_batch(done, len(windows))
-        file.write_if_due(state)
+        # Within a round the states hold more than the batches that are counted.
+        if number % ranks.size == 0 and ranks.from_writer(lambda: file.is_due):
+            ranks.sum_to_writer(gatherer.state().values())
+            file.write(state())
+    ranks.sum_to_writer(gatherer.state().values())
     if keep:
         file.write(state())

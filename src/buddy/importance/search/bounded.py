@@ -21,6 +21,7 @@ from buddy.errors import ModelError, PolicyError
 from buddy.importance.forward import Windows
 from buddy.importance.indicators.skipping import without_each
 from buddy.importance.work import Work
+from buddy.processes import ALONE, Ranks
 from buddy.settings import Range, check_ranges
 
 MARGIN_NATS: Final = 1e-3
@@ -119,6 +120,7 @@ class Cheapest(BoundedLosses):
         backbone: The model.
         batches: Windows without pads, [batch, tokens] each.
         pruning: What to spend.
+        ranks: Processes that share the batches, each the same ones in every round.
     """
 
     def __init__(
@@ -126,23 +128,23 @@ class Cheapest(BoundedLosses):
         backbone: Backbone,
         batches: Sequence[Int[Tensor, "_ tokens"]],
         pruning: Pruning | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(backbone, pruning)
-        self._batches = batches
-        self._vocabularies: list[Tensor | None] = []
+        self._batches, self._ranks = batches, ranks
+        self._vocabularies: dict[int, Tensor | None] = {}
         self._kept: dict[tuple[int, int], Tensor] = {}
 
     @torch.no_grad()
     def whole_loss(self) -> float:
         """Summed loss with every block; sets up the bounds on the way, so it goes first."""
-        self._vocabularies = []
-        losses = []
-        for ids in self._batches:
-            windows = Windows.of(self._backbone, ids)
-            hidden = windows.through(range(self._backbone.num_blocks), windows.embedded)
-            losses.append(as_number(windows.nll(hidden)))
-            self._vocabularies.append(self.vocabulary(windows, hidden))
-        return sum(losses)
+        return sum(self._ranks.share(range(len(self._batches)), self._whole_loss))
+
+    def _whole_loss(self, batch: int) -> float:
+        windows = Windows.of(self._backbone, self._batches[batch])
+        hidden = windows.through(range(self._backbone.num_blocks), windows.embedded)
+        self._vocabularies[batch] = self.vocabulary(windows, hidden)
+        return as_number(windows.nll(hidden))
 
     @torch.no_grad()
     def find(
@@ -162,14 +164,27 @@ class Cheapest(BoundedLosses):
             on_candidate: Called when a candidate has its bound on a batch.
         """
         self._kept.clear()
-        for batch in range(len(self._batches)):
-            self._visit(batch, losses.unvisited(candidates, batch), removed, losses, on_candidate)
+        ranks = self._ranks
+
+        def visit(batch: int) -> tuple[Tensor, Tensor]:
+            unvisited = losses.unvisited(candidates, batch)
+            self._visit(batch, unvisited, removed, losses, on_candidate)
+            return losses.bound[:, batch], losses.exact[:, batch]
+
+        for batch, found in enumerate(ranks.share(range(len(self._batches)), visit)):
+            others = len(losses.unvisited(candidates, batch))
+            losses.bound[:, batch], losses.exact[:, batch] = found
+            for _ in range(others):
+                on_candidate()
         while True:
             block = min(candidates, key=lambda block: (losses.lowest(block), block))
             inexact = losses.inexact(block)
             if not inexact:
                 return block, losses.lowest(block)
-            losses.exact[block, inexact[0]] = self._loss_without(block, inexact[0], removed)
+            own = [batch for batch in inexact if batch % ranks.size == ranks.rank][:1]
+            mine = [(batch, self._loss_without(block, batch, removed)) for batch in own]
+            for batch, loss in (pair for pairs in ranks.exchange(mine) for pair in pairs):
+                losses.exact[block, batch] = loss
 
     def _visit(
         self,

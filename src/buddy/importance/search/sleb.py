@@ -12,6 +12,7 @@ from buddy.backbone.backbone import Backbone
 from buddy.errors import PolicyError
 from buddy.importance.search.bounded import Cheapest, Losses, SearchWork
 from buddy.importance.work import BATCH, resume_file
+from buddy.processes import ALONE
 from buddy.resume import ResumeFile
 
 OnRound = Callable[[int, int, float], None]
@@ -80,10 +81,11 @@ def sleb_search(
     batches = torch.split(windows, work.get("batch", BATCH))
     targets = len(windows) * (windows.shape[1] - 1)
     file = resume_file(windows, {"search": "sleb"}, work)
-    progress = _Progress.read(file, num_blocks, len(batches))
+    ranks = work.get("ranks", ALONE)
+    progress = ranks.from_writer(lambda: _Progress.read(file, num_blocks, len(batches)))
     for number, block in enumerate(progress.order[:rounds], start=1):
         on_round(number, block, progress.nll[number] / targets)
-    cheapest = Cheapest(backbone, batches, work.get("pruning"))
+    cheapest = Cheapest(backbone, batches, work.get("pruning"), ranks)
     if not progress.nll or len(progress.order) < rounds:
         # Read or not: the pass also sets up the bounds.
         progress = replace(progress, nll=(cheapest.whole_loss(), *progress.nll[1:]))

@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from buddy.cli.options import ExecutionOptions
 from buddy.errors import BuddyError, PolicyError, ResultError
 from buddy.files import alone, check_writable
 from buddy.hub.presets import ROUTED_MODEL
+from buddy.processes import launched
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,8 +206,8 @@ def eval_run(
             condition.prepare(on_progress)
     identity = _identity(loaded, tokenizer, config, generates=generates)
     with (
-        alone(compared.out),
-        SampleLog(compared.out.with_suffix(".samples.jsonl"), identity) as log,
+        alone(compared.out) if launched().is_writer else nullcontext(),
+        SampleLog(compared.out.with_suffix(".samples.jsonl"), identity, launched()) as log,
         Bars(console) as bar,
     ):
         if log.num_samples:
@@ -255,6 +256,8 @@ def save_record(run: EvalRun, kind: str, results: dict[str, Any]) -> None:
     """
     from buddy.records import RunRecord
 
+    if not launched().is_writer:
+        return
     config = {
         **run.config,
         "prior": run.model.prior_facts,

@@ -4,7 +4,8 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,12 @@ from buddy.engine.run import run_once
 from buddy.errors import DataError
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates
-from buddy.lab.evaluation.samples import SampleLog, mean_and_error
+from buddy.lab.evaluation.samples import SampleLog, mean_and_error, measure_missing
 from buddy.lab.evaluation.tasks.scoring import token_logprobs
 from buddy.model import BuddyForCausalLM
+
+OnWindows = Callable[[Condition, int], None]
+"""Called as `on_windows(condition, windows that are done more)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +155,7 @@ def run_perplexity(
     *,
     batch: int = 4,
     log: SampleLog | None = None,
-    on_windows: Callable[[Condition, int], None] = lambda condition, windows: None,
+    on_windows: OnWindows = lambda condition, windows: None,
 ) -> dict[str, Any]:
     """Perplexity of every condition over all windows.
 
@@ -168,31 +172,46 @@ def run_perplexity(
         times the perplexity; windows are neighbours in a text, so it is on the small side.
     """
     points, execution = [], []
+    parts = torch.split(text.ids, batch)
+    digests = [hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24] for part in parts]
     for condition in conditions:
-        losses: list[float] = []
-        plans: list[tuple[int, ...]] = []
-        depths: list[float] = []
-        for part in torch.split(text.ids, batch):
-            digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()[:24]
-            key = f"{condition.key} {text.name} {digest}"
-            sample = log.find(key, Windows) if log is not None else None
-            if sample is None:
-                measured = window_losses(
-                    model, condition, part, stride=text.stride, leaks=text.leaks
-                )
-                nll, blocks, deep = zip(*measured, strict=True)
-                sample = Windows(task=text.name, nll=nll, blocks=blocks, depths=deep)
-                if log is not None:
-                    log.add(key, **asdict(sample))
-            losses += sample.nll
-            plans += sample.blocks
-            depths += sample.depths
-            on_windows(condition, len(part))
+        samples = measure_missing(
+            [
+                (f"{condition.key} {text.name} {digest}", part)
+                for digest, part in zip(digests, parts, strict=True)
+            ],
+            Windows,
+            log,
+            batch=1,
+            length=len,
+            measure=partial(_measure, model, condition, text),
+            on_samples=partial(_tell, condition, on_windows),
+        )
+        losses = [nll for sample in samples for nll in sample.nll]
+        plans = [blocks for sample in samples for blocks in sample.blocks]
+        depths = [depth for sample in samples for depth in sample.depths]
         is_counted = condition.is_free and len(depths) == len(losses)
         depth = statistics.fmean(depths) if is_counted else None
         points += _points(condition, text, losses, depth)
         execution += execution_rates(condition, {text.name: plans}, {text.name: depth})
     return {"points": points, "execution": execution}
+
+
+def _measure(
+    model: BuddyForCausalLM, condition: Condition, text: WindowedText, parts: Sequence[Tensor]
+) -> list[Windows]:
+    """What is logged of each batch of windows."""
+    samples = []
+    for part in parts:
+        measured = window_losses(model, condition, part, stride=text.stride, leaks=text.leaks)
+        nll, blocks, depths = zip(*measured, strict=True)
+        samples.append(Windows(task=text.name, nll=nll, blocks=blocks, depths=depths))
+    return samples
+
+
+def _tell(condition: Condition, on_windows: OnWindows, parts: Sequence[Tensor]) -> None:
+    if parts:
+        on_windows(condition, sum(map(len, parts)))
 
 
 def _points(

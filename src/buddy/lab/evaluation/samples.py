@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from buddy.errors import ResultError
 from buddy.files import parse_json, write_text
+from buddy.processes import ALONE, Ranks
 from buddy.resume import check_same, opened, sealed
 from buddy.settings import build
 
@@ -118,27 +119,42 @@ class SampleLog:
         path: Made, or continued if it belongs to the same run.
         identity: All that the samples depend on but what is in their keys: fingerprints of the
             model, settings, seed.
+        ranks: Processes that share the work: all know the samples, and the writer writes them.
 
     Raises:
-        ResultError: The file is damaged, belongs to another run, or cannot be written.
+        ResultError: The file is damaged, belongs to another run, or cannot be written; or the
+            processes are not at the same work.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path = path
-        self._samples = Samples(path, identity)
-        if path.exists() and path.stat().st_size:
-            self._samples = read_samples(path)
-            what = f"{path} holds samples of another run"
-            advice = "delete it to start again, or name another --out"
-            check_same(self._samples.identity, identity, what, advice)
+    def __init__(self, path: Path, identity: dict[str, Any], ranks: Ranks = ALONE) -> None:
+        self.path, self.ranks = path, ranks
+        self._file: TextIO | None = None
+        self._samples = ranks.from_writer(lambda: self._begun(identity))
+        what = f"process {ranks.rank} of this launch measures something else than the first"
+        check_same(self._samples.identity, identity, what, "start all with the same files")
+        if ranks.is_writer:
+            self._open()
+
+    def _begun(self, identity: dict[str, Any]) -> Samples:
+        """What is in the file."""
+        path = self.path
+        if not path.exists() or not path.stat().st_size:
+            return Samples(path, identity)
+        samples = read_samples(path)
+        what = f"{path} holds samples of another run"
+        advice = "delete it to start again, or name another --out"
+        check_same(samples.identity, identity, what, advice)
+        return samples
+
+    def _open(self) -> None:
         lines: list[dict[str, Any]] = [
-            {"run": identity},
+            {"run": self._samples.identity},
             *({"condition": condition} for condition in self._samples.conditions),
             *self._samples.entries.values(),
         ]
         # Written whole, so that a line cut off by a crash does not swallow the next.
-        write_text(path, "".join(f"{json.dumps(sealed(line))}\n" for line in lines))
-        self._file = path.open("a", encoding="utf-8")
+        write_text(self.path, "".join(f"{json.dumps(sealed(line))}\n" for line in lines))
+        self._file = self.path.open("a", encoding="utf-8")
 
     @property
     def num_samples(self) -> int:
@@ -179,8 +195,9 @@ class SampleLog:
                 "weights are broken, or its dtype is too narrow; try another dtype"
             ) from error
         try:
-            self._file.write(f"{text}\n")
-            self._file.flush()
+            if self._file is not None:
+                self._file.write(f"{text}\n")
+                self._file.flush()
         except OSError as error:
             raise ResultError(
                 f"sample log {self.path} cannot be written: {error.strerror or error}; the "
@@ -200,7 +217,8 @@ class SampleLog:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
         except OSError:
             if kind is None:
                 raise
@@ -214,9 +232,11 @@ def measure_missing(
     batch: int,
     length: Callable[[Item], int],
     measure: Callable[[Sequence[Item]], Sequence[Sample]],
-    on_samples: Callable[[int], None] = lambda count: None,
+    on_samples: Callable[[Sequence[Item]], None] = lambda items: None,
 ) -> list[Sample]:
     """The sample of each item: from the log, or measured in batches of like length and logged.
+
+    The processes of the log share the batches, which are those of one process.
 
     Args:
         items: Each with the key of its sample.
@@ -225,20 +245,22 @@ def measure_missing(
         batch: Items at a time; the longest first.
         length: What batches are put together by.
         measure: Gives the samples of a batch.
-        on_samples: Told how many more are there: first of those that were logged.
+        on_samples: Told whose samples are there: first those that were logged.
     """
     known = [None if log is None else log.find(key, kind) for key, _ in items]
     pending = [place for place, sample in enumerate(known) if sample is None]
-    on_samples(len(items) - len(pending))
+    on_samples([item for (_, item), sample in zip(items, known, strict=True) if sample is not None])
     pending.sort(key=lambda place: length(items[place][1]), reverse=True)
-    for start in range(0, len(pending), batch):
-        places = pending[start : start + batch]
-        samples = measure([items[place][1] for place in places])
+    batches = [pending[start : start + batch] for start in range(0, len(pending), batch)]
+    found = (ALONE if log is None else log.ranks).share(
+        batches, lambda places: measure([items[place][1] for place in places])
+    )
+    for places, samples in zip(batches, found, strict=True):
         for place, sample in zip(places, samples, strict=True):
             known[place] = sample
             if log is not None:
                 log.add(items[place][0], **asdict(cast(Any, sample)))
-        on_samples(len(places))
+        on_samples([items[place][1] for place in places])
     return cast(list[Sample], known)
 
 

@@ -16,6 +16,7 @@ from buddy.importance.search.bounded import SearchWork
 from buddy.importance.work import BATCH, resume_file
 from buddy.lab.search.nearby import NearbyLosses
 from buddy.lab.search.passages import Passages
+from buddy.processes import ALONE, Ranks
 from buddy.resume import ResumeFile
 
 
@@ -78,12 +79,13 @@ def swap_search(
     counted = None if text.counted is None else text.counted.long().sum(1).tolist()
     settings = {"order": list(order), "depths": list(depths), "seed": seed, "targets": counted}
     file = resume_file(text.ids, {"search": "sets", **settings}, work)
-    sets = _read(file, depths, backbone.num_blocks)
+    ranks = work.get("ranks", ALONE)
+    sets = ranks.from_writer(lambda: _read(file, depths, backbone.num_blocks))
     batches = text.split(work.get("batch", BATCH))
     losses = NearbyLosses(backbone, batches, work.get("pruning"))
     try:
         for depth in depths:
-            search = _Search(losses, order, backbone.num_blocks, depth, seed)
+            search = _Search(losses, order, backbone.num_blocks, depth, seed, ranks)
             for best in search.run(sets.get(depth) or search.start(), max_swaps):
                 sets[depth] = best
                 on_try(depth, best)
@@ -123,6 +125,7 @@ class _Search:
     num_blocks: int
     depth: int
     seed: int
+    ranks: Ranks
 
     def start(self) -> SearchedSet:
         """The removal order's own set, not yet measured."""
@@ -131,29 +134,37 @@ class _Search:
         return SearchedSet(tuple(blocks), math.nan, math.nan)
 
     def run(self, best: SearchedSet, max_swaps: int | None) -> Iterator[SearchedSet]:
-        """Yields the best set after each exchange that is tried; first, the loss to begin with."""
-        swaps = self._swaps(best)
+        """Yields the best set after each exchange that is tried; first, the loss to begin with.
 
-        def is_open() -> bool:
-            return best.place < len(swaps) and (max_swaps is None or best.tried < max_swaps)
+        Of several processes each tries another exchange at a time.
+        """
 
-        if is_open() or math.isnan(best.loss):
+        def open_swaps() -> list[tuple[int, int]]:
+            left = self._swaps(best)[best.place :]
+            return left if max_swaps is None else left[: max(0, max_swaps - best.tried)]
+
+        def blocks_after(swap: tuple[int, int]) -> set[int]:
+            goes, comes = swap
+            return {*best.blocks, comes} - {goes}
+
+        def lower(swap: tuple[int, int]) -> float | None:
+            return self.losses.below(blocks_after(swap), best.loss)
+
+        if open_swaps() or math.isnan(best.loss):
             loss = self.losses.rebase(best.blocks)
             if math.isnan(best.loss):
                 best = replace(best, first_loss=loss, loss=loss)
                 yield best
-        while is_open():
-            goes, comes = swaps[best.place]
-            blocks = {*best.blocks, comes} - {goes}
-            lower = self.losses.below(blocks, best.loss)
-            best = replace(best, place=best.place + 1, tried=best.tried + 1)
-            if lower is not None:
-                best = replace(
-                    best, blocks=tuple(sorted(blocks)), loss=lower, swaps=best.swaps + 1, place=0
-                )
-                swaps = self._swaps(best)
-            yield best
-            if lower is not None and is_open():
+        while swaps := open_swaps():
+            for swap, found in zip(swaps, self.ranks.share(swaps, lower), strict=True):
+                made = tuple(sorted(blocks_after(swap)))
+                best = replace(best, place=best.place + 1, tried=best.tried + 1)
+                if found is not None:
+                    best = replace(best, blocks=made, loss=found, swaps=best.swaps + 1, place=0)
+                yield best
+                if found is not None:
+                    break
+            if best.place == 0 and open_swaps():  # an exchange was made
                 self.losses.rebase(best.blocks)
 
     def _swaps(self, best: SearchedSet) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from buddy.training.fast import fast_passes
 from buddy.training.log import RouteCounts
 from buddy.training.losses import answer_losses
 from buddy.training.router.choosing import plain_choice
+from buddy.training.router.sharding import ShardedBlocks
 from buddy.training.router.straight_through import StraightThroughPass, straight_through_pass
 
 _BATCH = 16
@@ -48,7 +49,10 @@ def describe(step: int, evaluations: Sequence[Evaluation]) -> str:
 
 @torch.no_grad()
 def answer_pass(
-    model: BuddyForCausalLM, batch: Batch, depths: Int[Tensor, "batch tokens"]
+    model: BuddyForCausalLM,
+    batch: Batch,
+    depths: Int[Tensor, "batch tokens"],
+    sharded: ShardedBlocks | None = None,
 ) -> tuple[StraightThroughPass, Float[Tensor, " answers"]]:
     """One pass as inference chooses, and what each answer token loses in it, in nats.
 
@@ -56,17 +60,23 @@ def answer_pass(
         model: Whose policy chooses the blocks.
         batch: Prompts and answers.
         depths: Blocks of each token.
+        sharded: The blocks, where processes hold shares of them.
     """
     policy = model.scoring_policy
     with fast_passes(model.backbone):
-        out = straight_through_pass(model.backbone, policy, batch, depths, plain_choice(policy))
+        out = straight_through_pass(
+            model.backbone, policy, batch, depths, plain_choice(policy), sharded=sharded
+        )
         hidden = out.hidden[batch.rows, batch.columns]
         return out, answer_losses(model.backbone, hidden, batch.targets)
 
 
 @torch.no_grad()
 def evaluate(
-    model: BuddyForCausalLM, examples: Sequence[Example], budgets: Sequence[int]
+    model: BuddyForCausalLM,
+    examples: Sequence[Example],
+    budgets: Sequence[int],
+    sharded: ShardedBlocks | None = None,
 ) -> tuple[list[Evaluation], RouteCounts]:
     """Evaluate at each budget; routes from the prompt alone, as at inference.
 
@@ -74,6 +84,7 @@ def evaluate(
         model: Put back into the mode it was in.
         examples: Validation rows.
         budgets: In blocks.
+        sharded: The blocks, where processes hold shares of them: all of these evaluate the same.
 
     Returns:
         One evaluation a budget, and all plans, to tell a collapse from.
@@ -86,7 +97,8 @@ def evaluate(
         total, tokens, counts = 0.0, 0, RouteCounts()
         for start in range(0, len(ordered), _BATCH):
             batch = collate(ordered[start : start + _BATCH], model.device)
-            out, losses = answer_pass(model, batch, torch.full_like(batch.token_ids, blocks))
+            depths = torch.full_like(batch.token_ids, blocks)
+            out, losses = answer_pass(model, batch, depths, sharded)
             total += float(losses.double().sum())
             tokens += len(batch.targets)
             counts.add(out.plan.executed_sets)

@@ -36,7 +36,8 @@ class StepMemory:
 
     Attributes:
         weights: The frozen model's, in its own number format or 4 bits; the teacher's too, if
-            another.
+            another. Where processes hold shares of the blocks: this one's share, and two blocks
+            that are gathered.
         widened: The largest layer of a 4-bit base, while it is multiplied by.
         adapters: Trained parameters, their gradients, AdamW's two moments, and their mean where the
             recipe keeps one: all in float32.
@@ -79,11 +80,12 @@ class StepMemory:
         return self.weights + self.adapters + max(self.head, self.widened) + kept
 
 
-def plan_memory(recipe: Recipe) -> StepMemory:
+def plan_memory(recipe: Recipe, processes: int = 1) -> StepMemory:
     """The memory of a recipe's step, from the configuration of its models alone.
 
     Args:
         recipe: Of the run.
+        processes: That share each batch.
 
     Raises:
         BuddyError: The model is not supported, or a setting does not fit it.
@@ -100,6 +102,10 @@ def plan_memory(recipe: Recipe) -> StepMemory:
         layers = [layer.weight for layer in layers_to_freeze(outline.backbone).values()]
         weights += sum(nf4_bytes(weight.numel()) - weight.nbytes for weight in layers)
         widened = max(weight.nbytes for weight in layers)
+    if recipe.optim.fsdp:
+        blocks = _num_bytes(outline.backbone.blocks)
+        kept = min(1.0, 1 / processes + 2 / outline.num_blocks)
+        weights -= round(blocks * (1 - kept))
     adapted = add_lora(outline.model.train(), recipe.lora, recipe.optim.seed)
     model = BuddyForCausalLM(adapted, policy="full")
     backbone = model.backbone

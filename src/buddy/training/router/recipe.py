@@ -222,6 +222,10 @@ class OptimSettings(RecipeTable):
     """Each block keeps its input alone for the backward pass and computes the rest again: less than
     half the memory of activations, and about half as much time again. It changes no number, so a
     run may go on with or without it."""
+    fsdp: bool = False
+    """Of several processes, each keeps its share of the frozen blocks' weights alone, and all
+    gather a block for as long as it runs (FSDP2): for models that no GPU holds whole. It changes no
+    number, so a run may go on with or without it."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0
@@ -311,6 +315,11 @@ class Recipe:
                         f"policy-gradient samples one plan for prompt and answer: set {name} to 0, "
                         "or router.method to straight-through"
                     )
+        if self.optim.fsdp and self.model.quant is not None:
+            raise RecipeError(
+                f"optim.fsdp shares weights in their own number format, and model.quant is "
+                f'"{self.model.quant}": set one of the two'
+            )
         if self.lora.rank == 0 and self.router.policy != "routed":
             raise RecipeError("nothing to train: lora.rank is 0 and the policy is not routed")
         if self.lora.rank == 0 and self.optim.router_learning_rate == 0:

@@ -1,16 +1,15 @@
 """Stage 1 from its recipe to a checkpoint, and the loop that methods with adapters share."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, DynamoBackend, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from buddy.checkpoint.listed_files import MANIFEST, check_files
@@ -19,7 +18,6 @@ from buddy.checkpoint.resolve import Resolved
 from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
-from buddy.hub.device import VARIABLE, pick_device
 from buddy.model import BuddyForCausalLM
 from buddy.records import read_record
 from buddy.training.batches import draw_rows, rows_identity
@@ -27,9 +25,11 @@ from buddy.training.card import stage_1_card
 from buddy.training.log import RouteCounts, TrainingLog
 from buddy.training.router.budgets import budget_range
 from buddy.training.router.evaluate import Evaluation, describe, evaluate
+from buddy.training.router.launch import check_launch, is_to_be_sharded, own_device
 from buddy.training.router.model import build_model, check_recipe
 from buddy.training.router.orders import fit_orders
 from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
+from buddy.training.router.sharding import shard
 from buddy.training.router.start import start_router
 from buddy.training.router.trainer import JointTrainer, StepReport
 from buddy.training.run import Rows, Run, RunListener, Steps
@@ -44,7 +44,7 @@ _COLLAPSE = (
 
 _OPEN = ("steps", "epochs", "decay_steps")
 """Settings that may change under a constant rate, until it falls."""
-_HOW = ("micro_batch_tokens", "activation_checkpointing")
+_HOW = ("micro_batch_tokens", "activation_checkpointing", "fsdp")
 """Settings that say how a step is computed, and not what."""
 _NEWER = (
     ("model", "quant"),
@@ -93,18 +93,25 @@ class TrainingMethod:
         """
         accelerator = Accelerator()
         is_main = accelerator.is_main_process
-        _check_launch(accelerator)
+        check_launch(accelerator)
+        is_sharded = is_to_be_sharded(recipe, self.trainer, accelerator.num_processes)
         told = listener if is_main else None
         run = Run(recipe, out, resume=resume, listener=told, shares=True)
         _check_places(recipe)
         check_recipe(recipe, run.named)
         with accelerator.main_process_first():  # the others find the model in the cache
-            model = self.build(recipe, run.named, _device(accelerator))
+            device = own_device(accelerator)
+            model = self.build(recipe, run.named, "cpu" if is_sharded else device)
         rows = run.read_rows()
         run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
         start_router(model, rows.train, spread=recipe.router.spread, seed=recipe.optim.seed)
         if recipe.router.orders:
             fit_orders(model, rows.train, recipe.router.orders, recipe.optim.seed)
+        identity, evaluate = _identity(recipe, model, rows.train), self.evaluate
+        sharded = None
+        if is_sharded:
+            sharded = shard(model, device, accelerator.num_processes)
+            evaluate = partial(evaluate, sharded=sharded)
         trainer = self.trainer(
             model,
             recipe,
@@ -112,8 +119,9 @@ class TrainingMethod:
             process=(accelerator.process_index, accelerator.num_processes),
             reduce=lambda tensor: accelerator.reduce(tensor, "sum"),
             gather=gather_object if accelerator.num_processes > 1 else list,
+            sharded=sharded,
         )
-        steps = _AdapterSteps(run, trainer, self.evaluate, rows)
+        steps = _AdapterSteps(run, trainer, evaluate, rows, identity)
         accelerator.wait_for_everyone()
         if is_main:
             with run.claimed():
@@ -124,52 +132,6 @@ class TrainingMethod:
         accelerator.wait_for_everyone()
         accelerator.end_training()
         return out / CHECKPOINT
-
-
-_SHARDED: Final = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-
-
-def _check_launch(accelerator: Accelerator) -> None:
-    """Refuse what accelerate is configured to do and a run would not.
-
-    Raises:
-        TrainingError: It is another way to share the work, or another number format.
-    """
-    state, kind = accelerator.state, accelerator.distributed_type
-    dynamo = state.dynamo_plugin.backend
-    refused = {
-        kind.value: (kind in _SHARDED, "processes share the batches, each with a whole model"),
-        f"mixed_precision {accelerator.mixed_precision}": (
-            accelerator.mixed_precision != "no",
-            "a recipe names its number format in model.dtype",
-        ),
-        f"dynamo_backend {dynamo.value}": (dynamo != DynamoBackend.NO, "steps are not compiled"),
-        f"gradient_accumulation_steps {accelerator.gradient_accumulation_steps}": (
-            accelerator.gradient_accumulation_steps > 1,
-            "a recipe names the parts of a batch in optim.micro_batch_tokens",
-        ),
-    }
-    for setting, (is_refused, why) in refused.items():
-        if is_refused:
-            raise TrainingError(
-                f"accelerate is set to {setting}, which buddy train does not do: {why}"
-            )
-
-
-def _device(accelerator: Accelerator) -> torch.device:
-    """Where a process trains: of several, each has a device of its own.
-
-    Raises:
-        TrainingError: One device is named for all of them.
-    """
-    if accelerator.num_processes == 1:
-        return pick_device(None)
-    if named := os.environ.get(VARIABLE):
-        raise TrainingError(
-            f"{accelerator.num_processes} processes cannot share the device {named}: accelerate "
-            f"gives each its own, so leave out --device and {VARIABLE}"
-        )
-    return torch.device(accelerator.device)
 
 
 def _check_places(recipe: Recipe) -> None:
@@ -242,9 +204,9 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         trainer: JointTrainer,
         evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]],
         rows: Rows,
+        identity: dict[str, Any],
     ) -> None:
         recipe = run.recipe
-        identity = _identity(recipe, trainer.model, rows.train)
         if trainer.teacher is not None:
             identity["taught_by"] = trainer.teacher.facts()
         super().__init__(run, trainer, identity, rows)
@@ -288,14 +250,23 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         """Evaluate with the weights that would be saved, and warn of a router that collapsed."""
         if not self._validation:
             return
-        with self._saved_weights():
-            self._evaluations, routes = self._evaluate(self._model, self._validation, self._budgets)
+        routes = self._measure()
         for evaluation in self._evaluations:
             log.write(step, f"evaluation/{evaluation.blocks}", **asdict(evaluation))
         self.run.listener.reported(describe(step, self._evaluations))
         if self._model.router is not None and routes.collapsed(self._model.num_blocks):
             log.write(step, "warning", text=_COLLAPSE)
             self.run.listener.warned(_COLLAPSE)
+
+    def _measure(self) -> RouteCounts:
+        with self._saved_weights():
+            self._evaluations, routes = self._evaluate(self._model, self._validation, self._budgets)
+        return routes
+
+    def accompany(self) -> None:
+        """Evaluate along with the main process, which runs no block alone where it has a share."""
+        if self.trainer.sharded is not None and self._validation:
+            self._measure()
 
     @property
     def is_evaluated(self) -> bool:

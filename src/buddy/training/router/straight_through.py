@@ -23,6 +23,7 @@ from buddy.depth.plan import DepthPlan, LaneSet
 from buddy.depth.policy import DepthPolicy
 from buddy.training.batches import Batch
 from buddy.training.packing import PackedRun, begin_pass
+from buddy.training.router.sharding import ShardedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class StraightThroughRun(PackedRun):
     _gates: Float[Tensor, "plans blocks"] | None = None
     _plan_of_lane: Int[Tensor, " lanes"]
     _is_dense: bool
+    _sharded: ShardedBlocks | None
+
+    def __init__(self, *args: Any, sharded: ShardedBlocks | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sharded = sharded
 
     def open(
         self,
@@ -88,6 +94,13 @@ class StraightThroughRun(PackedRun):
 
     def one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
         """Run one block for some lanes, and let its gate see what it did."""
+        if self._sharded is not None:
+            self.hidden = self._sharded.enter(block, self.hidden)
+        self._one_block(block, run, skip)
+        if self._sharded is not None:
+            self.hidden = self._sharded.leave(block, self.hidden)
+
+    def _one_block(self, block: int, run: LaneSet, skip: LaneSet) -> None:
         if self._gates is None or not self._gates.requires_grad:
             super().one_block(block, run, skip)
             return
@@ -118,6 +131,7 @@ def straight_through_pass(
     *,
     is_dense: bool = False,
     second_from: Int[Tensor, " batch"] | None = None,
+    sharded: ShardedBlocks | None = None,
 ) -> StraightThroughPass:
     """One pass over prompts and answers, routed by the prompts alone.
 
@@ -131,8 +145,9 @@ def straight_through_pass(
         second_from: Columns from which each row follows a second route, chosen from all up to and
             with that token, as decode routes the token it is fed; a row whose column is the width
             has none.
+        sharded: The blocks, where processes hold shares of them.
     """
-    run = begin_pass(StraightThroughRun, backbone, batch)
+    run = begin_pass(StraightThroughRun, backbone, batch, sharded=sharded)
     run.blocks(range(policy.context_layer), None)
     seen = run.observe(policy.context_layer)
     states = [policy.observe(None, seen)]

@@ -26,6 +26,7 @@ from buddy.training.router.budgets import Draws, budget_range, draw_step
 from buddy.training.router.choosing import training_choice
 from buddy.training.router.objective import Spots, find_spots
 from buddy.training.router.recipe import Recipe
+from buddy.training.router.sharding import ShardedBlocks
 from buddy.training.router.straight_through import straight_through_pass
 from buddy.training.router.teacher import load_teacher, teacher_pass
 from buddy.training.router.token_depths import token_depths
@@ -90,6 +91,7 @@ class JointTrainer:
         process: This process and how many there are.
         reduce: Sums a tensor over all processes.
         gather: Lists what every process has, in the order of processes.
+        sharded: The model's blocks, where the processes hold shares of them.
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class JointTrainer:
         process: tuple[int, int] = (0, 1),
         reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor,
         gather: Callable[[list[Any]], list[Any]] = lambda items: items,
+        sharded: ShardedBlocks | None = None,
     ) -> None:
-        self.model, self.recipe = model, recipe
+        self.model, self.recipe, self.sharded = model, recipe, sharded
         optim = recipe.optim
         self.order = BatchOrder(examples, optim.batch_size, optim.seed)
         if optim.batch_size < process[1]:
@@ -197,11 +200,12 @@ class JointTrainer:
 
     def _backward(self, examples: list[Example], seed: int, step: int) -> list[RowReport]:
         """Gradients of this process's rows, summed over all; what each row of all gave."""
-        rows = [
-            row
-            for share in self._shares(examples)
-            for row in self._backward_of(share, examples, seed, step)
-        ]
+        shares = list(self._shares(examples))
+        most = len(shares) if self.sharded is None else max(self._gather([len(shares)]))
+        rows = [row for share in shares for row in self._backward_of(share, examples, seed, step)]
+        for _ in range(len(shares), most):
+            assert self.sharded is not None
+            self.sharded.accompany()
         self._sum_gradients()
         return self._gather(rows)
 
@@ -240,6 +244,7 @@ class JointTrainer:
                 training_choice(recipe.router, model.scoring_policy, places=places, seed=seed),
                 is_dense=draws.is_dense,
                 second_from=self._second_from(share, draws),
+                sharded=self.sharded,
             )
             weighted, losses = weighted_losses(
                 model.backbone,
@@ -315,15 +320,14 @@ class JointTrainer:
     def _sum_gradients(self) -> None:
         if self._process[1] == 1:
             return
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        whole = self._reduce(
-            torch.cat([p.grad.flatten() for p in self.parameters.values() if p.grad is not None])
-        )
-        parts = torch.split(whole, [p.numel() for p in self.parameters.values()])
-        for parameter, part in zip(self.parameters.values(), parts, strict=True):
-            parameter.grad = part.view_as(parameter).clone()
+        parameters = list(self.parameters.values())
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        # What no row of any process reaches has no gradient, as in one process: AdamW passes it by.
+        reached = own[0].new_tensor([p.grad is not None for p in parameters])
+        whole = self._reduce(torch.cat([*(part.flatten() for part in own), reached]))
+        *parts, reached = torch.split(whole, [*map(torch.numel, parameters), len(parameters)])
+        for parameter, part, times in zip(parameters, parts, reached.tolist(), strict=True):
+            parameter.grad = part.view_as(parameter).clone() if times > 0 else None
 
     def _clip(self) -> list[float]:
         """Clip adapters and router apart, as the router's are far smaller; the norms before."""

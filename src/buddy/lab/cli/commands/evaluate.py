@@ -17,4 +17,4 @@ evaluate.command()(mmlu)
 evaluate.command()(rouge)
 
 
-COMMAND = Command(name="eval", group="measure", place=4, run=evaluate)
+COMMAND = Command(name="eval", group="measure", place=4, run=evaluate, shares=True)

@@ -12,6 +12,7 @@ from buddy.cli.command import Command
 from buddy.cli.commands.importance import measuring, save_record
 from buddy.errors import BudgetError
 from buddy.hub.presets import ROUTED_MODEL
+from buddy.processes import launched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +108,7 @@ def search(
             max_swaps=max_swaps,
             batch=passages.batch,
             resume=partial,
+            ranks=launched(),
             identity=computed_by(loaded),
             on_try=_shown(bars, wanted, max_swaps, cut.num_targets),
         )
@@ -194,4 +196,4 @@ def _show(console: "Console", results: dict[str, Any]) -> None:
         console.print(f"{depth} blocks: {before:.4f} -> {after:.4f} nats: {blocks}", style="dim")
 
 
-COMMAND = Command(name="search", group="measure", place=2, run=search)
+COMMAND = Command(name="search", group="measure", place=2, run=search, shares=True)

@@ -279,7 +279,7 @@ class _Bench:
             batch=self.batch,
             length=lambda i: self.examples[i].num_tokens,
             measure=measure,
-            on_samples=lambda count: self.on_answers(condition, count + next(known, 0)),
+            on_samples=lambda new: self.on_answers(condition, len(new) + next(known, 0)),
         )
         for (key, i), sample in zip(new, samples, strict=True):
             self._known[key] = self._answered(i, sample.nll, sample.blocks, sample.executed)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from buddy.lab.evaluation.rouge.rouge_points import (
 from buddy.lab.evaluation.rouge.samsum import Dialogue, prompt_ids, read_answer
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.model import BuddyForCausalLM
+from buddy.processes import ALONE
 from buddy.settings import Range, check_ranges
 
 Scorer = Callable[[str, str], dict[str, float]]
@@ -144,8 +145,8 @@ def run_rouge(
         answerer = _Answerer(routed, tokenizer, condition, config, score, log)
         answers: dict[Way | None, list[Answer]] = {way: [] for way in ways_of(condition)}
         for way, answers_so_far in answers.items():
-            for batch in batches:
-                answers_so_far += answerer.answer(batch, way)
+            for batch, found in zip(batches, answerer.answers(batches, way), strict=True):
+                answers_so_far += found
                 on_answers(condition, len(batch))
         for part, entries in to_results(condition, answers).items():
             results[part] += entries
@@ -154,7 +155,7 @@ def run_rouge(
 
 @dataclass(frozen=True, slots=True)
 class _Answerer:
-    """Answers batches under one condition."""
+    """Answers batches under one condition, which the processes of the log share."""
 
     model: BuddyForCausalLM
     tokenizer: Any
@@ -163,22 +164,37 @@ class _Answerer:
     score: Scorer
     log: SampleLog | None
 
-    def answer(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
-        """The answers of a batch, logged or made now; half a batch is made again whole.
+    def answers(
+        self, batches: Sequence[Sequence[DialoguePrompt]], way: Way | None
+    ) -> Iterator[list[Answer]]:
+        """The answers of each batch, logged or made now; half a batch is made again whole.
 
         An answer can depend on its batch, by the order of a sum; so it must not depend on where
         a run was interrupted.
         """
-        keys = [f"{self.condition.key} {way} {asked.mark}" for asked in batch]
+        logged = [self._logged(batch, way) for batch in batches]
+        missing = [batch for batch, found in zip(batches, logged, strict=True) if found is None]
+        ranks = ALONE if self.log is None else self.log.ranks
+        made = ranks.share(missing, lambda batch: self._generate(batch, way))
+        for batch, found in zip(batches, logged, strict=True):
+            if found is not None:
+                yield found
+                continue
+            new = next(made)
+            if self.log is not None:
+                for asked, answer in zip(batch, new, strict=True):
+                    self.log.add(self._key(asked, way), **asdict(answer.to_log()))
+            yield new
+
+    def _key(self, asked: DialoguePrompt, way: Way | None) -> str:
+        return f"{self.condition.key} {way} {asked.mark}"
+
+    def _logged(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer] | None:
+        """What the log has of a batch; None unless it has all."""
+        keys = [self._key(asked, way) for asked in batch]
         logged = [None if self.log is None else self.log.find(key, Logged) for key in keys]
         whole = [Answer.from_log(entry) for entry in logged if entry is not None]
-        if len(whole) == len(batch):
-            return whole
-        generated = self._generate(batch, way)
-        if self.log is not None:
-            for key, answer in zip(keys, generated, strict=True):
-                self.log.add(key, **asdict(answer.to_log()))
-        return generated
+        return whole if len(whole) == len(batch) else None
 
     def _generate(self, batch: Sequence[DialoguePrompt], way: Way | None) -> list[Answer]:
         pad = self.tokenizer.pad_token_id or 0

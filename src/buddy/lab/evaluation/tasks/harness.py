@@ -260,8 +260,8 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             for document in documents
         ]
 
-    def _count(self, samples: int) -> None:
-        for _ in range(samples):
+    def _count(self, items: Sequence[Any]) -> None:
+        for _ in items:
             self._on_sample()
 
     def _documents(self, requests: Sequence[_Encoded]) -> "list[_Document]":
