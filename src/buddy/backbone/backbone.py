@@ -125,6 +125,11 @@ class Backbone:
         setattr(self._model, self.family.head, head)
         cast(Any, self._model)._tied_weights_keys = {}  # or transformers would tie the new one
 
+    def set_embedding(self, embedding: nn.Module) -> None:
+        """Put another embedding of token ids in the place of the model's."""
+        self.embedding = cast(nn.Embedding, embedding)
+        setattr(attrgetter(self.family.backbone)(self._model), self.family.embedding, embedding)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
