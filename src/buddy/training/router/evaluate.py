@@ -87,7 +87,7 @@ def evaluate(
         for start in range(0, len(ordered), _BATCH):
             batch = collate(ordered[start : start + _BATCH], model.device)
             out, losses = answer_pass(model, batch, torch.full_like(batch.token_ids, blocks))
-            total += float(losses.double().sum())
+            total += float(losses.cpu().double().sum())
             tokens += len(batch.targets)
             counts.add(out.plan.executed_sets)
             everything.add(out.plan.executed_sets)
