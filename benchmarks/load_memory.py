@@ -1,10 +1,10 @@
 """What memory does loading a model take, and how much of it stays, by the format of its weights?
 
-Each model is loaded in a process of its own, in bfloat16 and with each `--quant`. Resident memory
+The model is loaded in a process of its own, in bfloat16 and with each `--quant`. Resident memory
 is what the kernel says of that process: at its peak, and when all is loaded. What a process has
 that has only imported the same modules is told apart. A GGUF file is converted before.
 
-    python benchmarks/load_memory.py smollm2-135m-buddy --out results/load-memory.json
+    python benchmarks/load_memory.py -m smollm2-135m-buddy --out results/load-memory.json
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from buddy.checkpoint.resolve import resolve
+from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
 from buddy.records import read_record
 
@@ -72,30 +73,24 @@ def measure(name):
         made = alone("load", name, numbers)
         formats[numbers], facts = made["found"], made["facts"]
         modules |= set(made["modules"])
-    return {
-        "facts": facts,
-        "empty_bytes": alone("empty", given=sorted(modules)),
-        "formats": formats,
-    }
+    return {"empty_bytes": alone("empty", given=sorted(modules)), "formats": formats}, facts
 
 
 def memory_table(path):
     """What stays and the peak, in MiB and as shares, as Markdown."""
-    rows = []
-    for name, found in read_record(path)["results"].items():
-        nothing, plain = found["empty_bytes"], found["formats"][PLAIN]["resident_bytes"]
-        for numbers, taken in found["formats"].items():
-            stays = taken["resident_bytes"] - nothing
-            peak = taken["peak_bytes"] - nothing
-            rows.append(
-                (
-                    f"{Path(name).stem}, {numbers}",
-                    *(f"{n / MIB:,.0f}" for n in (taken["weights_bytes"], stays, peak)),
-                    f"{stays / (plain - nothing):.2f}",
-                    f"{taken['resident_bytes'] / plain:.2f}",
-                    f"{peak / stays:.2f}",
-                )
+    found, rows = read_record(path)["results"], []
+    nothing, plain = found["empty_bytes"], found["formats"][PLAIN]["resident_bytes"]
+    for numbers, taken in found["formats"].items():
+        stays, peak = (taken[f"{name}_bytes"] - nothing for name in ("resident", "peak"))
+        rows.append(
+            (
+                numbers,
+                *(f"{n / MIB:,.0f}" for n in (taken["weights_bytes"], stays, peak)),
+                f"{stays / (plain - nothing):.2f}",
+                f"{taken['resident_bytes'] / plain:.2f}",
+                f"{peak / stays:.2f}",
             )
+        )
     shares = ("stays / bfloat16", "with the empty process", "peak / stays")
     head = ("in MiB", "weights", "stays", "peak", *shares)
     return experiment.markdown(head, rows)
@@ -104,10 +99,11 @@ def memory_table(path):
 def main():
     """Measure, show, record."""
     parser = experiment.arguments(__doc__)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("-m", "--model", default=ROUTED_MODEL)
     args = parser.parse_args()
-    results = {name: measure(name) for name in args.models}
-    experiment.save(args.out, "load-memory", results, config=experiment.values(args))
+    results, facts = measure(args.model)
+    config = experiment.values(args)
+    experiment.save(args.out, "load-memory", results, config=config, model=facts)
     print(memory_table(args.out))
 
 
