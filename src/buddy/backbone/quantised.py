@@ -183,9 +183,7 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def quantise_backbone(
-    backbone: Backbone,
-    quantisation: Quantisation,
-    release: Release = keep,
+    backbone: Backbone, quantisation: Quantisation, release: Release = keep
 ) -> None:
     """Quantise all linear layers in place, and the embedding that the output projection is.
 
