@@ -30,4 +30,4 @@ print(json.dumps([peak() - before, sum(tensors.values())]))
 def test_the_peak_of_loading_is_near_what_stays(model, quant):
     command = [sys.executable, "-c", LOAD, model, quant]
     peak, stays = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    assert peak <= 1.15 * stays + 20e6  # and what torch takes when it first computes
+    assert peak <= 1.15 * stays + 30e6  # and modules that are imported on the way
