@@ -54,10 +54,11 @@ def parts(is_rehearsal):
     """All parts, in order: what others depend on first, and what says most."""
     device, small, large = ("cpu", "tiny", "tiny") if is_rehearsal else ("cuda", *_SIZES)
     tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
-    sanitizer = ("compute-sanitizer", "--target-processes", "all", *tests)
+    graphs = (*tests, "tests/product/engine/test_graphs.py")
+    sanitizer = ("compute-sanitizer", "--target-processes", "all", *graphs)
     return [
         Part("versions", 60, _own("versions", device)),
-        Part("tests", 240, tests),
+        Part("tests", 240, (*tests, "-n", "4")),
         Part("snippet", 120, _own("snippet", device)),
         Part("engines", 120, _own("engines", device, small)),
         Part("arenas", 120, _own("arenas", device, small)),

@@ -58,3 +58,14 @@ def noted_elsewhere(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.getbasetemp() / "home"
     for module in (verified, quick_prior):
         monkeypatch.setattr(module, "cache_home", lambda: folder)
+
+
+@pytest.fixture(params=["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    """Run a test on a pretended GPU and on a real one: `tests.gpu` has what it is moved by."""
+    import torch  # as above
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    monkeypatch.setattr("tests.gpu.KIND", request.param)
+    return request.param

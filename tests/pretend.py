@@ -1,13 +1,15 @@
-"""A pretend CUDA device: tensors that say they are there, and refuse to meet those of the CPU.
+"""Pretend CUDA devices: tensors that say they are there, and refuse to meet those of others.
 
 They are tensors of the CPU, marked in Python, so no driver and no compiler is needed. What two
 devices would refuse raises `MixedDevices`; times, streams and memory are not pretended. Where the
-host would wait for the device is counted, by place in the code.
+host would wait for a device is counted, by place in the code, and what moves between two of them.
 """
 
+import os
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("cuda:0")
+TYPE, MEMORY = "cuda", 1 << 34
 _MOVES = {
     *(torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.cuda),
     torch._has_compatible_shallow_copy_type,
@@ -39,11 +41,19 @@ class MixedDevices(RuntimeError):
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says it is on the device."""
+    """A tensor that says it is on the first device; subclasses are of others."""
+
+    gpu = 0
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         return _run(function, args, kwargs or {})
+
+
+@cache
+def kind(index):
+    """The tensors of a device."""
+    return OnDevice if index == 0 else type(f"OnDevice{index}", (OnDevice,), {"gpu": index})
 
 
 class QueueEvent:
@@ -70,12 +80,13 @@ class PretendDevice(TorchFunctionMode):
 
     Attributes:
         waits: How often the host would have waited, by line of the product and name of the call.
+        moves: How often a tensor of one device was copied to another, by line of the product.
         most_read: Numbers of the largest tensor that the host has waited for.
     """
 
     def __init__(self):
         super().__init__()
-        self.waits = Counter()
+        self.waits, self.moves = Counter(), Counter()
         self.most_read = 0
         self._patches = ExitStack()
 
@@ -85,6 +96,11 @@ class PretendDevice(TorchFunctionMode):
         self._patches.enter_context(patch(overwrites, True))  # so `module.to` changes their class
         self._patches.enter_context(patch("torch.cuda.synchronize", lambda *_: None))
         self._patches.enter_context(patch("torch.cuda.get_device_capability", lambda *_: (8, 0)))
+        self._patches.enter_context(patch("torch.cuda.mem_get_info", lambda *_: (MEMORY, MEMORY)))
+        self._patches.enter_context(patch("torch.cuda.current_device", lambda: 0))
+        self._patches.enter_context(patch("torch.cuda.device", nullcontext))
+        one_thread = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}  # others do not know of pretended devices
+        self._patches.enter_context(patch.dict(os.environ, one_thread))
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -96,11 +112,16 @@ class PretendDevice(TorchFunctionMode):
             self.waits[f"{_place()} {function.__name__}"] += 1
             if isinstance(args[0], OnDevice):
                 self.most_read = max(self.most_read, args[0].numel())
-        return _run(function, args, kwargs or {})
+        out = _run(function, args, kwargs or {})
+        if function in _MOVES and isinstance(out, OnDevice):
+            source = args[1] if function is torch.Tensor.copy_ else args[0]
+            if isinstance(source, OnDevice) and source.gpu != out.gpu:
+                self.moves[_place()] += 1
+        return out
 
 
 class AppleDevice(PretendDevice):
-    """Apple's GPU, where `DEVICE` is "mps": it refuses float64, as the real one does."""
+    """Apple's GPU, where `TYPE` is "mps": it refuses float64, as the real one does."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         out = super().__torch_function__(function, types, args, kwargs)
@@ -110,22 +131,22 @@ class AppleDevice(PretendDevice):
         return out
 
 
-def move(module):
-    """Put all parameters and buffers of a module there."""
+def move(module, index=0):
+    """Put all parameters and buffers of a module on a device."""
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = _marked(tensor)
+                    tensors[name] = _marked(tensor, index)
         for name, value in vars(part).items():
             if type(value) is torch.Tensor:
-                setattr(part, name, _marked(value))
+                setattr(part, name, _marked(value, index))
     return module
 
 
-def _marked(tensor):
+def _marked(tensor, index):
     is_parameter = isinstance(tensor, torch.nn.Parameter)
-    marked = tensor.detach().as_subclass(OnDevice)
+    marked = tensor.detach().as_subclass(kind(index))
     return torch.nn.Parameter(marked, tensor.requires_grad) if is_parameter else marked
 
 
@@ -138,7 +159,7 @@ def _waits(function, args, kwargs):
         named = _named_device(function, args, kwargs)[0]
         if function is torch.Tensor.to and is_there[0]:
             return named == "cpu"
-        return named == "cuda" and not kwargs.get("non_blocking")
+        return isinstance(named, int) and not kwargs.get("non_blocking")
     if function is torch.Tensor.copy_ and is_there[0] != is_there[1]:
         return is_there[1] or not kwargs.get("non_blocking")
     if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and is_there[0]:
@@ -183,7 +204,7 @@ def _run(function, args, kwargs):
     name = getattr(function, "__name__", "")
     if name == "__get__" and function == torch.Tensor.device.__get__:
         with torch._C.DisableTorchFunctionSubclass():  # that of others may be meta
-            return DEVICE if there else function(*args)
+            return torch.device(TYPE, there[0].gpu) if there else function(*args)
     if function is torch.Tensor.numpy and there:
         raise MixedDevices("numpy reads no memory of the device")
     named, args, kwargs = _named_device(function, args, kwargs)
@@ -192,20 +213,25 @@ def _run(function, args, kwargs):
         takes = function in _TAKE_INDICES and isinstance(args[0], OnDevice)
         if others and not takes and not _is_copied_out(function, args):
             raise MixedDevices(f"{name} of tensors of both devices: {list(map(_shape, others))}")
+        if len({tensor.gpu for tensor in there}) > 1:
+            raise MixedDevices(f"{name} of tensors of two GPUs: {list(map(_shape, there))}")
     with torch._C.DisableTorchFunctionSubclass():
         if function is torch.histc and there:  # of whole numbers, which the CPU has not
             args = (args[0].float(), *args[1:])
         out = function(*args, **kwargs)
-    is_there = isinstance(args[0], OnDevice) if function is torch.Tensor.copy_ else bool(there)
+    made = args[:1] if function is torch.Tensor.copy_ else there
+    index = next((tensor.gpu for tensor in made if isinstance(tensor, OnDevice)), None)
     if function is torch.Tensor.cpu:
-        is_there = False
+        index = None
     if named is not None:
-        is_there = named != "cpu"
+        index = None if named == "cpu" else named
 
     def mark(value):
-        if not isinstance(value, torch.Tensor) or isinstance(value, OnDevice) == is_there:
+        if not isinstance(value, torch.Tensor) or getattr(value, "gpu", None) == index:
             return value
-        return value.as_subclass(OnDevice if is_there else torch.Tensor)
+        if isinstance(value, OnDevice) and index is not None:
+            value = value.clone()  # in the other's memory
+        return value.as_subclass(torch.Tensor if index is None else kind(index))
 
     with torch._C.DisableTorchFunctionSubclass():
         return tree_map(mark, out)
@@ -220,14 +246,18 @@ def _named_device(function, args, kwargs):
     """The device that a call names, and the call without it."""
 
     def device_of(value):
-        name = str(value).partition(":")[0] if isinstance(value, str | torch.device) else None
-        return name if name in ("cpu", "cuda", "mps") else None  # "meta" stays what it is
+        if not isinstance(value, str | torch.device):
+            return None
+        name, _, index = str(value).partition(":")
+        if name in ("cuda", "mps"):
+            return int(index or 0)
+        return "cpu" if name == "cpu" else None  # "meta" stays what it is
 
     named = device_of(kwargs.get("device"))
     if named is not None:
         kwargs = {**kwargs, "device": "cpu"}
     if function is torch.Tensor.to:
         for place, value in enumerate(args[1:], 1):
-            if device := device_of(value):
+            if (device := device_of(value)) is not None:
                 named, args = device, (*args[:place], "cpu", *args[place + 1 :])
     return named, args, kwargs

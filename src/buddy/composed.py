@@ -73,9 +73,15 @@ class ComposedModel(nn.Module):
         self.executor = ExecutorChoice(self.backbone, engine)
         self._tabulate = Tabulator(self.backbone)
 
+    def _apply(self, *args: Any, **options: Any) -> "ComposedModel":
+        """Move or convert all weights, as `to` and its kin do."""
+        super()._apply(*args, **options)  # type: ignore[no-untyped-call]  # torch's own
+        self.backbone.locate()
+        return self
+
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where tokens go in and logits come out, and all weights are, if they are not spread."""
         return self.backbone.device
 
     @property

@@ -25,7 +25,7 @@ from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.engine.step import Step, StepOutput, ask_budgets, logits_of
-from buddy.errors import PolicyError, PromptError
+from buddy.errors import ModelError, PolicyError, PromptError
 from buddy.generation.budgets import Budgets
 from buddy.generation.generate import BudgetedGeneration
 from buddy.generation.options import ForwardOptions, check_inputs, takes_old_cache_name
@@ -60,22 +60,35 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
 
     @classmethod
     def from_pretrained(
-        cls, name: ModelName, *, engine: EngineName = "auto", **options: Unpack[LoadOptions]
+        cls,
+        name: ModelName,
+        *,
+        engine: EngineName = "auto",
+        device_map: str | torch.device | None = None,
+        **options: Unpack[LoadOptions],
     ) -> "BuddyForCausalLM":
         """Load a model by preset name, hub id, folder, GGUF file or Buddy checkpoint.
 
         Args:
             name: As `buddy generate --model` takes it.
             engine: As for the constructor.
+            device_map: What transformers calls `device`; "auto" and "balanced" are all of CUDA.
             **options: `dtype`, `device`, `attention`, `policy`, `kv_policy`, `merge_adapter`,
                 `quant`, `on_progress`: see `checkpoint.load.LoadOptions`.
 
         Raises:
-            ModelError: It cannot be found, fetched or understood.
+            ModelError: It cannot be found, fetched or understood; or its device is named twice.
             FamilyError: Its family is not supported, or it is not computed as transformers does.
             CheckpointError: It is truncated, foreign or unsafe.
         """
         check_threads()
+        if device_map is not None:
+            if options.get("device") is not None:
+                raise ModelError(
+                    f"device {options['device']!r} and device_map {device_map!r} are two names "
+                    "for one thing: leave one out"
+                )
+            options["device"] = device_map
         return cls.of_parts(load_parts(name, **options), engine)
 
     @classmethod

@@ -7,6 +7,7 @@ place afterwards is refused, as the blocks would go on with the old ones.
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
+import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -62,6 +63,19 @@ class Pretrained:
     def loss_type(self) -> str:
         """Name by which transformers' Trainer knows how many targets a row has."""
         return cast(str, cast(Any, self.model).loss_type)
+
+    @property
+    def hf_device_map(self) -> dict[str, torch.device]:
+        """Where each block of a spread model lies, by name: tools that ask leave it there.
+
+        Raises:
+            AttributeError: The model is not spread.
+        """
+        backbone = self.backbone
+        if backbone.spread is None:
+            raise AttributeError("hf_device_map is of models on several devices; this has `device`")
+        stack = f"{backbone.family.backbone}.{backbone.family.blocks}"
+        return {f"{stack}.{block}": device for block, device in enumerate(backbone.spread)}
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of token ids."""

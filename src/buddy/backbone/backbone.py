@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, cast
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from buddy.backbone.families import block_windows, find_family, longest_of_rope
+from buddy.backbone.spread import find_spread, moved
 from buddy.depth.cost import ModelShape
 from buddy.errors import ModelError, PromptError
 
@@ -74,7 +75,10 @@ class Backbone:
     Raises:
         FamilyError: The family is not in the table.
         ModelError: The attention implementation takes no explicit mask, or is none that
-            computes this family.
+            computes this family; or what surrounds the blocks lies on several devices.
+
+    Attributes:
+        spread: Where each block lies; None where all lie where the tokens are.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -90,6 +94,7 @@ class Backbone:
         self._rotary: nn.Module = attrgetter(family.rotary)(core)
         self.final_norm: nn.Module = attrgetter(family.final_norm)(core)
         self.head: nn.Module = attrgetter(family.head)(model)
+        self.locate()
         self._model = model
         self.attention: str = config._attn_implementation
         if self.attention not in ("sdpa", "eager"):
@@ -114,6 +119,10 @@ class Backbone:
         self._block_kinds: list[str] | None = config.layer_types if family.rotary_by_kind else None
         self._kinds = sorted(set(self._block_kinds or ()))
 
+    def locate(self) -> None:
+        """Look where the blocks lie; asked again when weights have moved."""
+        self.spread = find_spread(self.blocks, (self.embedding, self.final_norm, self.head))
+
     @property
     def vocab(self) -> int:
         """How many token ids have logits."""
@@ -132,8 +141,13 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where tokens go in and logits come out; all blocks are there too, if not spread."""
         return self.embedding.weight.device
+
+    @property
+    def devices(self) -> Sequence[torch.device]:
+        """Where each block lies."""
+        return self.spread or (self.device,) * self.num_blocks
 
     @property
     def dtype(self) -> torch.dtype:
@@ -197,7 +211,7 @@ class Backbone:
         rotary: Rotary,
         kv: Any,
     ) -> Float[Tensor, "batch tokens hidden"]:
-        """Run one block whole, attention and MLP, residuals included.
+        """Run one block whole, attention and MLP, residuals included, wherever it lies.
 
         Args:
             block: 0-based index.
@@ -221,15 +235,19 @@ class Backbone:
             )
         if self.attention == "eager":
             mask = self._additive(mask, hidden)
+        home, (cos, sin) = hidden.device, self._rotary_of(block, rotary)
+        if self.spread is not None:
+            mask = None if mask is None else mask.to(self.spread[block])
+            hidden, positions, cos, sin = moved(self.spread[block], hidden, positions, cos, sin)
         out = module(
             hidden,
             attention_mask=mask,
             position_ids=positions,
-            position_embeddings=self._rotary_of(block, rotary),
+            position_embeddings=(cos, sin),
             cache=kv,
             use_cache=kv is not None,
         )
-        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+        return cast(Tensor, out[0] if isinstance(out, tuple) else out).to(home)
 
     def _additive(
         self, mask: Bool[Tensor, "batch 1 tokens slots"] | None, hidden: Tensor
@@ -249,6 +267,9 @@ class Backbone:
         positions: Int[Tensor, " tokens"],
     ) -> tuple[Float[Tensor, "tokens heads head"], Float[Tensor, "tokens heads head"]]:
         """Keys and values that a block would have cached for the residuals that passed it by."""
+        home = hidden.device
+        if self.spread is not None:
+            hidden, positions = moved(self.spread[block], hidden, positions)
         attention, family = self._attention(block), self.family
         normed = self._attention_input(block, hidden)
         keys, values = self._keys(block, normed), self._values(block, normed)
@@ -262,7 +283,7 @@ class Backbone:
             kind = () if self._block_kinds is None else (self._block_kinds[block],)
             cos, sin = self._rotary(hidden, positions[None], *kind)
             keys = _rotate(keys, cos[0, :, None], sin[0, :, None])
-        return keys, values
+        return keys.to(home), values.to(home)
 
     def _attention_input(
         self, block: int, hidden: Float[Tensor, "tokens hidden"]

@@ -77,8 +77,9 @@ def verify_backbone(backbone: Backbone) -> None:
         hidden = backbone.run_block(block, hidden, mask, positions, rotary, tap)
         assert tap.keys is not None
         assert tap.values is not None
-        _compare(backbone, f"keys of block {block}", keys, tap.keys[0].transpose(0, 1))
-        _compare(backbone, f"values of block {block}", values, tap.values[0].transpose(0, 1))
+        for name, projected, made in (("keys", keys, tap.keys), ("values", values, tap.values)):
+            cached = made[0].transpose(0, 1).to(projected.device)
+            _compare(backbone, f"{name} of block {block}", projected, cached)
     _compare(backbone, "logits", backbone.logits(hidden), theirs)
 
 

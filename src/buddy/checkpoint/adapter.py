@@ -201,7 +201,7 @@ def load_adapter(model: nn.Module, folder: Path) -> Any:
         lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
         del values["peft_type"]
         lora = LoraConfig(**{**values, **lists}, inference_mode=True)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):  # it is made on the CPU
             adapted = get_peft_model(model, lora).eval()
         result: Any = set_peft_model_state_dict(adapted, weights)
     missing = [name for name in result.missing_keys if ".lora_" in name]

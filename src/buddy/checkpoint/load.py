@@ -52,7 +52,8 @@ class WeightOptions(TypedDict, total=False):
     dtype: torch.dtype | None
     """Number format of the backbone; by default as it was saved. The router stays in float32."""
     device: str | torch.device | None
-    """The first CUDA device by default, else the CPU."""
+    """The first CUDA device by default, else the CPU. Several, "cuda:0,cuda:1", share the blocks;
+    "auto" is all of CUDA."""
     attention: str | None
     """"sdpa" or "eager"; by default "sdpa", where it computes the family."""
     on_progress: OnFetch | None

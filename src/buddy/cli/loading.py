@@ -79,14 +79,17 @@ def load_to_measure(
         check: The same.
 
     Raises:
-        BuddyError: What `check` raises; or the texts do not fit the context, or no such model.
+        BuddyError: What `check` raises; or the texts do not fit the context, or no such model, or
+            several devices are named.
     """
+    from buddy.hub.device import pick_device
 
     def check_all(outline: "BuddyForCausalLM") -> None:
         check(outline)
         check_room(outline, tokens)
 
-    loaded = load_checked(name, check_all, console, replace(FULL, dtype=dtype))
+    execution, device = replace(FULL, dtype=dtype), pick_device(None)
+    loaded = load_checked(name, check_all, console, execution, device=device)
     say_if_slow(loaded, console)
     return loaded
 

@@ -67,9 +67,9 @@ def on_device(command: Callable[..., None]) -> Callable[..., None]:
         if device is None:
             command(**values)
             return
-        from buddy.hub.device import VARIABLE, pick_device
+        from buddy.hub.device import VARIABLE, pick_devices
 
-        pick_device(device)
+        pick_devices(device)
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = device
         try:
@@ -283,9 +283,9 @@ Policy = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        help="Where the model is: cpu, cuda, cuda:1 or mps. The first GPU of CUDA if not given, "
-        "else the CPU.",
-        autocompletion=offer("cpu", "cuda", "mps"),
+        help="Where the model is: cpu, cuda, cuda:1 or mps. Several, cuda:0,cuda:1, share its "
+        "blocks; auto is all of CUDA. The first GPU of CUDA if not given, else the CPU.",
+        autocompletion=offer("auto", "cpu", "cuda", "mps"),
     ),
 ]
 Text = Annotated[str, typer.Option(help="wikitext2, ptb or a text file.")]

@@ -32,12 +32,16 @@ class HostClock:
 
 
 class CudaClock:
-    """Marks are events in the stream: no step waits for another because it is timed."""
+    """Marks are events in a device's stream: no step waits for another because it is timed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def mark(self) -> Any:
         """The moment at which the device has done all that was asked of it so far."""
-        event = cast(Any, torch.cuda.Event)(enable_timing=True)
-        event.record()
+        with torch.cuda.device(self._device):
+            event = cast(Any, torch.cuda.Event)(enable_timing=True)
+            event.record()
         return event
 
     def seconds(self, start: Any, stop: Any) -> float:
@@ -55,4 +59,4 @@ def done_s() -> float:
 
 def clock_of(device: torch.device) -> Clock:
     """The clock that fits a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else HostClock()

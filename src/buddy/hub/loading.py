@@ -17,7 +17,8 @@ from buddy.depth.cost import ModelShape
 from buddy.errors import CheckpointError, ModelError
 from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import read_config, read_generation_config
-from buddy.hub.device import pick_device
+from buddy.hub.device import pick_devices
+from buddy.hub.device_map import map_devices
 from buddy.hub.mapped_load import MappedWeights
 from buddy.hub.place import ModelPlace
 from buddy.hub.progress import OnFetch
@@ -80,7 +81,8 @@ def load_model(
     Args:
         place: Where the model lies, fetched or not.
         dtype: Of the weights; by default as they were saved.
-        device: "cpu", "cuda", "cuda:1" or "mps"; by default the first CUDA device, else the CPU.
+        device: "cpu", "cuda", "cuda:1" or "mps"; several of CUDA, "cuda:0,cuda:1", or "auto" for
+            all; by default the first CUDA device, else the CPU.
         attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
         mapped: Maps the weights, which stay in their files where they can: of a model on the CPU
@@ -93,7 +95,7 @@ def load_model(
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    device = pick_device(device)
+    devices = pick_devices(device)
     config = read_config(place.config_folder(on_progress))
     attention = _attention(config, attention)
     where = place.folder(on_progress)
@@ -104,7 +106,9 @@ def load_model(
         stored = stored_dtypes(tensors)
         dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
-        is_as_stored = device.type == "cpu" and stored == [dtype]
+        is_on_cpu = devices[0].type == "cpu"
+        is_as_stored = is_on_cpu and stored == [dtype]
+        device_map = None if is_on_cpu else map_devices(config, devices, dtype)
         if is_as_stored and mapped is None:
             state = read_aligned(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
@@ -117,6 +121,7 @@ def load_model(
                 state_dict=state,
                 dtype=dtype,
                 attn_implementation=attention,
+                device_map=device_map,  # each weight goes straight to its place
                 ignore_mismatched_sizes=True,  # and refused below, by name
                 output_loading_info=True,
             )
@@ -124,10 +129,21 @@ def load_model(
     _state_ties(model)
     model.config.name_or_path = str(where)
     model.generation_config = generation_config  # here, as from_pretrained would make another of it
-    model = model.eval().to(device)
+    model.eval()
     with explained(f"the model in {where} cannot be run", advice):
         verify_once(model, keep if mapped is None else mapped.release)
+    if len(devices) > 1:
+        _undispatch(model)
     return model
+
+
+def _undispatch(model: Any) -> None:
+    """Take off what moves tensors to each module of a model: Buddy moves them to each block."""
+    from accelerate.hooks import remove_hook_from_submodules
+
+    remove_hook_from_submodules(model)
+    for name in ("to", "cuda"):  # which would warn, and move the model that a copy was made of
+        vars(model).pop(name, None)
 
 
 def is_stored_in(place: ModelPlace, dtype: torch.dtype) -> bool:

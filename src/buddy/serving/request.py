@@ -33,15 +33,45 @@ class Sampling:
 
 
 class GrammarError(BuddyError):
-    """A schema that is none, or that cannot be followed."""
+    """A schema that is none, or that cannot be followed.
+
+    Args:
+        message: What is wrong.
+        param: The field of the request that asked for it.
+    """
+
+    def __init__(self, message: str, param: str = "response_format") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Thinking aloud, which is of no grammar.
+
+    Attributes:
+        open_token: With which it begins.
+        close_token: With which it ends.
+        is_open: Whether the prompt ends within it.
+    """
+
+    open_token: int
+    close_token: int
+    is_open: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grammar:
-    """What the text must be: any JSON object, or one of a schema."""
+    """What the text must be: any JSON object, one of a schema, or a text of a grammar."""
 
     schema: str | None = None
     """JSON; None = any object."""
+    lark: str | None = None
+    """A grammar in llguidance's dialect of Lark, in the place of a schema."""
+    after: Thought | None = None
+    """What may come before it; None = nothing."""
+    param: str = "response_format"
+    """The field of the request that asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +87,10 @@ class GenerationRequest:
     """Strings that end the answer and are no part of it."""
     stop_tokens: frozenset[int] = frozenset()
     """Tokens that end the answer and are no part of it, beside those of the model."""
+    min_tokens: int = 0
+    """Tokens before which nothing ends the answer."""
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that are text all the same; others are not."""
     top_logprobs: int | None = None
     """How many alternatives come with each token's logprob; None = no logprobs."""
     grammar: Grammar | None = None

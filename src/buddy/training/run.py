@@ -22,6 +22,7 @@ from torch import Tensor
 from buddy.checkpoint.resolve import Resolved, resolve
 from buddy.data.examples import check_source, read_all
 from buddy.errors import TrainingError
+from buddy.hub.device import pick_device
 from buddy.model import BuddyForCausalLM
 from buddy.processes import check_alone
 from buddy.records import RunRecord
@@ -131,6 +132,7 @@ class Run(Generic[SomeRecipe]):
     ) -> None:
         if not shares:
             check_alone("this stage of training")
+            pick_device(None)  # nothing is fetched where several are named
         self.recipe, self.out, self.resume = recipe, out, resume
         self.listener = listener or RunListener()
         self._lock, self._is_checked = FileLock(out / LOCK), False
@@ -165,7 +167,8 @@ class Run(Generic[SomeRecipe]):
             ModelError: It cannot be loaded.
         """
         dtype = getattr(torch, self.recipe.model.dtype)
-        model = BuddyForCausalLM.from_pretrained(self.named, dtype=dtype, **options)
+        device = pick_device(None)
+        model = BuddyForCausalLM.from_pretrained(self.named, dtype=dtype, device=device, **options)
         model.eval().requires_grad_(False)
         return model
 

@@ -91,7 +91,7 @@ def pretended(scripts, monkeypatch):
     """The parts' module, whose models are on a pretended device."""
     _, gpu_parts, _ = scripts
     plain = gpu_parts.random_model
-    monkeypatch.setattr(graphs, "capture_cuda", lambda pool, work: at_once(work))
+    monkeypatch.setattr(graphs, "capture_cuda", lambda device, pool, work: at_once(work))
     monkeypatch.setattr("torch.cuda.graph_pool_handle", object)
     monkeypatch.setattr(gpu_parts, "random_model", lambda size, device: move(plain(size, "cpu")))
     return gpu_parts

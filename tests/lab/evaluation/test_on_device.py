@@ -1,4 +1,4 @@
-"""Evaluation on a pretended GPU: no mixed devices, and the figures of the CPU."""
+"""Evaluation on a GPU, pretended or real: no mixed devices, and the figures of the CPU."""
 
 import pytest
 import torch
@@ -15,12 +15,13 @@ from buddy.lab.evaluation.speed.speed import SpeedConfig, measure_speed
 from buddy.lab.evaluation.tasks.scoring import ask, score
 from buddy.lab.observe.observations import observe_context, observe_ranks
 from buddy.resume import ResumeFile
+from tests import gpu
 from tests.lab.evaluation.test_answers import EXAMPLES
-from tests.pretend import PretendDevice, move
 from tests.product.policies.made import gated
 from tests.tiny import random_ids, tiny_buddy
 from tests.words import say, word_tokenizer
 
+pytestmark = pytest.mark.usefixtures("gpu")
 TALKS = [range(3, 12), range(20, 27), (9, 8, 7)]
 SPECS, BUDGETS = ["routed", "random:3"], ["4 blocks", "1.0"]
 
@@ -28,15 +29,15 @@ SPECS, BUDGETS = ["routed", "random:3"], ["4 blocks", "1.0"]
 def on_both(work, make=lambda: tiny_buddy(engine="general", predictor=True)):
     """What the work gives of a model on the CPU, and of one that is on the device."""
     expected = work(make())
-    with PretendDevice():
-        made = work(move(make()))
+    with gpu.on_gpu():
+        made = work(gpu.move(make()))
     return made, expected
 
 
 def assert_same(made, expected):
     """The same results, but for the order of sums."""
     # atol: a relative error of sums near zero, such as differences.
-    torch.testing.assert_close(_numbers(made), _numbers(expected), atol=1e-5, rtol=1e-4)
+    gpu.assert_same(_numbers(made), _numbers(expected), atol=1e-5, rtol=1e-4)
 
 
 def _numbers(results):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from buddy.cli.registry import make_app
 from buddy.hub import device as devices
-from buddy.hub.device import VARIABLE, pick_device
+from buddy.hub.device import VARIABLE, pick_devices
 from buddy.training.router import run as adapters
 from tests.tiny import tiny_model
 
@@ -39,15 +39,22 @@ def test_the_model_is_loaded_to_the_device_that_is_named(monkeypatch, tmp_path):
     asked = []
 
     def place(device):
-        asked.append((device, pick_device(device)))
+        asked.append((device, [str(each) for each in pick_devices(device)]))
         raise devices.ModelError("enough")
 
-    monkeypatch.setattr("buddy.hub.loading.pick_device", place)
+    monkeypatch.setattr("buddy.hub.loading.pick_devices", place)
     tiny_model().save_pretrained(tmp_path)
     options = ["generate", "Hi", "--raw", "-m", str(tmp_path)]
     CliRunner().invoke(make_app(), [*options, "--device", "cpu"])
+    CliRunner().invoke(make_app(), [*options, "--device", "cuda:1,cuda:0"])
+    CliRunner().invoke(make_app(), [*options, "--device", "auto"])
     CliRunner().invoke(make_app(), options)
-    assert asked == [(None, torch.device("cpu")), (None, torch.device("cuda:1"))]
+    assert asked == [
+        (None, ["cpu"]),
+        (None, ["cuda:1", "cuda:0"]),
+        (None, ["cuda:0", "cuda:1"]),
+        (None, ["cuda:1"]),
+    ]
     assert os.environ[VARIABLE] == "cuda:1"
 
 

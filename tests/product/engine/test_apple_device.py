@@ -14,7 +14,7 @@ PROMPTS, MASK = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], "left")
 
 @pytest.fixture(autouse=True)
 def apple(monkeypatch):
-    monkeypatch.setattr("tests.pretend.DEVICE", torch.device("mps"))
+    monkeypatch.setattr("tests.pretend.TYPE", "mps")
 
 
 def test_it_refuses_float64_alone():

@@ -1,6 +1,6 @@
 """The memory of captured decode steps: it is the live cache, and hardly more."""
 
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import Mock
 
 import torch
@@ -157,6 +157,7 @@ def on_stream(stream):
 
 
 def test_the_graphs_of_an_arena_share_a_pool_and_all_share_a_stream(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device", nullcontext)
     monkeypatch.setattr("torch.cuda.graph", Capturing)
     monkeypatch.setattr("torch.cuda.stream", on_stream)
     monkeypatch.setattr("torch.cuda.current_stream", Mock)

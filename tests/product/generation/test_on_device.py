@@ -1,4 +1,4 @@
-"""What `generate` takes, on a pretended GPU: no mixed devices, and the tokens of the CPU."""
+"""What `generate` takes, on a GPU, pretended or real: no mixed devices, and the CPU's tokens."""
 
 import json
 
@@ -7,8 +7,8 @@ import torch
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.depth.prior import Prior
+from tests.gpu import assert_same, is_real, is_there, move, on_gpu
 from tests.methods.adainfer.test_policy import adaptive
-from tests.pretend import OnDevice, PretendDevice, move
 from tests.product.generation.test_exit_drafts import exits_at_once
 from tests.product.generation.test_ledger_budget import with_ledger
 from tests.product.policies.made import gated, random_pudding
@@ -20,17 +20,21 @@ from tests.tiny import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.usefixtures("gpu")
 PROMPTS, MASK = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], "left")
 ROWS = {"inputs": PROMPTS, "attention_mask": MASK}
 ALONE = {"inputs": PROMPTS[1:2]}
 
 
-def on_both(make, work):
-    """What the work gives of the model on the CPU, and of one that is on the device."""
+def on_both(make, work, *, draws=False):
+    """What the work gives of the model on the CPU, and of one that is on the device.
+
+    A real device draws other numbers: what `draws` is compared with the device itself.
+    """
     buddy, twin = make(), make()
     torch.manual_seed(0)
-    expected = work(twin)
-    with PretendDevice():
+    expected = work(move(twin) if draws and is_real() else twin)
+    with on_gpu():
         torch.manual_seed(0)
         made = work(move(buddy))
     return expected, made
@@ -42,8 +46,9 @@ def assert_same_tokens(make, new_tokens=3, **options):
         out = buddy.generate(**options, max_new_tokens=new_tokens, trace=trace)
         return out, [step.plans for step in trace.steps]
 
-    (expected, ran), (made, ran_there) = on_both(make, work)
-    assert isinstance(made, OnDevice)
+    draws = options.get("do_sample", False)
+    (expected, ran), (made, ran_there) = on_both(make, work, draws=draws)
+    assert is_there(made)
     assert made.tolist() == expected.tolist()
     assert ran_there == ran
 
@@ -208,10 +213,10 @@ def test_scores_come_back_where_the_model_is(form):
         return torch.stack(out.scores), out.sequences
 
     (expected, tokens), (made, tokens_there) = on_both(general(), work)
-    assert isinstance(made, OnDevice)
+    assert is_there(made)
     assert tokens_there.tolist() == tokens.tolist()
     # atol: buffers of another length, so another order of sums.
-    torch.testing.assert_close(made.cpu(), expected, atol=1e-5, rtol=1e-5)
+    assert_same(made.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kv_policy", KV_POLICIES)
@@ -226,7 +231,8 @@ def test_a_session_is_gone_on_from(kv_policy):
         made = buddy.generate(
             torch.cat([whole, random_ids(2, 1)], 1), cache=out.cache, max_new_tokens=2
         )
-        return out.logits.tolist(), made.tolist()
+        return out.logits.cpu(), made.tolist()
 
-    expected, made = on_both(general(kv_policy=kv_policy), work)
-    assert made == expected
+    (expected, tokens), (made, tokens_there) = on_both(general(kv_policy=kv_policy), work)
+    assert tokens_there == tokens
+    assert_same(made, expected)

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from buddy import BuddyForCausalLM
+from buddy.cli.loading import load_to_measure
 from buddy.errors import ModelError
 from buddy.hub import device as devices
-from buddy.hub.device import pick_device
+from buddy.hub.device import VARIABLE, pick_device, pick_devices
+from buddy.training.run import Run
 
 
 @pytest.fixture
@@ -32,6 +34,43 @@ def test_the_first_cuda_device_is_taken_where_there_is_one(monkeypatch):
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ModelError, match=r"device cuda:2 is not there: torch .* finds 2 CUDA"):
         pick_device("cuda:2")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_several_devices_are_those_of_cuda_each_once(two_gpus, monkeypatch):
+    both = (torch.device("cuda:1"), torch.device("cuda:0"))
+    assert pick_devices("cuda:1,cuda") == both
+    assert pick_devices("auto") == pick_devices("balanced") == both[::-1]
+    assert pick_devices("cuda:1") == both[:1]
+    monkeypatch.setenv(VARIABLE, "cuda:1, cuda:0")
+    assert pick_devices(None) == both
+    for named in ("cuda:0,cpu", "cuda,cuda:0"):
+        with pytest.raises(ModelError, match=f"each named once, got '{named}': expected"):
+            pick_devices(named)
+    with pytest.raises(ModelError, match="device cuda:2 is not there"):
+        pick_devices("cuda:0,cuda:2")
+    with pytest.raises(ModelError, match="no model can be loaded to ''"):
+        pick_devices("cuda:0,")
+
+
+def test_all_devices_of_a_machine_without_a_gpu_are_its_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_devices("auto") == (torch.device("cpu"),)
+
+
+def test_what_takes_one_device_refuses_several(two_gpus, monkeypatch, tmp_path):
+    with pytest.raises(ModelError, match=r"takes one device, got cuda:0, cuda:1: .* name one"):
+        pick_device("auto")
+    monkeypatch.setenv(VARIABLE, "cuda:0,cuda:1")
+    with pytest.raises(ModelError, match="takes one device"):
+        Run(recipe=None, out=tmp_path)
+    with pytest.raises(ModelError, match="takes one device"):
+        load_to_measure("smollm2-135m", 8, None, dtype=None, check=None)
 
 
 def test_a_machine_without_a_gpu_runs_on_its_cpu(monkeypatch):

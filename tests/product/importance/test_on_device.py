@@ -1,7 +1,6 @@
-"""Searches on a pretended GPU: no mixed devices, and the sets of the CPU."""
+"""Searches on a GPU, pretended or real: no mixed devices, and the sets of the CPU."""
 
 import pytest
-import torch
 
 from buddy.backbone.backbone import Backbone
 from buddy.importance.indicators.indicator import INDICATORS, build_indicator
@@ -10,10 +9,11 @@ from buddy.importance.search.bounded import Pruning
 from buddy.importance.search.sleb import sleb_search
 from buddy.lab.search.passages import Passages, answers_alone
 from buddy.lab.search.searched import swap_search
+from tests.gpu import assert_same, move, on_gpu
 from tests.lab.search.test_searched import ORDER, examples
-from tests.pretend import PretendDevice, move
 from tests.tiny import random_ids, tiny_model
 
+pytestmark = pytest.mark.usefixtures("gpu")
 IDS = random_ids(4, 8)
 BOUNDS = {
     "exact": Pruning(bound_tokens=None),
@@ -24,7 +24,7 @@ BOUNDS = {
 
 def on_both(work):
     expected = work(Backbone(tiny_model()))
-    with PretendDevice():
+    with on_gpu():
         made = work(Backbone(move(tiny_model())))
     return made, expected
 
@@ -41,7 +41,7 @@ def test_an_indicator_is_measured_and_gone_on_with(name, tmp_path):
 
     made, expected = on_both(work)
     assert made.device.type == "cpu"
-    torch.testing.assert_close(made, expected)
+    assert_same(made, expected, atol=1e-5, rtol=1.3e-6)
 
 
 @pytest.mark.parametrize("pruning", BOUNDS.values(), ids=BOUNDS)
@@ -56,7 +56,7 @@ def test_the_searches_find_the_same_sets(pruning):
 
     made, expected = on_both(work)
     assert made[0].order == expected[0].order
-    torch.testing.assert_close(made[0].nll, expected[0].nll)
+    assert_same(made[0].nll, expected[0].nll, atol=1e-5, rtol=1.3e-6)
     for found, wanted in zip(made[1], expected[1], strict=True):
         assert {d: each.blocks for d, each in found.items()} == {
             d: each.blocks for d, each in wanted.items()

@@ -55,12 +55,20 @@ def fallback_tokenizer():
 
 
 def byte_buddy(
-    policy=None, *, kv_policy="lazy", predictor=False, ends=None, engine="auto", vocab=VOCAB, **more
+    policy=None,
+    *,
+    kv_policy="lazy",
+    predictor=False,
+    ends=None,
+    engine="auto",
+    vocab=VOCAB,
+    context=128,
+    **more,
 ):
     """A tiny random model whose tokens are bytes, unless it has more of them."""
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS["llama"])
-    config.vocab_size, config.max_position_embeddings = vocab, 128
+    config.vocab_size, config.max_position_embeddings = vocab, context
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():

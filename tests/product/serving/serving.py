@@ -18,12 +18,13 @@ from tests.words import word_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'w13 w13' %}{{ raise_exception('unlucky') }}"
-    "{% endif %}{{ m.content }} {% endfor %}w5"
+    "{% endif %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %} w5{% else %} w6{% endif %}"
 )
 
 
 def chat_tokenizer():
-    """Words, with a chat template that is all messages and then w5."""
+    """Words, with a chat template that is all messages, and w5 where an answer begins."""
     tokenizer = word_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -62,6 +63,7 @@ def served(
     rules=None,
     defaults=None,
     connections=None,
+    origins=(),
     **options,
 ):
     """A server in a thread; options are the scripted engine's."""
@@ -76,7 +78,8 @@ def served(
     )
     reader = PromptReader(tokenizer, context=engine.facts.context)
     service = Service(engine=engine, reader=reader, rules=rules, defaults=defaults or Defaults())
-    server = make_server(make_app(service, keys=keys, patience=patience), connections=connections)
+    app = make_app(service, keys=keys, patience=patience, origins=origins)
+    server = make_server(app, connections=connections)
     with listen(Address(host="127.0.0.1", port=0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

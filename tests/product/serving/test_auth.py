@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from buddy.errors import ServingError
+from buddy.serving.http.app import check_origins
 from buddy.serving.http.auth import Keys
 from tests.product.serving.serving import served
 
@@ -120,3 +121,30 @@ def test_logs_are_json_and_have_neither_prompts_nor_keys(running, caplog):
     assert KEY not in text
     assert "w42" not in text
     assert made.json()["choices"][0]["message"]["content"].split()[0] not in text
+
+
+def test_pages_of_an_allowed_origin_may_ask_and_others_may_not():
+    with served(keys=Keys(["k" * 16]), origins=("https://chat.example",)) as running:
+        path = f"{running.url}/v1/chat/completions"
+        asks = {"Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+        ours = httpx.options(path, headers={"Origin": "https://chat.example", **asks})
+        assert ours.status_code == 200
+        assert ours.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "authorization" in ours.headers["access-control-allow-headers"]
+        other = httpx.options(path, headers={"Origin": "https://other.example", **asks})
+        assert other.status_code == 400
+        refused = httpx.post(path, json={}, headers={"Origin": "https://chat.example"})
+        assert refused.status_code == 401  # a key is needed still, and the page may read so
+        assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+    with served() as running:
+        made = httpx.get(f"{running.url}/v1/models", headers={"Origin": "https://chat.example"})
+        assert "access-control-allow-origin" not in made.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example", "https://chat.example/", "https://*.example", ""]
+)
+def test_what_is_no_origin_is_refused(origin):
+    with pytest.raises(ServingError, match="expected \\* or an origin"):
+        check_origins([origin])

@@ -11,7 +11,16 @@ from buddy.backbone.quantised import quantise_backbone
 from buddy.serving.control.protocol import NoControl, Orders
 from buddy.serving.request import Delta
 from tests.budgets import auto, default, fixed
-from tests.product.serving.made import VOCAB, Bench, alone, byte_buddy, prompts, request
+from tests.product.serving.made import (
+    END,
+    VOCAB,
+    Bench,
+    alone,
+    byte_buddy,
+    byte_tokenizer,
+    prompts,
+    request,
+)
 
 
 def mixed(count, seed, blocks=(3, 6)):
@@ -234,8 +243,8 @@ def test_many_requests_leave_memory_as_it_was():
         bench.run(*mixed(12, 100 + round_ % 2))
         assert kv.rows == rows, "kept prefixes have had room from the start"
         assert len(bench.batcher.pool.session.sequences) <= 2
-        assert kv.skipped.arena.count <= 2 * 30 * 6
-        sizes.append((kv.rows, kv.capacity, len(kv.skipped.arena.stored)))
+        assert kv.skipped.arena.counts[0] <= 2 * 30 * 6
+        sizes.append((kv.rows, kv.capacity, len(kv.skipped.arena.stored[0])))
     assert sizes[:2] == sizes[2:]
 
 
@@ -375,3 +384,38 @@ def test_logprobs_come_with_tokens():
             assert 0 >= logprobs.top[0][1] >= logprobs.top[1][1] >= logprobs.top[2][1]
     (plain,) = bench.run(request([5, 6, 7]))
     assert plain.tokens == told.tokens
+
+
+def test_nothing_ends_an_answer_before_its_least_tokens():
+    """As transformers' `min_new_tokens` has it, for the model's end, stop tokens and strings."""
+    buddy = byte_buddy("static:2,3,4,1")
+    asked = request(b"hello", max_tokens=12)
+    free = alone(buddy, asked)
+    end = free[1]
+    (short,) = Bench(buddy, ends=[end]).run(asked)
+    assert short.tokens == free[: free.index(end)]
+    ids = torch.tensor([asked.prompt])
+    expected = buddy.generate(
+        ids, budget="4 blocks", max_new_tokens=12, min_new_tokens=6, do_sample=False,
+        eos_token_id=end,
+    )[0, len(asked.prompt) :].tolist()  # fmt: skip
+    expected = expected[:-1] if expected[-1] == end else expected
+    for bench, more in (
+        (Bench(buddy, ends=[end]), {}),
+        (Bench(buddy), {"stop_tokens": frozenset({end})}),
+    ):
+        (told,) = bench.run(replace(asked, min_tokens=6, **more))
+        assert told.tokens == expected
+        assert end not in told.tokens[:6]
+    letter = byte_tokenizer().convert_tokens_to_ids("a")
+    letters = request(b"h", max_tokens=12, logit_bias={letter: 100.0}, stop=("a",))
+    (told,) = Bench(buddy).run(replace(letters, min_tokens=6))
+    assert (told.text, told.finished.reason) == ("a" * 6, "stop")
+
+
+def test_special_tokens_are_text_where_they_are_asked_for():
+    buddy = byte_buddy("static:2,3,4,1", vocab=END + 1)
+    asked = request(b"h", max_tokens=4, logit_bias={END: 100.0})
+    assert Bench(buddy).run(asked)[0].text == ""
+    (told,) = Bench(buddy).run(replace(asked, shown_tokens=frozenset({END})))
+    assert told.text == "</s>" * 4

@@ -92,10 +92,10 @@ def test_who_leaves_before_it_is_read_is_not_read_and_nobody_waits_for_it():
         reading, reader = threading.Event(), running.service.reader
         prompts, seen = reader.prompts, []
 
-        def slow(prompt):
+        def slow(prompt, **options):
             seen.append(prompt)
             reading.wait(10)
-            return prompts(prompt)
+            return prompts(prompt, **options)
 
         reader.prompts = slow
         made = [running.connect() for _ in range(6)]
@@ -118,7 +118,7 @@ def test_more_than_the_engine_holds_do_not_wait_to_be_read():
     with served(max_rows=1, max_queue=1) as running:
         reading, reader = threading.Event(), running.service.reader
         prompts = reader.prompts
-        reader.prompts = lambda prompt: reading.wait(10) and prompts(prompt)
+        reader.prompts = lambda prompt, **options: reading.wait(10) and prompts(prompt, **options)
         made = [running.connect() for _ in range(3)]
         for client in made:
             client.sendall(post({"prompt": "w9", "max_tokens": 2}))
@@ -135,10 +135,10 @@ def test_a_small_body_waits_for_one_large_one_at_most():
         reader, order = running.service.reader, []
         prompts, begun = reader.prompts, threading.Event()
 
-        def noted(prompt):
+        def noted(prompt, **options):
             order.append(prompt.strip())
             begun.wait(10)
-            return prompts(prompt)
+            return prompts(prompt, **options)
 
         reader.prompts = noted
         made = []

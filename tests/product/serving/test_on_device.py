@@ -1,4 +1,4 @@
-"""Requests that join and leave on a pretended GPU: no mixed devices, and the answers of the CPU."""
+"""Requests that join and leave on a GPU, pretended or real: no mixed devices, the CPU's answers."""
 
 from fractions import Fraction
 
@@ -7,7 +7,7 @@ import pytest
 from buddy.serving.request import Grammar
 from buddy.serving.rows.grammar import GrammarMaker
 from tests.budgets import auto, fixed, on_average
-from tests.pretend import PretendDevice, move
+from tests.gpu import move, on_gpu
 from tests.product.generation.test_ledger_budget import random_ledger
 from tests.product.serving.made import (
     END,
@@ -19,6 +19,7 @@ from tests.product.serving.made import (
     request,
 )
 
+pytestmark = pytest.mark.usefixtures("gpu")
 SEEDED = {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3}
 
 
@@ -67,7 +68,7 @@ def test_rows_join_and_leave(model, batch_route):
         return made
 
     expected = served(buddy(), asked, late, batch_route=batch_route)
-    with PretendDevice():
+    with on_gpu():
         made = served(move(buddy()), asked, late, batch_route=batch_route)
     assert made == expected
     if model in ("routed", "static"):  # whose plans do not wait for the cache
@@ -88,6 +89,6 @@ def test_a_grammar_masks_logits_where_they_are():
         return [each.text for each in told]
 
     expected = texts(byte_buddy("static:2,3,4,1", engine="general"))
-    with PretendDevice():
+    with on_gpu():
         made = texts(move(byte_buddy("static:2,3,4,1", engine="general")))
     assert made == expected

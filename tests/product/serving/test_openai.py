@@ -5,7 +5,7 @@ import pytest
 
 from buddy.data.examples import encode_chat
 from buddy.serving.http.bodies import Message
-from buddy.serving.http.prompts import PromptReader
+from buddy.serving.http.prompts import Conversation, PromptReader
 from buddy.serving.request import Grammar
 from tests.budgets import default, fixed
 from tests.product.serving.scripted import token_at
@@ -152,8 +152,9 @@ def test_a_template_that_knows_of_thinking_thinks_only_where_it_is_asked_to(runn
     tokenizer.chat_template = "{{ 'w7' if enable_thinking | default(true) else 'w8' }}"
     reader = PromptReader(tokenizer)
     asked = [Message(role="user", content="w10")]
-    assert reader.chat(asked) == (8,) == tuple(encode_chat(tokenizer, "w10"))
-    assert reader.chat(asked, thinks=True) == (7,)
+    assert reader.chat(Conversation(messages=asked)) == (8,) == tuple(encode_chat(tokenizer, "w10"))
+    thinks = {"enable_thinking": True}
+    assert reader.chat(Conversation(messages=asked, variables=thinks)) == (7,)
 
 
 def test_logprobs_of_a_chat(client, running):
@@ -247,12 +248,86 @@ def test_an_answer_that_names_no_length_may_fill_the_context(client, running):
     assert running.engine.seen[-1].max_tokens == 16
 
 
-def test_tools_are_refused_clearly(client):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=ASKED, tools=[tool])
-    assert refused.value.body["message"] == "this server calls no tools: leave tools out"
-    assert refused.value.param == "tools"
+def test_fields_that_nobody_knows_are_ignored_and_named(client, running):
+    before = running.service.num_ignored
+    made = client.chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=[{**ASKED[0], "cache_control": {"type": "ephemeral"}}],
+        max_tokens=1,
+        user="somebody",
+        extra_body={"cache_salt": "7", "mirostat": 0, "length_penalty": 1.0, "é,\n": 1},
+    )
+    assert made.headers["X-Buddy-Ignored"] == (
+        "user, cache_salt, '\\xe9?\\n', messages.cache_control"
+    )
+    assert running.service.num_ignored == before + 4
+    assert b"\nbuddy_ignored_fields_total %d\n" % (before + 4) in running.service.metrics()
+    stream = client.completions.with_raw_response.create(
+        model="tiny", prompt="w9", stream=True, max_tokens=1, extra_body={"messages": []}
+    )
+    assert stream.headers["X-Buddy-Ignored"] == "messages"
+    whole = client.completions.with_raw_response.create(model="tiny", prompt="w9", max_tokens=1)
+    assert "X-Buddy-Ignored" not in whole.headers
+
+
+def test_a_slip_of_a_name_is_no_unknown_field(client):
+    with pytest.raises(openai.BadRequestError, match="did you mean temperature"):
+        client.chat.completions.create(model="tiny", messages=ASKED, extra_body={"temprature": 0})
+
+
+def test_who_ends_an_answer_is_passed_on(client, running):
+    client.chat.completions.create(
+        model="tiny",
+        messages=ASKED,
+        max_tokens=5,
+        extra_body={"stop_token_ids": [7, 9], "min_tokens": 3, "skip_special_tokens": False},
+    )
+    request = running.engine.seen[-1]
+    assert (request.stop_tokens, request.min_tokens) == (frozenset({7, 9}), 3)
+    assert request.shown_tokens == frozenset(running.service.reader.special.values())
+
+
+def test_the_last_message_goes_on_or_no_answer_is_begun(client, running):
+    goes_on = [*ASKED, {"role": "assistant", "content": "w12 w14"}]
+    for more, prompt in (
+        ({"continue_final_message": True}, (10, 11, 12, 14)),
+        ({"add_generation_prompt": False}, (10, 11, 12, 14, 6)),
+        ({}, (10, 11, 12, 14, 5)),
+        ({"add_special_tokens": True}, (10, 11, 12, 14, 5)),
+    ):
+        client.chat.completions.create(
+            model="tiny", messages=goes_on, max_tokens=1, extra_body=more
+        )
+        request = running.engine.seen[-1]
+        assert request.prompt == prompt
+        assert request.continues == bool(more.get("continue_final_message"))
+
+
+def test_what_is_thought_first_is_told_apart(running):
+    """A model that has opened its thinking in the prompt, and never closes it."""
+    tokenizer = chat_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template += "{% if enable_thinking %}<think>{% else %}</think>{% endif %}"
+    with (
+        served(tokenizer=tokenizer) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+
+        def ask(*, thinks, **more):
+            extra = {"chat_template_kwargs": {"enable_thinking": thinks}}
+            return client.chat.completions.create(
+                model="tiny", messages=ASKED, max_tokens=3, seed=1, extra_body=extra, **more
+            )
+
+        message = ask(thinks=True).choices[0].message
+        assert message.reasoning_content == words(running.engine.seen[-1], 3)
+        assert message.content == ""
+        chunks = list(ask(thinks=True, stream=True))
+        thought = [getattr(c.choices[0].delta, "reasoning_content", "") or "" for c in chunks]
+        assert "".join(thought) == message.reasoning_content
+        message = ask(thinks=False).choices[0].message
+        assert message.content == words(running.engine.seen[-1], 3)
+        assert not hasattr(message, "reasoning_content")
 
 
 def test_another_model_is_404(client):
@@ -261,7 +336,8 @@ def test_another_model_is_404(client):
 
 
 def test_the_model_is_listed_and_found_with_a_budget_in_its_name(client):
-    assert [listed.id for listed in client.models.list()] == ["tiny"]
+    (listed,) = client.models.list()
+    assert (listed.id, listed.max_model_len) == ("tiny", 256)
     assert client.models.retrieve("tiny@0.6").id == "tiny@0.6"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

@@ -55,12 +55,24 @@ def test_wrong_budgets_of_every_kind_are_400(client, running):
 
 
 TEMPLATE_OPTION = "chat_template_kwargs.chat_template"
+THINKING, GENERATION = "chat_template_kwargs.enable_thinking", "add_generation_prompt"
 FIELDS = [
     ("chat", {"messages": []}, "messages"),
     ("chat", {"messages": "w10"}, "messages"),
     ("chat", {"messages": [{"role": "user"}]}, "messages.0.content"),
     ("chat", {"messages": [{"role": "wizard", "content": "w"}]}, "messages.0.role"),
-    ("chat", {"messages": [{"role": "tool", "content": "w"}]}, "messages.0.role"),
+    ("chat", {"messages": [{"role": "function", "content": "w"}]}, "messages.0.role"),
+    ("chat", {"messages": [{"role": "tool"}]}, "messages.0.content"),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "w", "tool_call_id": "7"}]},
+        "messages.0.tool_call_id",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "w", "reasoning_content": "w"}]},
+        "messages.0.reasoning_content",
+    ),
     ("chat", {"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
     (
         "chat",
@@ -78,17 +90,27 @@ FIELDS = [
     ("chat", {"store": True}, "store"),
     ("chat", {"tool_choice": "required"}, "tool_choice"),
     ("chat", {"chat_template_kwargs": {"chat_template": "{{ 7 }}"}}, TEMPLATE_OPTION),
-    ("chat", {"chat_template_kwargs": {"enable_thinking": True}}, "messages"),
+    ("chat", {"chat_template_kwargs": {"enable_thinking": True}}, THINKING),
+    ("chat", {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ("chat", {"continue_final_message": True, "add_generation_prompt": True}, GENERATION),
+    ("chat", {"min_tokens": -1}, "min_tokens"),
+    ("chat", {"min_tokens": 3}, "min_tokens"),
+    ("chat", {"min_tokens": 1, "response_format": {"type": "json_object"}}, "min_tokens"),
+    ("chat", {"stop_token_ids": [-1]}, "stop_token_ids.0"),
+    ("chat", {"stop_token_ids": [97]}, "stop_token_ids"),
+    ("chat", {"skip_special_tokens": 1}, "skip_special_tokens"),
+    ("chat", {"mirostat": 2}, "mirostat"),
+    ("chat", {"guided_json": {}, "guided_choice": ["w"]}, "guided_choice"),
+    ("chat", {"max_new_tokens": 7}, "max_new_tokens"),
+    ("chat", {f"field_{i}": 1 for i in range(65)}, "field_0"),
     ("chat", {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
-    ("chat", {"messages": [{"role": "user", "content": "w", "id": 7}]}, "messages.0.id"),
     (
         "chat",
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
-        "messages.0.tool_calls",
+        "messages.0.tool_calls.0.function",
     ),
     ("chat", {"messages": [CHAT["messages"][0]] * 4097}, "messages"),
     ("chat", {"stop": "<s>\n"}, "stop"),
-    ("completion", {"messages": CHAT["messages"]}, "messages"),
     ("chat", {"top_k": -2}, "top_k"),
     ("chat", {"min_p": 2}, "min_p"),
     ("chat", {"presence_penalty": 3}, "presence_penalty"),
@@ -325,5 +347,5 @@ def test_without_keys_another_host_name_is_refused(client):
 
 def test_metrics_are_the_engines(client):
     response = client.get("/metrics")
-    assert response.text == "# TYPE buddy_requests gauge\nbuddy_requests 0\n"
+    assert response.text.startswith("# TYPE buddy_requests gauge\nbuddy_requests 0\n# HELP buddy_")
     assert response.headers["content-type"].startswith("text/plain; version=")

@@ -234,7 +234,7 @@ def test_what_fails_for_one_row_is_that_rows_error():
         def unsafe_compute_mask_ptr(self, *_):
             raise RuntimeError
 
-    plain, grammar = Sampling(temperature=0.0), GrammarState(Broken(), V)
+    plain, grammar = Sampling(temperature=0.0), GrammarState(Broken(), V, "tools")
     logits, beside = logits_of(3), Picker(plain, [1])
     found = pick(logits, [beside, Picker(plain, [1], grammar=grammar), beside])
     assert found[1].error == "no token can be chosen with these sampling parameters"

@@ -29,12 +29,14 @@ pytestmark = pytest.mark.filterwarnings(
     ":hypothesis.errors.HypothesisDeprecationWarning"
 )
 
-POSTS = ["/v1/chat/completions", "/v1/completions"]
+POSTS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+POSTS += ["/v1/responses"]
 GETS = ["/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics"]
 # What a drawn body asks for is mostly refused for one of these; without them more is answered.
 OFTEN_REFUSED = ["model", "budget", "tools", "functions", "echo", "suffix", "best_of", "logit_bias"]
 OFTEN_REFUSED += ["stream_options", "top_logprobs", "response_format", "max_tokens"]
-OFTEN_REFUSED += ["max_completion_tokens", "chat_template_kwargs"]
+OFTEN_REFUSED += ["max_completion_tokens", "chat_template_kwargs", "tool_choice", "min_tokens"]
+OFTEN_REFUSED += ["stop_token_ids", "continue_final_message", "add_generation_prompt"]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
-"""Steps of each kind of training on a pretended GPU: no mixed devices, and the CPU's losses."""
+"""Steps of each kind of training on a GPU, pretended or real: no mixed devices, one loss."""
 
 import copy
 from dataclasses import asdict
 
 import pytest
 import torch
-from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.methods.adainfer.policy import AdaInferConfig
@@ -28,16 +27,17 @@ from buddy.training.route.losses import set_losses
 from buddy.training.route.recipe import FitSettings
 from buddy.training.router.evaluate import evaluate
 from buddy.training.router.recipe import BudgetSettings
+from tests import gpu
 from tests.methods.gated import test_run as gated_runs
 from tests.methods.layerskip import test_run as layerskip_runs
 from tests.methods.pudding.test_run import CONFIG, KEPT, QUESTIONS, masks
-from tests.pretend import OnDevice, PretendDevice, move
 from tests.product.policies.made import gated
 from tests.product.training import test_joint as joint
 from tests.product.training import test_predictor_trainer as predictors
 from tests.product.training.examples import random_examples
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 
+pytestmark = pytest.mark.usefixtures("gpu")
 EXAMPLES = random_examples(4, longest=4)
 JOINT = {
     "softmax": {"router": {"relaxation": "softmax"}},
@@ -69,7 +69,7 @@ def told(report):
 
 def assert_same(made, expected):
     """Equal but for the order of sums, which a fit makes more of."""
-    assert_close(made, expected, atol=1e-5, rtol=5e-4)
+    gpu.assert_same(made, expected, atol=1e-5, rtol=5e-4)
 
 
 def step(trainer):
@@ -90,10 +90,10 @@ def there(trainer, monkeypatch):
     """A trainer of the same recipe whose model, and teacher, are on the device."""
     monkeypatch.setattr(
         "buddy.training.router.trainer.load_teacher",
-        lambda *_: None if trainer.teacher is None else move(trainer.teacher),
+        lambda *_: None if trainer.teacher is None else gpu.move(trainer.teacher),
     )
-    made = type(trainer)(move(trainer.model), trainer.recipe, trainer.order.examples)
-    assert all(isinstance(p, OnDevice) for p in made.parameters.values())
+    made = type(trainer)(gpu.move(trainer.model), trainer.recipe, trainer.order.examples)
+    assert all(gpu.is_there(p) for p in made.parameters.values())
     return made
 
 
@@ -108,7 +108,7 @@ def test_joint_training(kind, tmp_path, monkeypatch):
         monkeypatch.setitem(checks, "default", lambda _: None)  # pretended device
     trainer = joint.trainer(**settings)
     expected = step(joint.trainer(**settings))
-    with PretendDevice():
+    with gpu.on_gpu():
         made = step(there(trainer, monkeypatch))
     assert_same_step(made, expected)
 
@@ -118,14 +118,14 @@ def test_gated_training(method, monkeypatch):
     # A target that no token meets exactly, where the cost has a kink.
     gates = {"target": 0.43} if method == "d-llm" else {}
     expected = step(gated_runs.trainer(method, **gates))
-    with PretendDevice():
+    with gpu.on_gpu():
         made = step(there(gated_runs.trainer(method, **gates), monkeypatch))
     assert_same_step(made, expected)
 
 
 def test_layerskip_training(monkeypatch):
     expected = step(layerskip_runs.trainer())
-    with PretendDevice():
+    with gpu.on_gpu():
         made = step(there(layerskip_runs.trainer(), monkeypatch))
     assert_same_step(made, expected)
 
@@ -133,8 +133,8 @@ def test_layerskip_training(monkeypatch):
 def on_both(make, work):
     """What the work gives of a model on the CPU, and of one that is on the device."""
     expected = work(make())
-    with PretendDevice():
-        made = work(move(make()))
+    with gpu.on_gpu():
+        made = work(gpu.move(make()))
     return made, expected
 
 
@@ -160,7 +160,7 @@ def test_the_predictor(tmp_path):
         for prompts in (live, table):
             torch.manual_seed(0)
             predictor = BudgetPredictor(model.router.config)
-            predictor = predictor if model.device.type == "cpu" else move(predictor)
+            predictor = predictor if model.device.type == "cpu" else gpu.move(predictor)
             trainer = PredictorTrainer(predictor, prompts, predictors.recipe(), EXAMPLES)
             found += [told(trainer.step(0))]
             found.append(asdict(evaluate_predictor(predictor, table, predictors.recipe().grpo)))

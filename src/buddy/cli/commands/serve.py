@@ -46,6 +46,14 @@ class ListenOptions:
         Path | None,
         typer.Option(help="File with the keys that are taken, one a line. No key if not given."),
     ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Origin of web pages that may ask, such as https://chat.example, or *; repeat "
+            "for several. None but the server's own if not given.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +159,7 @@ def serve(
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import stderr
-    from buddy.serving.http.app import make_app
+    from buddy.serving.http.app import check_origins, make_app
     from buddy.serving.http.auth import Keys
     from buddy.serving.http.defaults import Defaults
     from buddy.serving.http.guards import Patience
@@ -164,6 +172,7 @@ def serve(
     keys = None if key_file is None else Keys.read(key_file)
     address = Address(host=listening.host, port=listening.port)
     check_reach(address, has_keys=keys is not None)
+    origins = check_origins(listening.allow_origin or ())
     patience = Patience(body_bytes=int(max_body_mb * 1e6))
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
         resolved = resolve(model)
@@ -173,7 +182,7 @@ def serve(
         client = _start(loaded, tokenizer, model, capacity, rules, batch_route)
         reader = PromptReader(tokenizer, loaded.config.vocab_size, client.facts.context)
         service = Service(engine=client, reader=reader, rules=rules, defaults=defaults)
-        app = make_app(service, keys=keys, patience=patience)
+        app = make_app(service, keys=keys, patience=patience, origins=origins)
         show_panel(console, listener, client, _limits(capacity, key_file))
         is_whole = answer(app, service, listener, drain_s=drain_s)
     if not is_whole:  # the log says why

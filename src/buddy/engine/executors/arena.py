@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.engine.executors.recurring import BlockOrder, RecurringPlans, Replay
 from buddy.engine.state.cache import rung
 from buddy.engine.state.session import Session
 from buddy.engine.state.view import BlockView
 
-Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 """Records what a function does, in fixed memory; calling the result does it again."""
 
@@ -34,12 +34,14 @@ class Captured:
     Attributes:
         begin: Embeds the tokens, and makes angles and masks.
         blocks: One for each block.
-        memory: What they work in beside the arena's: as they do, it stays where it is.
+        every_slot: The slots.
+        masks: By window, who sees which of them; as the slots, where graphs know it to be.
     """
 
     begin: Replay
     blocks: list[Replay]
-    memory: tuple[Tensor, ...]
+    every_slot: Tensor
+    masks: dict[int | None, Tensor]
 
 
 class Arena:
@@ -72,10 +74,12 @@ class Arena:
         )
         empty = torch.zeros(0, dtype=backbone.dtype, device=kv.device)
         self.hidden = empty.new_zeros(kv.rows, 1, backbone.config.hidden_size)
+        self.entering = self.hidden.new_zeros(backbone.num_blocks, *self.hidden.shape)
         self.logits = torch.zeros_like(backbone.logits(self.hidden))
         self._rotary = tuple(map(torch.zeros_like, backbone.rotary(self.hidden, self.slot)))
         self.head = capture(self._head)
         self._captured: dict[int, Captured] = {}
+        self._plans = RecurringPlans()
 
     def holds(self, session: Session) -> bool:
         """Whether the session's buffers are this arena's."""
@@ -99,8 +103,9 @@ class Arena:
     def num_bytes(self) -> int:
         """Bytes of its buffers."""
         buffers = (*self.keys, *self.values, *self.hidden_slots, self.hidden, self.logits)
-        masks = (mask for captured in self._captured.values() for mask in captured.memory)
-        return sum(buffer.nbytes for buffer in (*buffers, *masks) if buffer is not None)
+        masks = (mask for captured in self._captured.values() for mask in captured.masks.values())
+        every = (*buffers, *masks, self.entering)
+        return sum(buffer.nbytes for buffer in every if buffer is not None)
 
     def captured(self, stop: int) -> Captured:
         """The step over all slots before one, and over no more than twice as many, or 64."""
@@ -123,7 +128,32 @@ class Arena:
             self._capture(partial(self._run, block, every_slot, masks[window]))
             for block, window in enumerate(self._backbone.windows)
         ]
-        return Captured(begin, blocks, (every_slot, *masks.values()))
+        return Captured(begin, blocks, every_slot, masks)
+
+    def recurring(self, captured: Captured, order: BlockOrder) -> Replay | None:
+        """All that a step does with some blocks, where it has come often; they run as one."""
+        if len(order.runs) < 2:
+            return None
+        key = len(captured.every_slot), order.key
+        return self._plans.find(key, partial(self._capture_order, captured, order))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _capture_order(self, captured: Captured, order: BlockOrder) -> Replay:
+        self.block_mask.zero_()  # as above
+        return self._capture(partial(self._run_order, captured, order))
+
+    def _run_order(self, captured: Captured, order: BlockOrder) -> None:
+        """The blocks of a plan; residuals that enter those that are skipped are kept."""
+        runs, kept = set(order.runs), -1
+        for block in order.blocks:
+            number = order.enters.get(block, kept)
+            if number > kept:
+                self.entering[number].copy_(self.hidden)
+                kept = number
+            if block in runs:
+                window = self._backbone.windows[block]
+                self._run(block, captured.every_slot, captured.masks[window])
 
     def _begin(self, every_slot: Tensor, masks: dict[int | None, Tensor]) -> None:
         """Embedding, rotary and masks."""

@@ -4,7 +4,7 @@ It runs every family on every device, and is the reference of compiled code and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -61,7 +61,15 @@ class PassRun:
 
 
 class LaneRun(PassRun, ABC):
-    """A pass that runs one block at a time; kinds differ in how a block is computed."""
+    """A pass that runs one block at a time; kinds differ in how a block is computed.
+
+    Args:
+        lanes: Of the pass.
+        kv: Where keys and values go, and what a skipped block leaves.
+        token_ids: By lane.
+        router_sees: Lanes that the route may see; None = all.
+        spread: Where each block lies; None = all lie where the tokens are.
+    """
 
     def __init__(
         self,
@@ -69,15 +77,17 @@ class LaneRun(PassRun, ABC):
         kv: BlockKV,
         token_ids: Int[Tensor, " lanes"],
         router_sees: Bool[Tensor, " lanes"] | None,
+        spread: Sequence[torch.device] | None = None,
     ) -> None:
         super().__init__(lanes, kv, token_ids, router_sees)
+        self._spread = spread
         self._places = np.full(lanes.num, NOBODY, np.int32)
-        self._frames: dict[bytes, Frame] = {}
+        self._frames: dict[tuple[torch.device, bytes], Frame] = {}
         self._executed = np.zeros(lanes.num, np.int64)
 
     @abstractmethod
-    def residual(self) -> Float[Tensor, "lanes hidden"]:
-        """The residual as it is now."""
+    def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
+        """The residual that enters a block, which is the next one."""
 
     @abstractmethod
     def compute(self, block: int, frame: Frame) -> None:
@@ -93,10 +103,10 @@ class LaneRun(PassRun, ABC):
         """Run one block for some lanes; the others skip it."""
         if skip is None or len(skip):
             with piece(KV_FILL):
-                self._kv.skip(block, self.lanes, skip, self.residual(), self._places)
+                self._kv.skip(block, self.lanes, skip, self.residual(block), self._places)
         if run is not None and len(run) == 0:
             return
-        frame = self.frame(run)
+        frame = self.frame(run, block)
         with piece(KV_FILL):
             self._kv.fill(block, frame)
         self.compute(block, frame)
@@ -104,13 +114,14 @@ class LaneRun(PassRun, ABC):
         self._executed[ran] += 1
         self._places[ran] = NOBODY  # what they ran has changed their residual
 
-    def frame(self, chosen: LaneSet) -> Frame:
-        """The rectangle of these lanes, made once."""
+    def frame(self, chosen: LaneSet, block: int) -> Frame:
+        """The rectangle of these lanes where a block lies, made once for each device."""
+        lanes = self.lanes if self._spread is None else self.lanes.at(self._spread[block])
         if chosen is None:
-            return self.lanes.whole
-        key = chosen.tobytes()
+            return lanes.whole
+        key = lanes.device, chosen.tobytes()
         if key not in self._frames:
-            self._frames[key] = Frame(self.lanes, chosen)
+            self._frames[key] = Frame(lanes, chosen)
         return self._frames[key]
 
     def executed(self) -> Int[Tensor, " lanes"]:
@@ -124,6 +135,10 @@ class BlockRun(LaneRun):
     At each block the lanes that run it are laid out as a rectangle, run and put back; lanes that
     skip it are not computed. Where all lanes run and no sequence is shorter, nothing is copied.
     Updates are out of place: the residual that skipped a block may still be needed.
+
+    Of a model on several devices, the residual is moved when the next block that runs lies
+    elsewhere, and comes home to the tokens when the blocks of a segment have run. A block that is
+    skipped moves nothing, but for `project`, which computes keys and values there.
 
     Args:
         backbone: Runs the blocks.
@@ -150,12 +165,12 @@ class BlockRun(LaneRun):
         keeps_mlp: bool = False,
     ) -> None:
         check_threads()
-        super().__init__(lanes, kv, token_ids, router_sees)
+        super().__init__(lanes, kv, token_ids, router_sees, backbone.spread)
         self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
         self._backbone, self._keeps_mlp = backbone, keeps_mlp
         self._rotaries: dict[int, Rotary] = {}
 
-    def residual(self) -> Float[Tensor, "lanes hidden"]:
+    def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
         """The residual as it is now."""
         return self.hidden
 
@@ -164,8 +179,16 @@ class BlockRun(LaneRun):
         self.hidden = hidden
         self._places[:] = NOBODY
 
+    def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
+        """Run these blocks under the plan; without one every lane runs them."""
+        super().blocks(blocks, plan)
+        if self._spread is not None:
+            self.hidden = self.hidden.to(self.lanes.device)
+            self.mlp = None if self.mlp is None else self.mlp.to(self.lanes.device)
+
     def compute(self, block: int, frame: Frame) -> None:
         """Run a block for the lanes of a frame, and put them back in their places."""
+        self.hidden = self.hidden.to(frame.device)
         with piece(BLOCKS), self._mlp_kept(block, frame):
             out = self.run_frame(block, frame, self._kv.view(block, frame))
         with nullcontext() if frame.is_all else piece(GATHER_SCATTER):

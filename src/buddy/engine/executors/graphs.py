@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs: one for each block, replayed by the host as the plan says.
 
 A decode step of one row is hundreds of small kernels, and launching them takes longer than running
-them. Captured once, a block is one launch. Graphs read and write the fixed addresses of an arena,
-which is the cache of one session at a time.
+them. Captured once, a block is one launch, and so are all blocks of a plan that recurs. Graphs read
+and write the fixed addresses of an arena, which is the cache of one session at a time.
 
 What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as in the general path.
 """
@@ -19,10 +19,11 @@ from torch import Tensor
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
 from buddy.depth.plan import DepthPlan
-from buddy.engine.executors.arena import Arena, Capture, Captured, Replay
+from buddy.engine.executors.arena import Arena, Capture, Captured
 from buddy.engine.executors.blocks import LaneRun
+from buddy.engine.executors.recurring import BlockOrder, Replay
 from buddy.engine.feed import Feed
-from buddy.engine.probe import BLOCKS, HEAD, piece
+from buddy.engine.probe import BLOCKS, HEAD, KV_FILL, piece
 from buddy.engine.state.lanes import Frame, Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.state.skipped import NOBODY
@@ -36,27 +37,29 @@ _IDLE_BYTES: Final = 1 << 28
 """What these may take, or else half of what those in use take."""
 
 
-def capture_cuda(pool: Any, work: Callable[[], None]) -> Replay:
+def capture_cuda(device: torch.device, pool: Any, work: Callable[[], None]) -> Replay:
     """A CUDA graph of the work, which is run a few times first, as capturing demands.
 
     It is run and captured on one stream of the process: what is allocated on a stream, such as the
     workspace of a matrix product, is kept for this stream.
 
     Args:
+        device: Where all of it runs.
         pool: Where what is passing lies; graphs that are never replayed at once may share it.
         work: Reads and leaves all that lasts outside of the pool.
     """
-    graph = torch.cuda.CUDAGraph()
-    capturing = torch.cuda.graph(graph, pool=pool)
-    stream = capturing.capture_stream
-    assert stream is not None
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
+    with torch.cuda.device(device):
+        graph = torch.cuda.CUDAGraph()
+        capturing = torch.cuda.graph(graph, pool=pool)
+        stream = capturing.capture_stream
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        with capturing:
             work()
-    torch.cuda.current_stream().wait_stream(stream)
-    with capturing:
-        work()
     return graph.replay
 
 
@@ -68,8 +71,8 @@ class GraphDecoder:
         capture: Makes a replay of a piece of work; None = a CUDA graph.
 
     Raises:
-        ModelError: The angles of the rotary embedding depend on the length, or the experts on
-            the token: no fixed work.
+        ModelError: The blocks are on several devices; or the angles of the rotary embedding depend
+            on the length, or the experts on the token: no fixed work.
     """
 
     name: Final = "graphs"
@@ -77,6 +80,10 @@ class GraphDecoder:
     steady_lanes: Final = 0
 
     def __init__(self, backbone: Backbone, capture: Capture | None = None) -> None:
+        if backbone.spread is not None:
+            raise ModelError(
+                "no graph can be captured: the blocks are on several devices, and a graph is of one"
+            )
         rope = rope_of_length(backbone.config)
         if rope is not None:
             raise ModelError(
@@ -105,7 +112,12 @@ class GraphDecoder:
             arena = next((a for a in self._arenas if a.holds(session)), None)
             arena = arena or self._lend(session)
             captured = arena.captured(max(lanes.stops))
-        return GraphRun(arena, captured, session, lanes, feed)
+        find = partial(self._recurring, arena, captured)
+        return GraphRun(arena, captured, session, lanes, feed, find)
+
+    def _recurring(self, arena: Arena, captured: Captured, order: BlockOrder) -> Replay | None:
+        with self._lock:  # one thread may capture at a time
+            return arena.recurring(captured, order)
 
     def _lend(self, session: Session) -> Arena:
         """An arena that nobody else has, or a new one; what the session has outgrown is freed."""
@@ -113,7 +125,9 @@ class GraphDecoder:
         self._arenas = [a for a in self._arenas if a is not arena and a.borrower is not session]
         if arena is None:
             # The graphs of an arena are replayed one after another, by one session.
-            capture = self._capture or partial(capture_cuda, torch.cuda.graph_pool_handle())
+            capture = self._capture or partial(
+                capture_cuda, self._backbone.device, torch.cuda.graph_pool_handle()
+            )
             arena = Arena(self._backbone, capture, session)
         arena.lend(session)
         self._arenas.append(arena)
@@ -133,12 +147,20 @@ class GraphRun(LaneRun):
     """One decode step on its way through captured blocks; the counterpart of `BlockRun`."""
 
     def __init__(
-        self, arena: Arena, captured: Captured, session: Session, lanes: Lanes, feed: Feed
+        self,
+        arena: Arena,
+        captured: Captured,
+        session: Session,
+        lanes: Lanes,
+        feed: Feed,
+        find: Callable[[BlockOrder], Replay | None],
     ) -> None:
         super().__init__(lanes, session.kv, feed.token_ids, feed.router_sees)
-        self._arena, self._captured = arena, captured
+        self._arena, self._captured, self._find = arena, captured, find
+        self._order: BlockOrder | None = None
         self._rows = lane_index(lanes.row, lanes.device)
         is_whole = lanes.rows == tuple(range(len(arena.tokens)))
+        self._which = slice(None) if is_whole else self._rows
         if not is_whole:  # a row that takes no part reads and keeps its last slot
             arena.tokens.zero_()
             arena.slot.zero_()
@@ -149,11 +171,25 @@ class GraphRun(LaneRun):
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
+        order = BlockOrder(blocks, plan)
+        whole = self._find(order)
         mask = self._arena.block_mask
         mask.zero_()
         lanes = torch.ones_like(mask[: self.lanes.num]) if plan is None else plan.mask
         mask.index_copy_(0, self._rows, lanes)
+        self._order = None if whole is None else order
+        if whole is not None:
+            self._run_whole(whole, order, plan)
         super().blocks(blocks, plan)
+
+    def _run_whole(self, whole: Replay, order: BlockOrder, plan: DepthPlan | None) -> None:
+        """Replay all blocks at once; what they see of earlier tokens is made before."""
+        with piece(KV_FILL):
+            for block in order.runs:
+                run = None if plan is None else plan.by_block[block][0]
+                self._kv.fill(block, self.frame(run, block))
+        with piece(BLOCKS):
+            whole()
 
     def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
         """Go on with another residual than the blocks so far have left."""
@@ -161,9 +197,10 @@ class GraphRun(LaneRun):
         self._places[:] = NOBODY
 
     def compute(self, block: int, frame: Frame) -> None:
-        """Replay a block; who runs it is in the arena's memory."""
-        with piece(BLOCKS):
-            self._captured.blocks[block]()
+        """Replay a block that has not run yet; who runs it is in the arena's memory."""
+        if self._order is None:
+            with piece(BLOCKS):
+                self._captured.blocks[block]()
 
     def finish(
         self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
@@ -179,6 +216,8 @@ class GraphRun(LaneRun):
         """The residual, as it is now."""
         return self._arena.hidden[self._rows, 0]
 
-    def residual(self) -> Float[Tensor, "lanes hidden"]:
-        """The residual as it is now."""
-        return self.hidden
+    def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
+        """The residual that enters a block, as it is now or was kept on the way, until the next."""
+        arena, order = self._arena, self._order
+        hidden = arena.hidden if order is None else arena.entering[order.enters[block]]
+        return hidden[self._which, 0]

@@ -58,7 +58,7 @@ class BlockKVCache(BlockKV):
         capacity: Slots of each row at first.
         kv_policy: What a skipped block leaves behind.
         project: Makes keys and values from residuals; `project` and `lazy` need it.
-        device: Where the buffers are.
+        devices: Where each block's buffers are; the tokens are where the first block's are.
         dtype: Of keys and values, whatever autocast makes of them on their way.
 
     Attributes:
@@ -72,10 +72,11 @@ class BlockKVCache(BlockKV):
         capacity: int,
         kv_policy: KVPolicy,
         project: Projector,
-        device: torch.device,
+        devices: Sequence[torch.device],
         dtype: torch.dtype,
     ) -> None:
-        self.rows, self.capacity, self.device, self.dtype = rows, capacity, device, dtype
+        self.rows, self.capacity, self.dtype = rows, capacity, dtype
+        self.devices, self.device = devices, devices[0]
         self.kv_policy = check_kv_policy(kv_policy)
         self._project = project
         self._keys: list[Tensor | None] = [None] * num_blocks
@@ -120,22 +121,23 @@ class BlockKVCache(BlockKV):
         if self._hidden_slots[block] is None:
             return None
         holes = self._hidden(block)[frame.rows, : frame.stop]
-        own = frame.positions[..., None] == torch.arange(frame.stop, device=self.device)
+        own = frame.positions[..., None] == torch.arange(frame.stop, device=frame.device)
         return (~holes[:, None] | own)[:, None]
 
     def context(
         self, block: int, lanes: Lanes
     ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
         """Keys and values that this pass put into a block that every lane ran, by sequence."""
-        frame = lanes.whole
+        frame = lanes.at(self.devices[block]).whole
 
         def of_pass(buffer: Tensor | None) -> Tensor:
             assert buffer is not None
             if not frame.is_run:
-                rows = lane_index(np.array(lanes.rows), self.device)[:, None]
-                return buffer[rows, :, frame.positions].flatten(2)
+                rows = lane_index(np.array(lanes.rows), frame.device)[:, None]
+                return buffer[rows, :, frame.positions].flatten(2).to(lanes.device)
             first = int(frame.slots[0, 0])
-            return buffer[frame.rows, :, first : frame.stop].transpose(1, 2).flatten(2)
+            part = buffer[frame.rows, :, first : frame.stop].transpose(1, 2).flatten(2)
+            return part.to(lanes.device)
 
         return of_pass(self._keys[block]), of_pass(self._values[block])
 
@@ -158,22 +160,23 @@ class BlockKVCache(BlockKV):
         new = which[places[which] == NOBODY]
         if len(new):
             is_all = len(new) == lanes.num
-            residuals = hidden if is_all else hidden[lane_index(new, self.device)]
+            residuals = hidden if is_all else hidden[lane_index(new, hidden.device)]
             places[new] = self.skipped.store(residuals)
         self.skipped.arena.waiting[block, rows, slots] = places[which]
         if self.kv_policy == "project":
             self._fill(block, *_stops(rows, slots))
 
     def _leave(self, block: int, rows: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        device = self.devices[block]
         if self.kv_policy == "mask":
-            index = lane_index(rows, self.device), lane_index(slots, self.device)
+            index = lane_index(rows, device), lane_index(slots, device)
             self._hidden(block)[index] = True
             return
         for buffer in (self._keys[block], self._values[block]):
             if buffer is not None:  # what is made or grown later is made of zeros
                 inside = (rows < buffer.shape[0]) & (slots < buffer.shape[2])
-                at = lane_index(rows[inside], self.device)
-                buffer[at, :, lane_index(slots[inside], self.device)] = 0
+                at = lane_index(rows[inside], device)
+                buffer[at, :, lane_index(slots[inside], device)] = 0
 
     def fill(self, block: int, frame: Frame) -> None:
         """Close the holes that the sequences of a frame, which now run `block`, have in it."""
@@ -184,9 +187,10 @@ class BlockKVCache(BlockKV):
     def _fill(self, block: int, rows: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Project what waits before these slots; notes are closed when it is written."""
         assert self.skipped is not None
-        holes = self.skipped.holes(block, rows, stops)
+        device = self.devices[block]
+        holes = self.skipped.holes(block, rows, stops, device)
         if holes is not None:
-            at, slots = lane_index(holes.rows, self.device), lane_index(holes.slots, self.device)
+            at, slots = lane_index(holes.rows, device), lane_index(holes.slots, device)
             keys, values = self._project(block, holes.hidden, slots)
             key_buffer, value_buffer = self._buffers(block, keys.shape[1], values.shape[2], keys)
             key_buffer[at, :, slots] = keys.to(self.dtype)  # another one under autocast
@@ -197,8 +201,9 @@ class BlockKVCache(BlockKV):
         """The block's holes under `mask`, wide enough for the cache."""
         holes = self._hidden_slots[block]
         if holes is None or holes.shape != (self.rows, self.capacity):
+            device = self.devices[block]
             with torch.inference_mode(False):
-                grown = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=self.device)
+                grown = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=device)
             if holes is not None:
                 grown[: holes.shape[0], : holes.shape[1]] = holes
             self._hidden_slots[block] = holes = grown
@@ -279,7 +284,7 @@ class BlockKVCache(BlockKV):
             return buffers[0][rows].narrow(2, 0, stop), buffers[1][rows].narrow(2, 0, stop)
         with piece(GATHER_SCATTER):
             row, column = frame.real
-            at = lane_index(np.array(frame.row_numbers), self.device)[row]
+            at = lane_index(np.array(frame.row_numbers), frame.device)[row]
             slots = frame.positions[row, column]
             for buffer, new in zip(buffers, (keys, values), strict=True):
                 buffer[at, :, slots] = new[row, :, column].to(self.dtype)
@@ -287,9 +292,9 @@ class BlockKVCache(BlockKV):
 
     def select_rows(self, rows: NDArray[np.int64]) -> None:
         """Keep the rows named, in that order; a row may be named twice (beam search)."""
-        index = lane_index(rows, self.device)
+        index = {device: lane_index(rows, device) for device in set(self.devices)}
         chosen = [
-            [None if buffer is None else buffer[index] for buffer in buffers]
+            [None if buffer is None else buffer[index[buffer.device]] for buffer in buffers]
             for buffers in self.buffers()
         ]
         skipped = None if self.skipped is None else self.skipped.select_rows(rows)

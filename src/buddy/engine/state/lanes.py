@@ -50,6 +50,15 @@ class Lanes:
             known["slot"] = np.array(self.starts, np.int32)
             known["last"] = np.arange(num)
 
+    def at(self, device: torch.device) -> "Lanes":
+        """The same lanes for blocks that lie on this device, made once."""
+        if device == self.device:
+            return self
+        twins: dict[torch.device, Lanes] = self.__dict__.setdefault("_twins", {})
+        if device not in twins:
+            twins[device] = Lanes(self.rows, self.starts, self.counts, device)
+        return twins[device]
+
     @property
     def stops(self) -> tuple[int, ...]:
         """Length of each sequence after the pass."""

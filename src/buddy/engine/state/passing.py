@@ -52,8 +52,8 @@ class PassingKV(BlockKV):
         self, block: int, lanes: Lanes
     ) -> tuple[Float[Tensor, "sequences tokens width"], Float[Tensor, "sequences tokens width"]]:
         """Keys and values of a block that every lane ran, by sequence; of the last that ran."""
-        keys, values = self._seen[block]
-        return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
+        keys, values = (part.transpose(1, 2).flatten(2) for part in self._seen[block])
+        return keys.to(lanes.device), values.to(lanes.device)
 
     def skip(
         self,
@@ -92,7 +92,8 @@ class PassingKV(BlockKV):
         at = torch.tensor([place[row] for row in lanes.row[beside].tolist()], device=device)
         row, column = frame.real
         own = (row, frame.positions[row, column])
-        passed = self._project(block, hidden[lane_index(beside, device)], slots)
+        residuals = hidden[lane_index(beside, hidden.device)].to(device)
+        passed = self._project(block, residuals, slots)
         out = []
         for new, projected in zip((keys, values), passed, strict=True):
             merged = new.new_zeros(frame.num_rows, frame.stop, *new.shape[1::2])  # [n, S, H, d]

@@ -58,7 +58,7 @@ class Session:
             capacity,
             kv_policy,
             backbone.project,
-            backbone.device,
+            backbone.devices,
             backbone.dtype,
         )
         self._embedding = weakref.ref(backbone.embedding)

@@ -1,9 +1,11 @@
 """Residuals of tokens that skipped blocks, and who still waits for them: what `lazy` keeps.
 
 A residual is stored once for all neighbouring blocks that a token skips; each of these notes its
-place. When one of the blocks next runs, its keys and values are made of what it notes.
+place. When one of the blocks next runs, its keys and values are made of what it notes. Of a model
+on several devices, a residual is stored where it is, and moved when a block needs it.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +20,8 @@ from buddy.depth.plan import on_device
 
 _FIRST_PLACES: Final = 64
 NOBODY: Final = -1
+_SHIFT: Final = 26
+"""A place has the number of its device above as many bits, and its index there below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,17 @@ class Arena:
     """Residuals and the notes that name their places; replaced together, in one assignment.
 
     Attributes:
-        stored: [places, hidden], residuals; None before the first.
+        stored: Of each device that has some, residuals [places, hidden].
+        counts: Of each, its places in use, the first of them.
         waiting: [blocks, rows, slots], a place, or -1 where nothing is waited for; on the host.
         filled: [blocks, rows]: no slot before this one waits.
-        count: Places in use, the first of them.
         addresses: Where `waiting` and `filled` lie, for compiled code.
     """
 
-    stored: Tensor | None
+    stored: Sequence[Tensor]
+    counts: list[int]
     waiting: NDArray[np.int32]
     filled: NDArray[np.int32]
-    count: int
     addresses: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -57,7 +61,12 @@ class Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has addresses of its own."""
-        return Arena, (self.stored, self.waiting, self.filled, self.count)
+        return Arena, (self.stored, self.counts, self.waiting, self.filled)
+
+    def device_number(self, like: Tensor) -> int:
+        """The number of a tensor's device: that of a new one where nothing is stored there yet."""
+        devices = [stored.device for stored in self.stored]
+        return devices.index(like.device) if like.device in devices else len(devices)
 
 
 class SkippedResiduals:
@@ -71,7 +80,7 @@ class SkippedResiduals:
 
     def __init__(self, num_blocks: int, rows: int, capacity: int) -> None:
         waiting = np.full((num_blocks, rows, capacity), NOBODY, np.int32)
-        self.arena = Arena(None, waiting, np.zeros((num_blocks, rows), np.int32), 0)
+        self.arena = Arena((), [], waiting, np.zeros((num_blocks, rows), np.int32))
 
     def fit(self, rows: int, capacity: int) -> None:
         """Grow with the cache."""
@@ -80,7 +89,8 @@ class SkippedResiduals:
             return
         more = ((0, 0), (0, max(0, rows - had_rows)), (0, max(0, capacity - had_slots)))
         waiting = np.pad(arena.waiting, more, constant_values=NOBODY)
-        self.arena = Arena(arena.stored, waiting, np.pad(arena.filled, more[:2]), arena.count)
+        filled = np.pad(arena.filled, more[:2])
+        self.arena = Arena(arena.stored, arena.counts, waiting, filled)
 
     def room(self, places: int, like: Float[Tensor, "*lanes hidden"]) -> bool:
         """Make room for more residuals: drop those that nobody waits for, or else grow.
@@ -89,58 +99,65 @@ class SkippedResiduals:
             Whether places were renamed.
         """
         arena = self.arena
-        if arena.stored is None:
+        number = arena.device_number(like)
+        if number == len(arena.stored):
             size = max(_FIRST_PLACES, places)
             with torch.inference_mode(False):  # a session may go on outside of it
                 stored = torch.empty(size, like.shape[-1], dtype=like.dtype, device=like.device)
-            self.arena = Arena(stored, arena.waiting, arena.filled, 0)
+            both = (*arena.stored, stored), [*arena.counts, 0]
+            self.arena = Arena(*both, arena.waiting, arena.filled)
             return False
-        if arena.count + places <= len(arena.stored):
+        if arena.counts[number] + places <= len(arena.stored[number]):
             return False
-        self._compact(places)
+        self._compact(number, places)
         return True
 
     def trim(self) -> None:
         """Give room back that sequences have left behind."""
-        if self.arena.stored is not None and len(self.arena.stored) > _FIRST_PLACES:
-            with suppress(MemoryError, RuntimeError):  # without room to move, all stays where it is
-                self._compact(0)
+        for number, stored in enumerate(self.arena.stored):
+            if len(stored) > _FIRST_PLACES:
+                with suppress(MemoryError, RuntimeError):  # without room to move, all stays
+                    self._compact(number, 0)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _compact(self, places: int) -> None:
-        arena = self.arena
-        assert arena.stored is not None
-        waits = arena.waiting >= 0
-        wanted, renamed = np.unique(arena.waiting[waits], return_inverse=True)
+    def _compact(self, number: int, places: int) -> None:
+        arena, old = self.arena, self.arena.stored[number]
+        waits = arena.waiting >> _SHIFT == number
+        wanted, renamed = np.unique(_index(arena.waiting[waits]), return_inverse=True)
         waiting = arena.waiting.copy()
-        waiting[waits] = renamed
+        waiting[waits] = renamed | number << _SHIFT
         needed = len(wanted) + places
-        size = len(arena.stored)
+        size = len(old)
         if needed > size // 2:
             size = 2 * needed
         elif 4 * needed < size > _FIRST_PLACES:  # a long prompt has gone: give its room back
             size = max(_FIRST_PLACES, 2 * needed)
-        stored = arena.stored.new_empty(size, arena.stored.shape[1])
-        stored[: len(wanted)] = arena.stored[on_device(wanted, stored.device)]
-        self.arena = Arena(stored, waiting, arena.filled, len(wanted))
+        new = old.new_empty(size, old.shape[1])
+        new[: len(wanted)] = old[on_device(wanted, old.device)]
+        stored, counts = list(arena.stored), arena.counts.copy()
+        stored[number], counts[number] = new, len(wanted)
+        self.arena = Arena(stored, counts, waiting, arena.filled)
 
     def store(self, hidden: Float[Tensor, "lanes hidden"]) -> NDArray[np.int32]:
         """Keep residuals for which `room` was made; their places."""
         arena = self.arena
-        assert arena.stored is not None
-        start, stop = arena.count, arena.count + len(hidden)
-        arena.stored[start:stop] = hidden.detach()
-        arena.count = stop
-        return np.arange(start, stop, dtype=np.int32)
+        number = arena.device_number(hidden)
+        start, stop = arena.counts[number], arena.counts[number] + len(hidden)
+        arena.stored[number][start:stop] = hidden.detach()
+        arena.counts[number] = stop
+        return np.arange(start, stop, dtype=np.int32) | number << _SHIFT
 
-    def holes(self, block: int, rows: NDArray[np.int64], stops: NDArray[np.int64]) -> Holes | None:
+    def holes(
+        self, block: int, rows: NDArray[np.int64], stops: NDArray[np.int64], device: torch.device
+    ) -> Holes | None:
         """What rows wait for in a block before a slot; None, at no cost, where nothing can be.
 
         Args:
             block: Whose keys and values are to be made.
             rows: Of the cache.
             stops: Of each row, the first slot that is not asked for.
+            device: Where the residuals are wanted.
         """
         arena = self.arena
         behind = arena.filled[block, rows] < stops
@@ -153,9 +170,22 @@ class SkippedResiduals:
         index, slot = asked.nonzero()
         if len(index) == 0:
             return None
-        assert arena.stored is not None
-        which = on_device(place[index, slot].astype(np.int64), arena.stored.device)
-        return Holes(rows[index], slot + low, arena.stored[which])
+        return Holes(rows[index], slot + low, self._residuals(place[index, slot], device))
+
+    def _residuals(
+        self, places: NDArray[np.int32], device: torch.device
+    ) -> Float[Tensor, "places hidden"]:
+        """What is stored at these places, on whichever devices, on one."""
+        parts, order = [], []
+        for number, stored in enumerate(self.arena.stored):
+            of_device = np.flatnonzero(places >> _SHIFT == number)
+            if len(of_device):
+                index = _index(places[of_device]).astype(np.int64)
+                parts.append(stored[on_device(index, stored.device)].to(device))
+                order.append(of_device)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)[on_device(np.argsort(np.concatenate(order)), device)]
 
     def close(
         self,
@@ -176,7 +206,7 @@ class SkippedResiduals:
         twin = SkippedResiduals(len(arena.filled), 0, 0)
         waiting = np.ascontiguousarray(arena.waiting[:, rows])
         filled = np.ascontiguousarray(arena.filled[:, rows])
-        twin.arena = Arena(arena.stored, waiting, filled, arena.count)
+        twin.arena = Arena(arena.stored, arena.counts.copy(), waiting, filled)
         return twin
 
     def copy(self, source: int, row: int, length: int) -> None:
@@ -193,6 +223,10 @@ class SkippedResiduals:
 
     def num_bytes(self) -> int:
         """Bytes of the residuals in use, and of the notes."""
-        stored = self.arena.stored
-        width = 0 if stored is None else stored.shape[1] * stored.itemsize
-        return self.arena.count * width + self.arena.waiting.nbytes
+        used = zip(self.arena.stored, self.arena.counts, strict=True)
+        return sum(stored[:count].nbytes for stored, count in used) + self.arena.waiting.nbytes
+
+
+def _index(places: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Where they are among those of their device."""
+    return places & (1 << _SHIFT) - 1

@@ -4,18 +4,21 @@ The engine is asked through `EngineClient` alone. Middleware is plain ASGI, so t
 hears of a client that leaves.
 """
 
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from buddy import __version__
-from buddy.errors import BuddyError
+from buddy.errors import BuddyError, ServingError, shown
 from buddy.serving.http.auth import Keys
-from buddy.serving.http.bodies import ChatBody, CompletionBody
+from buddy.serving.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from buddy.serving.http.guards import Bounded, CutOff, Guarded, Patience, foreign_host
 from buddy.serving.http.logs import Logged
 from buddy.serving.http.openai import add_openai
@@ -26,13 +29,39 @@ from buddy.serving.http.refusals import (
     failed,
     refusal_of,
 )
+from buddy.serving.http.responses import ResponsesBody
 from buddy.serving.http.schema import Health, HealthStatus
 from buddy.serving.http.service import Service
+from buddy.serving.http.tokens import add_tokens
+from buddy.serving.http.unknown_fields import HEADER
 from buddy.serving.request import Failed
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+")
+_KEYED: Final = ("/metrics", "/tokenize", "/detokenize")
+"""Paths beside OpenAI's that take a key."""
+
+
+def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers name them.
+
+    Raises:
+        ServingError: One is neither an origin nor `*`.
+    """
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ServingError(
+                f"--allow-origin: expected * or an origin such as https://chat.example or "
+                f"http://localhost:3000, got {shown(origin)}"
+            )
+    return tuple(origins)
 
 
 def make_app(
-    service: Service, *, keys: Keys | None = None, patience: Patience | None = None
+    service: Service,
+    *,
+    keys: Keys | None = None,
+    patience: Patience | None = None,
+    origins: Sequence[str] = (),
 ) -> ASGIApp:
     """The server, as uvicorn runs it.
 
@@ -40,6 +69,7 @@ def make_app(
         service: The engine and what is known of its model.
         keys: Who may ask; without them the server answers to this machine's names alone.
         patience: How much of a client is borne.
+        origins: Of web pages, beside the server's own, whose scripts may ask; `*` = any.
     """
     api = FastAPI(
         title="Buddy",
@@ -49,12 +79,21 @@ def make_app(
         redoc_url=None,
     )
     add_openai(api, service)
+    add_tokens(api, service)
     _add_watched(api, service)
     add_pages(api)
     _add_errors(api)
     _document(api, has_keys=keys is not None)
     guarded: ASGIApp = Bounded(api, patience or Patience())
     guarded = Guarded(guarded, foreign_host if keys is None else keys.missing)
+    if origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(HEADER, "Retry-After"),
+        )
     return CutOff(Logged(guarded))
 
 
@@ -83,8 +122,7 @@ def _add_watched(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=Response, responses=text, tags=["Operation"])
     async def metrics() -> Response:
         """Counters and gauges, as Prometheus reads them."""
-        text_format = service.engine.metrics()
-        return Response(text_format, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_errors(api: FastAPI) -> None:
@@ -110,14 +148,17 @@ def _document(api: FastAPI, *, has_keys: bool) -> None:
     """Let OpenAPI tell what is so: what bodies hold, that wrong ones are 400, who needs a key."""
     document = api.openapi()
     _, bodies = models_json_schema(
-        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        [
+            (body, "validation")
+            for body in (ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+        ],
         ref_template="#/components/schemas/{model}",
     )
     document["components"]["schemas"].update(bodies["$defs"])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if has_keys and (path.startswith("/v1") or path == "/metrics"):
+            if has_keys and (path.startswith("/v1") or path in _KEYED):
                 operation["security"] = [{"key": []}]
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)

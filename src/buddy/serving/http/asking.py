@@ -12,6 +12,14 @@ from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.service import Service
+from buddy.serving.http.speech import Speech
+from buddy.serving.http.tool_choice import (
+    called_tools,
+    chat_grammar,
+    conversation,
+    shown_marks,
+    speech_of,
+)
 from buddy.serving.request import GenerationRequest, Grammar, Sampling
 
 _COMPLETION_TOKENS: Final = 16
@@ -51,27 +59,35 @@ def budget_of(body: RequestFields, rules: BudgetRules, served: str) -> ResolvedB
 
 def chat_requests(
     body: ChatBody, budget: ResolvedBudget, service: Service
-) -> list[GenerationRequest]:
-    """One for each answer to a conversation.
+) -> tuple[list[GenerationRequest], list[Speech]]:
+    """One for each answer to a conversation, and what parts its text.
 
     Raises:
         Refusal: A field asks for what cannot be.
     """
-    if body.tool_choice != "none":
-        _refuse_given("tools", body.tools, "this server calls no tools: leave tools out")
-    _refuse_given("functions", body.functions, "this server calls no functions: leave them out")
+    _refuse_given("functions", body.functions, "functions is an older name: use tools")
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    options = body.chat_template_kwargs
+    called = called_tools(body)
     try:
-        prompt = service.reader.chat(
-            body.messages, thinks=None if options is None else options.enable_thinking
-        )
+        prompt = service.reader.chat(conversation(body, body.messages, called))
     except PromptError as error:
         raise refusal_of(error, "messages") from error
     most = body.max_completion_tokens or body.max_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return _requests(body, [prompt], most, service.engine.facts.context, top, budget, service)
+    requests = _requests(body, [prompt], most, service.engine.facts.context, top, budget, service)
+    grammar = chat_grammar(called, _grammar(body), prompt, service.reader)
+    shown = shown_marks(called, service.reader)
+    requests = [
+        replace(
+            asked,
+            grammar=grammar,
+            shown_tokens=asked.shown_tokens | shown,
+            continues=bool(body.continue_final_message),
+        )
+        for asked in requests
+    ]
+    return requests, [speech_of(called, prompt, service.reader) for _ in requests]
 
 
 def completion_requests(
@@ -87,7 +103,9 @@ def completion_requests(
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refusal(400, "best_of is not supported: ask for n answers", param="best_of")
     try:
-        prompts = service.reader.prompts(body.prompt)
+        prompts = service.reader.prompts(
+            body.prompt, adds_special=body.add_special_tokens is not False
+        )
     except PromptError as error:
         raise refusal_of(error, "prompt") from error
     if len(prompts) * (body.n or 1) > _MOST_REQUESTS:
@@ -126,6 +144,14 @@ def _requests(
             param="n",
         )
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
+    if grammar is not None and body.min_tokens:
+        raise Refusal(
+            400,
+            "min_tokens goes with no response_format: a text of a grammar ends where it is whole",
+            param="min_tokens",
+            code="unsupported",
+        )
+    shown = frozenset(service.reader.special.values() if body.skip_special_tokens is False else ())
     return [
         GenerationRequest(
             prompt=prompt,
@@ -134,11 +160,14 @@ def _requests(
                 max_tokens,
                 defaults.most_tokens(len(prompt), usual_tokens),
                 facts.context,
+                body.min_tokens or 0,
             ),
             budget=budget,
             sampling=_sampling(body, answer, service),
             stop=stop,
             stop_tokens=stop_tokens,
+            min_tokens=body.min_tokens or 0,
+            shown_tokens=shown,
             top_logprobs=top_logprobs,
             grammar=grammar,
             continues=isinstance(body, CompletionBody),
@@ -150,7 +179,7 @@ def _requests(
     ]
 
 
-def _room(prompt_tokens: int, asked: int | None, default: int, context: int) -> int:
+def _room(prompt_tokens: int, asked: int | None, default: int, context: int, least: int) -> int:
     """Tokens that the answer may have."""
     room = context - prompt_tokens
     if room < 1 or (asked or 1) > room:
@@ -162,7 +191,15 @@ def _room(prompt_tokens: int, asked: int | None, default: int, context: int) -> 
             param="messages" if asked is None else "max_tokens",
             code="context_length_exceeded",
         )
-    return min(default, room) if asked is None else asked
+    most = min(default, room) if asked is None else asked
+    if least > most:
+        raise Refusal(
+            400,
+            f"min_tokens: expected at most {most}, as the answer may have no more, got {least}",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return most
 
 
 def _sampling(body: RequestFields, answer: int, service: Service) -> Sampling:
@@ -185,7 +222,15 @@ def _stop(body: RequestFields, reader: PromptReader) -> tuple[tuple[str, ...], f
         tokens = [reader.special_token(text) for text in stop]
     except PromptError as error:
         raise refusal_of(error, "stop") from error
-    return stop, frozenset(token for token in tokens if token is not None)
+    given = body.stop_token_ids or ()
+    if given and max(given) >= reader.vocabulary:
+        raise Refusal(
+            400,
+            f"stop_token_ids: expected token ids below {reader.vocabulary}, got {max(given)}",
+            param="stop_token_ids",
+            code="invalid_value",
+        )
+    return stop, frozenset({*given, *(token for token in tokens if token is not None)})
 
 
 def _grammar(body: RequestFields) -> Grammar | None:

@@ -1,8 +1,8 @@
-"""The JSON of requests: OpenAI's, and what of it is ours.
+"""The JSON of requests: OpenAI's, vLLM's, and what of it is ours.
 
-An unknown field is refused, as OpenAI does, and so is a known one with a wrong value: numbers are
-not read from strings, and every number has a range. Reading ends at the first item of a list that
-is wrong, as each fault takes a thousand times what it is written in.
+A known field with a wrong value is refused: numbers are not read from strings, and every number has
+a range. Unknown ones are kept apart, for `unknown_fields`. Reading ends at the first item of a list
+that is wrong, as each fault takes a thousand times what it is written in.
 """
 
 import json
@@ -26,15 +26,20 @@ MOST_ANSWERS: Final = 16
 """Answers to one prompt (`n`)."""
 MOST_PROMPTS: Final = 64
 """Prompts of one request."""
+MOST_TOOLS: Final = 256
+"""Tools of a request, and calls of a message."""
 MOST_MESSAGES: Final = 4096
 """Messages of a conversation, and texts of a message."""
 _MOST_FIELDS: Final = 4096
 """Fields of a JSON object."""
 _MOST_STOPS: Final = 16
+_MOST_STOP_TOKENS: Final = 256
 _MOST_BIASES: Final = 1024
 _MANY: Final = 2**31 - 1
 _SEED: Final = 2**63 - 1
 
+FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
+"""The name of a function that a model may call."""
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -52,39 +57,66 @@ def _empty(value: Any) -> Any:
     return value
 
 
-_Unsupported = Annotated[
+Unsupported = Annotated[
     Any, AfterValidator(_empty), WithJsonSchema({"enum": [None, False, "", [], {}]})
 ]
 """A field of OpenAI's that may be there as long as it asks for nothing."""
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
+    """A part of a request; fields that it does not know are kept apart."""
+
     model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+        strict=True, extra="allow", frozen=True, use_attribute_docstrings=True
     )
 
 
-class TextPart(_Body):
+class TextPart(RequestBody):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Body):
+class CalledFunction(RequestBody):
+    """A function that a model has called."""
+
+    name: FunctionName
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCall(RequestBody):
+    """A call of a tool, in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(RequestBody):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_MESSAGES)] | None
-    """Null in an answer without text."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_MESSAGES)] | None
+    ) = Field(default=None, validate_default=True)
+    """May be null in an assistant's message, where it called a tool, say."""
     name: str | None = None
     """Of who speaks, for templates that have a place for it."""
-    refusal: _Unsupported = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = (
+        None
+    )
+    """Tools that the assistant called."""
+    tool_call_id: str | None = None
+    """The call that a tool's message answers."""
+    reasoning_content: str | None = None
+    """What the assistant thought first, for templates that have a place for it."""
+    refusal: Unsupported = None
     """What answers of OpenAI's have besides text; refused, unless empty."""
-    annotations: _Unsupported = None
-    audio: _Unsupported = None
-    function_call: _Unsupported = None
-    tool_calls: _Unsupported = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
 
     @field_validator("content")
     @classmethod
@@ -93,15 +125,54 @@ class Message(_Body):
             raise PydanticCustomError("no_text", "null is for an assistant's message alone")
         return content
 
+    @field_validator("tool_calls", "tool_call_id", "reasoning_content")
+    @classmethod
+    def _is_its_own(cls, value: Any, info: Any) -> Any:
+        whose = "tool" if info.field_name == "tool_call_id" else "assistant"
+        if value and info.data.get("role") != whose:
+            raise PydanticCustomError("no_place", f"is for messages of the role {whose} alone")
+        return value
+
     @property
     def text(self) -> str:
-        """All of it."""
+        """All of its content."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(_Body):
+class Function(RequestBody):
+    """A function that a model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments; any object if not given."""
+    strict: bool | None = None
+    """Its arguments always follow the schema, if it can be followed; with true it must be."""
+
+
+class Tool(RequestBody):
+    """A tool that a model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(RequestBody):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedTool(RequestBody):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(RequestBody):
     """What a stream has besides text."""
 
     include_usage: bool | None = None
@@ -112,7 +183,7 @@ class StreamOptions(_Body):
     """Nothing hides the length of a chunk."""
 
 
-class JsonSchema(_Body):
+class JsonSchema(RequestBody):
     """A JSON schema that the answer obeys."""
 
     name: str | None = None
@@ -123,21 +194,14 @@ class JsonSchema(_Body):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(RequestBody):
     """What the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class TemplateOptions(_Body):
-    """What a chat template may be asked for."""
-
-    enable_thinking: bool | None = None
-    """Let the model think aloud before it answers, as it has not been trained to under a budget."""
-
-
-class RequestFields(_Body):
+class RequestFields(RequestBody):
     """The fields that both kinds of request have; null is as good as nothing."""
 
     model: str | None = None
@@ -169,40 +233,75 @@ class RequestFields(_Body):
         None
     )
     """Strings that end the answer; one that is a special token of the model's also ends it so."""
+    stop_token_ids: (
+        Annotated[list[_TokenId], Field(fail_fast=True, max_length=_MOST_STOP_TOKENS)] | None
+    ) = None
+    """Tokens that end the answer and are no part of its text."""
+    min_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
+    """Tokens before which nothing ends the answer: neither its end, nor stop, nor its tokens."""
+    skip_special_tokens: bool | None = None
+    """With false the text has special tokens too, such as <|im_start|>."""
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
-    """Taken, and not used."""
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
 
 
-class ChatBody(RequestFields):
+_Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+
+
+class ConversationFields(RequestBody):
+    """What a chat template is told beside the messages."""
+
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    """Functions that the model may call, if its chat template knows tools."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """Whether it calls any; "auto" if not given."""
+    parallel_tool_calls: bool | None = None
+    """With false it calls one at most."""
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    """Variables of the model's chat template, such as enable_thinking: what lets a model think
+    aloud first, as it has not been trained to under a budget."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends where an answer begins; true if not given."""
+    continue_final_message: bool | None = None
+    """Go on with the last message, in the place of a new one."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own to the text, such as a beginning of text; false if not
+    given, as templates have them."""
+
+
+class ChatBody(ConversationFields, RequestFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
-    ]
+    messages: _Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
     """Goes before `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Any] | None = None
-    """Refused, unless empty or not to be called: this server calls no tools."""
-    tool_choice: Literal["none", "auto"] | None = None
-    """With "none" tools may be named."""
     functions: list[Any] | None = None
-    """Refused, unless empty."""
-    chat_template_kwargs: TemplateOptions | None = None
+    """Refused, unless empty: an older name of tools."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
     """Nothing is stored."""
-    metadata: dict[str, Any] | None = None
-    """Taken, and not used, as the following are."""
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    parallel_tool_calls: bool | None = None
+
+
+class TokenizeBody(ConversationFields):
+    """`POST /tokenize`: a text or a conversation."""
+
+    prompt: str | None = None
+    messages: _Messages | None = None
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own; by default it does to a text, and not to a
+    conversation."""
+    return_token_strs: bool | None = None
+    """Whether tokens come as texts too."""
+
+
+class DetokenizeBody(RequestBody):
+    """`POST /detokenize`."""
+
+    tokens: _TokenIds
 
 
 class CompletionBody(RequestFields):
@@ -214,6 +313,9 @@ class CompletionBody(RequestFields):
         | _TokenIds
         | Annotated[list[_TokenIds], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
     )
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own to a text, such as a beginning of text; true if not
+    given."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     """Refused, if true."""
@@ -223,10 +325,10 @@ class CompletionBody(RequestFields):
     """Refused, unless it is `n`."""
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+_Read = TypeVar("_Read", bound=BaseModel)
 
 
-def read_body(kind: type[Body], content: bytes) -> Body:
+def read_body(kind: type[_Read], content: bytes) -> _Read:
     """The body of a request.
 
     Raises:

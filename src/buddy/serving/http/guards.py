@@ -16,7 +16,7 @@ SMALL_BODY: Final = 2**14
 """Bytes of a body that is soon read."""
 _BODIES: Final = 16
 """So many of the largest bodies may be held at once; small ones are always taken."""
-_TAKES_BODIES: Final = "/v1/"
+_TAKES_BODIES: Final = ("/v1/", "/tokenize", "/detokenize")
 _ANNOUNCE_BODY: Final = (b"content-length", b"transfer-encoding")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 

@@ -1,7 +1,7 @@
 """OpenAI's routes: completions of conversations and prompts, whole or streamed, and the model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -14,34 +14,42 @@ from starlette.types import Receive, Scope, Send
 from buddy.errors import shown
 from buddy.serving.http.asking import budget_of
 from buddy.serving.http.auth import OWNER
-from buddy.serving.http.beginning import begin
-from buddy.serving.http.bodies import Body, ChatBody, CompletionBody, RequestFields
+from buddy.serving.http.beginning import Asked, begin
+from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.mailbox import Answers
 from buddy.serving.http.refusals import RETRY_UNAVAILABLE_S, Refusal, failed, not_json
-from buddy.serving.http.replies import Reply, event
-from buddy.serving.http.schema import ChatCompletion, Completion, ErrorBody, ModelBody, ModelList
+from buddy.serving.http.replies import Reply
+from buddy.serving.http.responses import ResponsesBody
+from buddy.serving.http.schema import (
+    ChatCompletion,
+    Completion,
+    ErrorBody,
+    ModelBody,
+    ModelList,
+    ResponseBody,
+)
 from buddy.serving.http.service import Service
 from buddy.serving.request import Delta, Failed
 
 _Made = TypeVar("_Made")
 
+_REFUSED: Final = {
+    400: "What cannot be asked for.",
+    401: "No valid key.",
+    403: "Without keys the server answers to localhost alone.",
+    404: "Another model.",
+    408: "The body did not arrive.",
+    413: "The body is too large.",
+    429: "Too busy: try again after Retry-After seconds.",
+    500: "The engine failed.",
+    503: "The server starts, drains or has failed: try again after Retry-After seconds.",
+}
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies pass each event on at once."""
 
 
 def add_openai(api: FastAPI, service: Service) -> None:
     """Add the routes that OpenAI's clients know."""
-    refused = {
-        400: "What cannot be asked for.",
-        401: "No valid key.",
-        403: "Without keys the server answers to localhost alone.",
-        404: "Another model.",
-        408: "The body did not arrive.",
-        413: "The body is too large.",
-        429: "Too busy: try again after Retry-After seconds.",
-        500: "The engine failed.",
-        503: "The server starts, drains or has failed: try again after Retry-After seconds.",
-    }
 
     def answers(model: type[Any]) -> dict[int | str, dict[str, Any]]:
         data = {"type": "string", "description": "OpenAI's chunk, an error, or [DONE]."}
@@ -51,7 +59,7 @@ def add_openai(api: FastAPI, service: Service) -> None:
             "description": "An answer; with stream, server-sent events.",
             "content": {"text/event-stream": {"schema": each}},
         }
-        return {200: good, **_refusals(refused)}
+        return {200: good, **refused_by(*_REFUSED)}
 
     def body(name: str) -> dict[str, Any]:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
@@ -77,12 +85,20 @@ def add_openai(api: FastAPI, service: Service) -> None:
         """Continue prompts."""
         return await _answer(service, request, CompletionBody)
 
-    few = {code: refused[code] for code in (401, 403, 408, 413)}
+    @api.post(
+        "/v1/responses",
+        responses=answers(ResponseBody),
+        openapi_extra=body("ResponsesBody"),
+        tags=["OpenAI"],
+    )
+    async def respond(request: Request) -> Response:
+        """Answer a conversation by the Responses API; nothing is stored."""
+        return await _answer(service, request, ResponsesBody)
 
     @api.get(
         "/v1/models",
         response_model=ModelList,
-        responses=_refusals(few),
+        responses=refused_by(401, 403, 408, 413),
         tags=["OpenAI"],
     )
     async def models() -> Response:
@@ -92,7 +108,7 @@ def add_openai(api: FastAPI, service: Service) -> None:
     @api.get(
         "/v1/models/{name:path}",
         response_model=ModelBody,
-        responses=_refusals({**few, 400: "The budget in the name cannot be.", 404: refused[404]}),
+        responses=refused_by(400, 401, 403, 404, 408, 413),
         tags=["OpenAI"],
     )
     async def model(name: str) -> Response:
@@ -101,29 +117,34 @@ def add_openai(api: FastAPI, service: Service) -> None:
         return JSONResponse(service.model(name))
 
 
-def _refusals(meant: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": ErrorBody, "description": text} for code, text in meant.items()}
+def refused_by(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """What OpenAPI is told of the statuses by which a route refuses."""
+    return {code: {"model": ErrorBody, "description": _REFUSED[code]} for code in codes}
 
 
-async def _answer(service: Service, request: Request, kind: type[Body]) -> Response:
+async def _answer(service: Service, request: Request, kind: type[Asked]) -> Response:
     """Ask the engine, and answer whole or as a stream; it refuses before any header is sent."""
     _check_ready(service)
     owner = request.scope.get(OWNER, "")
-    begun = await _unless_gone(request, begin(service, kind, await _json_of(request), owner))
+    begun = await _unless_gone(request, begin(service, kind, await content_of(request), owner))
     if begun is None:
         return Response(status_code=499)
     answers = begun.answers
     service.under_way.add(answers)
     if begun.is_streamed:
-        return EventStream(_stream(answers, begun.reply), partial(_end, service, answers))
+        end = partial(_end, service, answers)
+        return EventStream(_stream(answers, begun.reply), end, begun.headers)
     try:
         whole = await _unless_gone(request, _whole(answers, begun.reply))
-        return whole or Response(status_code=499)
+        if whole is None:
+            return Response(status_code=499)
+        whole.headers.update(begun.headers)
+        return whole
     finally:
         _end(service, answers)
 
 
-async def _json_of(request: Request) -> bytes:
+async def content_of(request: Request) -> bytes:
     """What is sent as JSON.
 
     Raises:
@@ -166,17 +187,18 @@ async def _whole(answers: Answers, reply: Reply) -> Response:
 
 async def _stream(answers: Answers, reply: Reply) -> AsyncIterator[bytes]:
     """Events as they come; those that came while the last were sent go together."""
+    if opening := reply.opening():
+        yield opening
     while taken := await answers.take():
         parts = []
         for index, news in taken:
             if isinstance(news, Delta):
                 parts.append(reply.chunk(index, news))
             elif isinstance(news, Failed):
-                yield b"".join(parts) + event(failed(news).body())
+                yield b"".join(parts) + reply.failure(failed(news))
                 return
             else:
-                reply.end(index, news)
-                parts.append(reply.last_chunk(index))
+                parts += [reply.end(index, news), reply.last_chunk(index)]
         if body := b"".join(parts):
             yield body
     yield reply.closing()
@@ -202,8 +224,12 @@ async def _listen(request: Request, scope: anyio.CancelScope) -> None:
 class EventStream(StreamingResponse):
     """Server-sent events of answers, which are cancelled however the stream ends."""
 
-    def __init__(self, content: AsyncIterator[bytes], end: Callable[[], None]) -> None:
-        super().__init__(content, headers=_STREAM_HEADERS, media_type="text/event-stream")
+    def __init__(
+        self, content: AsyncIterator[bytes], end: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(
+            content, headers={**_STREAM_HEADERS, **headers}, media_type="text/event-stream"
+        )
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,10 @@
 """Messages and prompts become token ids, and token ids the texts that log-probabilities show."""
 
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -11,7 +14,9 @@ from buddy.errors import PromptError, shown
 from buddy.hub.wrap_errors import explained
 from buddy.serving.http.bodies import Message
 from buddy.serving.http.refusals import Refusal
+from buddy.serving.http.thinking import ThinkingMarks
 from buddy.serving.http.token_bytes import TokenBytes
+from buddy.serving.http.tool_calls import CallFormat, format_of, new_id
 
 _UNREADABLE: Final = "the model's tokenizer cannot read this text", "send another"
 _LONG: Final = 4
@@ -20,8 +25,47 @@ _PIECE: Final = 8192
 """Characters of a long text that are looked at together."""
 _CUT: Final = 64
 """Tokens that a piece may have more than it has within its text, of a word cut in two."""
+_CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_OWN_VARIABLES: Final = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *(
+            "tokenize",
+            "chat_template",
+            "return_dict",
+            "return_tensors",
+            "return_assistant_tokens_mask",
+        ),
+        *(
+            "sanitize_control_tokens",
+            "padding",
+            "truncation",
+            "max_length",
+            "tokenizer_kwargs",
+            "conversation",
+        ),
+    }
+)
+"""Names of what the server and transformers give a template themselves."""
 _MOST_TEXTS: Final = 2**16
 """Tokens whose texts are remembered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Messages, and how the chat template is to write them."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    """As OpenAI describes them; the model may call them."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the template."""
+    opens_answer: bool = True
+    """Whether it ends where an answer begins."""
+    goes_on: bool = False
+    """Whether it ends within its last message."""
+    adds_special: bool = False
+    """Whether the tokens are added that the tokenizer adds to a text."""
 
 
 class PromptReader:
@@ -33,13 +77,16 @@ class PromptReader:
         tokenizer: A Hugging Face tokenizer.
         vocabulary: How many token ids the model knows; None = as many as the tokenizer.
         context: Tokens that a prompt may have; None = any number.
+
+    Attributes:
+        vocabulary: How many token ids the model knows.
     """
 
     def __init__(
         self, tokenizer: Any, vocabulary: int | None = None, context: int | None = None
     ) -> None:
         self._tokenizer, self._context = tokenizer, context
-        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
+        self.vocabulary = len(tokenizer) if vocabulary is None else vocabulary
         self._texts = lru_cache(_MOST_TEXTS)(self._text_of)
 
     @cached_property
@@ -47,7 +94,14 @@ class PromptReader:
         return TokenBytes(self._tokenizer)
 
     @cached_property
-    def _special(self) -> dict[str, int]:
+    def added(self) -> dict[str, int]:
+        """Tokens that stand for one text each, such as marks of a template, by their texts."""
+        tokens = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in tokens.items()}
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        """Those of them that are no text."""
         tokens = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         return {token.content: number for number, token in tokens.items() if token.special}
 
@@ -56,16 +110,31 @@ class PromptReader:
         """Whether the model knows a form for conversations."""
         return self._tokenizer.chat_template is not None
 
-    def chat(self, messages: Sequence[Message], *, thinks: bool | None = None) -> tuple[int, ...]:
+    @cached_property
+    def _template(self) -> str:
+        """The code of the chat template, without the text that it writes."""
+        return "\n".join(_CODE.findall(str(self._tokenizer.chat_template)))
+
+    @cached_property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks around what the model thinks aloud; None where it does not."""
+        return ThinkingMarks.of(self._tokenizer, str(self._tokenizer.chat_template))
+
+    @cached_property
+    def calls(self) -> CallFormat | None:
+        """How the model calls tools; None where its chat template teaches it nothing of them."""
+        return format_of(str(self._tokenizer.chat_template)) if self._reads("tools") else None
+
+    def _reads(self, variable: str) -> bool:
+        """Whether the chat template has a variable or field of this name."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
+
+    def chat(self, chat: Conversation) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template.
 
-        Args:
-            messages: The conversation.
-            thinks: Whether the model is to think aloud first; None = as it was trained, not.
-
         Raises:
-            PromptError: There is no template, it refuses the conversation or knows nothing of
-                thinking, or a text is no Unicode.
+            PromptError: There is no template, it refuses the conversation or knows nothing of what
+                is asked of it, or a text is no Unicode.
             Refusal: The conversation is far too long.
         """
         if not self.has_chat:
@@ -73,19 +142,38 @@ class PromptReader:
                 "this model has no chat template, so it takes no messages: send a prompt to "
                 "/v1/completions"
             )
-        if thinks and "enable_thinking" not in str(self._tokenizer.chat_template):
-            raise PromptError(
-                "the model's chat template knows nothing of enable_thinking: leave it out"
+        variables = {name: value for name, value in chat.variables.items() if value is not None}
+        for name, value in variables.items():
+            is_asked = name != "enable_thinking" or value
+            if name in _OWN_VARIABLES or (is_asked and not self._reads(name)):
+                raise Refusal(
+                    400,
+                    f"chat_template_kwargs.{name}: the model's chat template has no such variable: "
+                    "leave it out",
+                    param=f"chat_template_kwargs.{name}",
+                    code="unsupported",
+                )
+        if chat.tools and self.calls is None:
+            raise Refusal(
+                400,
+                "the model's chat template teaches it no calls of tools: leave tools out, or serve "
+                "a model that was trained to call them",
+                param="tools",
+                code="unsupported",
             )
-        plain = [
-            {"role": _role(message.role), "content": _whole(message.text)}
-            | ({} if message.name is None else {"name": _whole(message.name)})
-            for message in messages
-        ]
-        self._check_length([message["content"] for message in plain], "messages")
+        plain = [self._plain(message, place) for place, message in enumerate(chat.messages)]
+        texts = [*(message["content"] for message in plain), json.dumps(chat.tools)]
+        self._check_length(texts, "messages")
+        options = {"tools": list(chat.tools)} if chat.tools else {}
         try:
-            encoding = apply_chat(
-                self._tokenizer, plain, return_dict=True, enable_thinking=bool(thinks)
+            text = apply_chat(
+                self._tokenizer,
+                plain,
+                tokenize=False,
+                add_generation_prompt=chat.opens_answer,
+                continue_final_message=chat.goes_on,
+                **options,
+                **variables,
             )
         except PromptError as error:  # it says where the model lies, which clients need not know
             cause = error.__cause__
@@ -93,26 +181,72 @@ class PromptReader:
                 "the model's chat template refuses this conversation: "
                 f"{type(cause).__name__}: {' '.join(str(cause).split())[:400]}"
             ) from error
-        return self._checked(encoding["input_ids"])
+        return self._of_text(text, adds_special=chat.adds_special)
+
+    def _plain(self, message: Message, place: int) -> dict[str, Any]:
+        """A message as templates take it: with the arguments of calls as an object."""
+        plain: dict[str, Any] = {"role": _role(message.role), "content": _whole(message.text)}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(message, name)) is not None:
+                plain[name] = _whole(value)
+        if message.tool_calls:
+            where = f"messages.{place}.tool_calls"
+            if not self._reads("tool_calls"):
+                raise Refusal(
+                    400,
+                    "the model's chat template has no place for calls of tools: leave tool_calls "
+                    "out",
+                    param=where,
+                    code="unsupported",
+                )
+            plain["tool_calls"] = [
+                {
+                    "id": call.id or new_id(),
+                    "type": "function",
+                    "function": {
+                        "name": _whole(call.function.name),
+                        "arguments": _object(
+                            call.function.arguments, f"{where}.{number}.function.arguments"
+                        ),
+                    },
+                }
+                for number, call in enumerate(message.tool_calls)
+            ]
+        return plain
 
     def prompts(
-        self, prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+        self,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        adds_special: bool = True,
     ) -> list[tuple[int, ...]]:
         """Token ids of each prompt of a completion.
 
         Args:
             prompt: A text, token ids, or a list of either.
+            adds_special: Whether a text gets the tokens that the tokenizer's rule adds to it.
 
         Raises:
             PromptError: A prompt has no tokens, one that the model does not know, or is no Unicode.
         """
         if isinstance(prompt, str):
-            return [self._of_text(prompt)]
+            return [self._of_text(prompt, adds_special=adds_special)]
         if isinstance(prompt[0], int):
             return [self._checked(prompt)]
         return [
-            self._of_text(item) if isinstance(item, str) else self._checked(item) for item in prompt
+            self._of_text(item, adds_special=adds_special)
+            if isinstance(item, str)
+            else self._checked(item)
+            for item in prompt
         ]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included.
+
+        Raises:
+            PromptError: The model does not know one.
+        """
+        return str(self._tokenizer.backend_tokenizer.decode(list(self._checked(tokens)), False))
 
     def bias(self, given: dict[str, float] | None) -> dict[int, float]:
         """`logit_bias` by token id.
@@ -123,9 +257,9 @@ class PromptReader:
         biases = {}
         for name, value in (given or {}).items():
             token = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else None
-            if token is None or token >= self._vocabulary:
+            if token is None or token >= self.vocabulary:
                 raise PromptError(
-                    f"logit_bias: expected token ids below {self._vocabulary}, got {shown(name)}"
+                    f"logit_bias: expected token ids below {self.vocabulary}, got {shown(name)}"
                 )
             biases[token] = float(value)
         return biases
@@ -136,9 +270,9 @@ class PromptReader:
         Raises:
             PromptError: It is a text with a special token in it, which no answer has.
         """
-        if text in self._special:
-            return self._special[text]
-        for special in self._special:
+        if text in self.special:
+            return self.special[text]
+        for special in self.special:
             if special in text:
                 raise PromptError(
                     f"{shown(text)} has the special token {special} in it, which is never in an "
@@ -157,11 +291,13 @@ class PromptReader:
         except UnicodeDecodeError:
             return f"bytes:{str(utf8)[2:-1]}", list(utf8)
 
-    def _of_text(self, text: str) -> tuple[int, ...]:
+    def _of_text(self, text: str, *, adds_special: bool) -> tuple[int, ...]:
         self._check_length([_whole(text)], "prompt")
         with explained(*_UNREADABLE):
-            ids = encode(self._tokenizer, text)
-        return self._checked(ids)
+            if adds_special:
+                return self._checked(encode(self._tokenizer, text))
+            plain = self._tokenizer(text, add_special_tokens=False, verbose=False)
+            return self._checked(plain.input_ids)
 
     def _check_length(self, texts: Sequence[str], param: str) -> None:
         """Refuse texts that are far too long for the context, before they are read whole.
@@ -190,11 +326,29 @@ class PromptReader:
     def _checked(self, ids: Any) -> tuple[int, ...]:
         if not ids:
             raise PromptError("the prompt is empty: write what the model is to continue")
-        if max(ids) >= self._vocabulary:
-            raise PromptError(
-                f"prompt: expected token ids below {self._vocabulary}, got {max(ids)}"
-            )
+        if max(ids) >= self.vocabulary:
+            raise PromptError(f"prompt: expected token ids below {self.vocabulary}, got {max(ids)}")
         return tuple(ids)
+
+
+def _object(text: str, place: str) -> dict[str, Any]:
+    """A JSON object that is given as text.
+
+    Raises:
+        Refusal: It is none.
+    """
+    try:
+        value = json.loads(_whole(text) or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refusal(
+            400,
+            f"{place}: expected a JSON object as text, got {shown(text)}",
+            param=place,
+            code="invalid_value",
+        )
+    return value
 
 
 def _role(name: str) -> str:

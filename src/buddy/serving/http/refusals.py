@@ -20,8 +20,8 @@ _TYPES: Final = {
     500: "server_error",
     503: "server_error",
 }
-_REASONS: Final = {"extra_forbidden": "there is no such field here: leave it out"}
-"""What is wrong, where pydantic's own words say less."""
+_ABSENT: Final = ("missing", "no_text")
+"""Errors of fields that a body need not have."""
 _LONGEST_NAME: Final = 64
 
 
@@ -91,7 +91,7 @@ def refusal_of(error: BuddyError, param: str | None = None) -> Refusal:
     if isinstance(error, BudgetError):
         return Refusal(400, str(error), param=param or "budget", code="invalid_budget")
     if isinstance(error, GrammarError):
-        return Refusal(400, str(error), param="response_format", code="invalid_schema")
+        return Refusal(400, str(error), param=error.param, code="invalid_schema")
     if isinstance(error, PromptError):
         return Refusal(400, str(error), param=param, code="invalid_prompt")
     return Refusal(400, str(error), param=param)
@@ -118,7 +118,7 @@ def refusal_of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Ref
     name = ".".join(place)
     reasons: list[str] = []
     for error in errors:
-        reason = _REASONS.get(error["type"]) or _lower(str(error["msg"]))
+        reason = _lower(str(error["msg"]))
         if _walk(error, body)[0] == place and reason not in reasons:
             reasons.append(reason)
     got = "" if first["type"] == "missing" else f", got {shown(value)}"
@@ -145,8 +145,8 @@ def _walk(error: Mapping[str, Any], body: Any) -> tuple[tuple[str, ...], Any]:
         if in_list or (isinstance(body, Mapping) and step in body):
             body = body[step]
             place.append(_name(str(step)))
-    if error["type"] == "missing":
-        place.append(str(error["loc"][-1]))
+    if error["type"] in _ABSENT and place[-1:] != [name := str(error["loc"][-1])]:
+        place.append(name)
     return tuple(place), body
 
 

@@ -10,7 +10,10 @@ from typing import Any, Final
 from buddy import __version__
 from buddy.serving.http import schema
 from buddy.serving.http.prompts import PromptReader, finite
-from buddy.serving.request import Delta, Finished, FinishReason, TokenLogprobs
+from buddy.serving.http.refusals import Refusal
+from buddy.serving.http.speech import Said, Speech
+from buddy.serving.http.tool_calls import Call
+from buddy.serving.request import Delta, Finished, TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 """Ends a stream."""
@@ -20,16 +23,28 @@ DONE: Final = b"data: [DONE]\n\n"
 class Answer:
     """One answer, as far as it has come."""
 
+    speech: Speech = field(default_factory=Speech)
+    """Parts its text."""
     text: str = ""
+    thought: str = ""
+    calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     has_begun: bool = False
     finished: Finished | None = None
 
+    def take(self, said: Said) -> Said:
+        """Keep a piece of it."""
+        self.text += said.text
+        self.thought += said.thought
+        self.calls += said.calls
+        return said
+
     @property
-    def reason(self) -> FinishReason:
+    def reason(self) -> schema.End:
         """Why it has ended, once it has."""
         assert self.finished is not None
-        return self.finished.reason
+        is_called = bool(self.calls) and self.finished.reason == "stop"
+        return "tool_calls" if is_called else self.finished.reason
 
 
 class ChatShape:
@@ -40,22 +55,36 @@ class ChatShape:
     chunk: schema.ChunkObject = "chat.completion.chunk"
 
     def part(
-        self, index: int, text: str, logprobs: Any, reason: FinishReason | None, *, is_first: bool
+        self, index: int, answer: Answer, said: Said, logprobs: Any, reason: schema.End | None
     ) -> schema.ChatPart:
         """A delta, the first one with the role."""
-        if is_first:
-            delta = schema.ChatDelta(role="assistant", content=text)
-        else:
-            delta = schema.ChatDelta(content=text) if text else schema.ChatDelta()
+        delta = schema.ChatDelta()
+        if not answer.has_begun:
+            delta["role"] = "assistant"
+        if said.text or not (answer.has_begun or said.thought or said.calls):
+            delta["content"] = said.text
+        if said.thought:
+            delta["reasoning_content"] = said.thought
+        if said.calls:
+            first = len(answer.calls) - len(said.calls)
+            delta["tool_calls"] = [
+                schema.ToolCallPart(index=place, **_call(call))
+                for place, call in enumerate(said.calls, first)
+            ]
         return schema.ChatPart(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
 
     def choice(self, index: int, answer: Answer, logprobs: Any) -> schema.ChatChoice:
         """A message."""
+        is_silent = bool(answer.calls) and not answer.text
+        message = schema.AnswerMessage(
+            role="assistant", content=None if is_silent else answer.text, refusal=None
+        )
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
         return schema.ChatChoice(
-            index=index,
-            message=schema.AnswerMessage(role="assistant", content=answer.text, refusal=None),
-            logprobs=logprobs,
-            finish_reason=answer.reason,
+            index=index, message=message, logprobs=logprobs, finish_reason=answer.reason
         )
 
     def logprobs(self, given: Sequence[TokenLogprobs], reader: PromptReader) -> schema.ChatLogprobs:
@@ -78,11 +107,11 @@ class CompletionShape:
     chunk: schema.ChunkObject = "text_completion"
 
     def part(
-        self, index: int, text: str, logprobs: Any, reason: FinishReason | None, *, is_first: bool
+        self, index: int, answer: Answer, said: Said, logprobs: Any, reason: schema.End | None
     ) -> schema.CompletionPart:
         """The text."""
         return schema.CompletionPart(
-            index=index, text=text, logprobs=logprobs, finish_reason=reason
+            index=index, text=said.text, logprobs=logprobs, finish_reason=reason
         )
 
     def choice(self, index: int, answer: Answer, logprobs: Any) -> schema.CompletionChoice:
@@ -112,6 +141,11 @@ class CompletionShape:
 Shape = ChatShape | CompletionShape
 
 
+def _call(call: Call) -> schema.ToolCallBody:
+    function = schema.FunctionBody(name=call.name, arguments=call.arguments)
+    return schema.ToolCallBody(id=call.id, type="function", function=function)
+
+
 def _top(token: int, value: float, reader: PromptReader) -> schema.TopLogprob:
     text, utf8 = reader.token_text(token)
     return schema.TopLogprob(token=text, logprob=finite(value), bytes=utf8)
@@ -139,6 +173,7 @@ class Reply:
         per_prompt: Choices of one prompt (`n`): those have the prompt's tokens in common.
         extras: What is wanted besides the text.
         reader: Writes tokens.
+        speeches: Part the text of each choice; by default all of it is said.
     """
 
     def __init__(
@@ -151,10 +186,12 @@ class Reply:
         per_prompt: int,
         extras: Extras,
         reader: PromptReader,
+        speeches: Sequence[Speech] = (),
     ) -> None:
         self._shape, self._extras, self._reader = shape, extras, reader
         self._num_blocks, self._per_prompt = num_blocks, per_prompt
-        self._answers = [Answer() for _ in range(num_answers)]
+        speeches = speeches or [Speech() for _ in range(num_answers)]
+        self._answers = [Answer(speech) for speech in speeches]
         self._head = schema.Head(
             id=f"{shape.prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -162,14 +199,26 @@ class Reply:
             system_fingerprint=f"buddy-{__version__}",
         )
 
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        return b""
+
+    def failure(self, refusal: Refusal) -> bytes:
+        """The last event of a stream of which an answer has failed."""
+        return event(refusal.body())
+
     def add(self, index: int, delta: Delta) -> None:
         """Keep what came of an answer, to be given whole."""
-        self._answers[index].text += delta.text
-        self._answers[index].logprobs.extend(delta.logprobs)
+        answer = self._answers[index]
+        answer.take(answer.speech.push(delta.text))
+        answer.logprobs.extend(delta.logprobs)
 
-    def end(self, index: int, finished: Finished) -> None:
-        """An answer has ended."""
-        self._answers[index].finished = finished
+    def end(self, index: int, finished: Finished) -> bytes:
+        """An answer has ended; gives what was held of its text, as an event of the stream."""
+        answer = self._answers[index]
+        answer.finished = finished
+        said = answer.take(answer.speech.push("", is_last=True))
+        return b"" if said.is_empty else self._part(index, said, None, None, schema.ChunkExtras())
 
     @property
     def is_long(self) -> bool:
@@ -188,19 +237,20 @@ class Reply:
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """What came of an answer, as an event of the stream; nothing where it says nothing."""
-        extras, has_begun = self._extras, self._answers[index].has_begun
+        extras, answer = self._extras, self._answers[index]
+        said = answer.take(answer.speech.push(delta.text))
         shows_tokens = bool(delta.tokens) and (extras.logprobs or extras.depth)
-        if not (delta.text or shows_tokens) and has_begun:
+        if said.is_empty and not shows_tokens and answer.has_begun:
             return b""
         more = schema.ChunkExtras()
         if extras.depth:
             runs = ["".join("01"[bool(ran)] for ran in blocks) for blocks in delta.runs]
             more["buddy"] = schema.DepthRuns(runs=runs)
-        return self._part(index, delta.text, self._logprobs(delta.logprobs), None, more)
+        return self._part(index, said, self._logprobs(delta.logprobs), None, more)
 
     def last_chunk(self, index: int) -> bytes:
         """Why an answer has ended."""
-        return self._part(index, "", None, self._answers[index].reason, schema.ChunkExtras())
+        return self._part(index, Said(), None, self._answers[index].reason, schema.ChunkExtras())
 
     def closing(self) -> bytes:
         """The end of the stream: usage, where it is wanted, and `[DONE]`."""
@@ -242,13 +292,13 @@ class Reply:
     def _part(
         self,
         index: int,
-        text: str,
+        said: Said,
         logprobs: Any,
-        reason: FinishReason | None,
+        reason: schema.End | None,
         more: schema.ChunkExtras,
     ) -> bytes:
         answer = self._answers[index]
-        part = self._shape.part(index, text, logprobs, reason, is_first=not answer.has_begun)
+        part = self._shape.part(index, answer, said, logprobs, reason)
         answer.has_begun = True
         return self._event([part], more)
 

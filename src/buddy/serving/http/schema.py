@@ -1,12 +1,15 @@
 """The JSON of answers: OpenAI's, and what of it is ours."""
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from buddy.serving.client import EngineState
 from buddy.serving.request import FinishReason
+
+End = FinishReason | Literal["tool_calls"]
+"""Why an answer has ended, as clients are told."""
 
 
 @with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
@@ -95,12 +98,38 @@ class CompletionLogprobs(_Reply):
     text_offset: list[int]
 
 
+class FunctionBody(_Reply):
+    """The function of a call."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCallBody(_Reply):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class ToolCallPart(ToolCallBody):
+    """A call of a tool in a stream, where each comes whole."""
+
+    index: int
+
+
 class AnswerMessage(_Reply):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null where it calls tools and says nothing."""
     refusal: None
+    reasoning_content: NotRequired[str]
+    """What it thought aloud first."""
+    tool_calls: NotRequired[list[ToolCallBody]]
 
 
 class ChatChoice(_Reply):
@@ -109,7 +138,7 @@ class ChatChoice(_Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: End
 
 
 class CompletionChoice(_Reply):
@@ -118,7 +147,7 @@ class CompletionChoice(_Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: End
 
 
 class ChatDelta(_Reply):
@@ -126,6 +155,8 @@ class ChatDelta(_Reply):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallPart]]
 
 
 class ChatPart(_Reply):
@@ -134,7 +165,7 @@ class ChatPart(_Reply):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: End | None
 
 
 class CompletionPart(_Reply):
@@ -143,7 +174,7 @@ class CompletionPart(_Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: End | None
 
 
 class Head(_Reply):
@@ -169,6 +200,45 @@ class Completion(Head):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: UsageBody
+
+
+class ResponseUsage(_Reply):
+    """Usage as the Responses API names it, and ours."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+    buddy: DepthUsage
+
+
+class ResponseBody(_Reply):
+    """An answer of the Responses API."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[dict[str, Any]]
+    """Items of the types reasoning, message and function_call."""
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    metadata: dict[str, str]
 
 
 class DepthRuns(_Reply):
@@ -220,6 +290,11 @@ class ModelBody(_Reply):
     object: Literal["model"]
     created: int
     owned_by: Literal["buddy"]
+    root: str
+    """The model without a budget in its name."""
+    parent: None
+    max_model_len: int
+    """Tokens that prompt and answer may have together, as vLLM calls it."""
     buddy: ModelFacts
 
 
@@ -228,6 +303,23 @@ class ModelList(_Reply):
 
     object: Literal["list"]
     data: list[ModelBody]
+
+
+class Tokenized(_Reply):
+    """Token ids of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    """Tokens that prompt and answer may have together."""
+    tokens: list[int]
+    token_strs: NotRequired[list[str]]
+    """The text of each, where they are asked for."""
+
+
+class Detokenized(_Reply):
+    """The text of token ids."""
+
+    prompt: str
 
 
 HealthStatus = Literal["ok", EngineState]

@@ -18,6 +18,7 @@ class Service:
     """What the routes need.
 
     Attributes:
+        num_ignored: Fields of requests that were not known and not used.
         under_way: Requests that are being answered.
         reading: Lets one request at a time be read and handed to the engine.
         reading_large: Lets one with a large body at a time wait for that.
@@ -28,6 +29,7 @@ class Service:
     rules: BudgetRules
     defaults: Defaults = field(default_factory=Defaults)
     started: int = field(default_factory=lambda: int(time.time()))
+    num_ignored: int = 0
     under_way: set[Answers] = field(default_factory=set)
     reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     reading_large: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
@@ -37,6 +39,17 @@ class Service:
         """Requests that wait to be read."""
         return sum(turn.statistics().tasks_waiting for turn in (self.reading, self.reading_large))
 
+    def metrics(self) -> bytes:
+        """The engine's counters and gauges, and those of what clients send."""
+        return (
+            self.engine.metrics()
+            + (
+                "# HELP buddy_ignored_fields_total Fields of requests that are not known.\n"
+                "# TYPE buddy_ignored_fields_total counter\n"
+                f"buddy_ignored_fields_total {self.num_ignored}\n"
+            ).encode()
+        )
+
     def model(self, name: str | None = None) -> ModelBody:
         """The served model, as `/v1/models` lists it, by its own name or that of a request."""
         facts = self.engine.facts
@@ -45,6 +58,9 @@ class Service:
             object="model",
             created=self.started,
             owned_by="buddy",
+            root=facts.model,
+            parent=None,
+            max_model_len=facts.context,
             buddy=ModelFacts(
                 num_blocks=facts.num_blocks,
                 least_blocks=facts.least_blocks,

@@ -167,9 +167,18 @@ class Batcher:
         return Row(
             submitted=submitted,
             picker=Picker(
-                request.sampling, request.prompt, request.top_logprobs, submitted.grammar
+                request.sampling,
+                request.prompt,
+                request.top_logprobs,
+                submitted.grammar,
+                ends=self._ends | request.stop_tokens,
+                min_tokens=request.min_tokens,
             ),
-            text=TokenText(self._tokenizer, request.prompt if request.continues else ()),
+            text=TokenText(
+                self._tokenizer,
+                request.prompt if request.continues else (),
+                request.shown_tokens,
+            ),
             stop=StopStrings(request.stop),
             wanted=request.budget.wanted(lambda: self._choose(request.prompt)),
             budget_source=request.budget.token_source(self._model.ledger),
@@ -319,7 +328,9 @@ class Batcher:
             self._finish(row, "stop")
             return
         offset = row.text.length
-        text, is_stopped = row.stop.push(row.text.push(token))
+        text, is_stopped = row.text.push(token), False
+        if len(row.answer) > request.min_tokens or not request.min_tokens:
+            text, is_stopped = row.stop.push(text)
         reason: FinishReason | None = "stop" if is_stopped else None
         grammar = row.picker.grammar
         if not is_stopped and grammar is not None and grammar.is_done:
@@ -337,7 +348,7 @@ class Batcher:
 
     def _fail(self, row: Row, error: BaseException) -> None:
         """End a row alone by what went wrong with it, if the engine can serve others still."""
-        param = "response_format" if isinstance(error, GrammarError) else None
+        param = error.param if isinstance(error, GrammarError) else None
         self._tell(row.submitted, Failed(message=_why(error, row.submitted), param=param))
         self._let_go(row, "failed")
         if row.sequence is not None and not isinstance(error, BuddyError):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any
@@ -12,7 +13,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buddy.errors import reason
-from buddy.serving.request import Grammar, GrammarError
+from buddy.serving.json_schema import source_of
+from buddy.serving.request import Grammar, GrammarError, Thought
 
 
 class GrammarMaker:
@@ -44,10 +46,24 @@ class GrammarMaker:
                 the tokenizer cannot be read.
         """
         try:
+            state = GrammarState(self._matcher(grammar), self.vocab, grammar.param)
+            try:
+                state.forbidden()  # a schema without end is found out here, and not by an answer
+            except GrammarError as error:
+                raise GrammarError(f"the schema cannot be followed: {error}") from error
+        except GrammarError as error:
+            error.param = grammar.param
+            raise
+        if grammar.after is not None:
+            state.let_think(grammar.after, self._ends)
+        return state
+
+    def _matcher(self, grammar: Grammar) -> Any:
+        try:
             from llguidance import LLMatcher
         except ImportError as error:
             raise GrammarError(
-                "response_format needs the package llguidance, which is not installed: "
+                f"{grammar.param} needs the package llguidance, which is not installed: "
                 'pip install "buddy-llm[serve]"'
             ) from error
         schema: Any = {"type": "object"}
@@ -57,21 +73,14 @@ class GrammarMaker:
             except ValueError as error:
                 raise GrammarError(f"the schema is no JSON: {reason(error)}") from error
         try:
-            source = LLMatcher.grammar_from_json_schema(
-                schema, overrides={"whitespace_flexible": False}
-            )
+            source = grammar.lark or source_of(schema)
         except (ValueError, TypeError) as error:
             raise GrammarError(f"the schema cannot be followed: {reason(error)}") from error
         matcher = LLMatcher(self._guide(), source, log_level=0)
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())[:400] or "no reason"
             raise GrammarError(f"the schema cannot be followed: {why}")
-        state = GrammarState(matcher, self.vocab)
-        try:
-            state.forbidden()  # a schema without end is found out here, and not by an answer
-        except GrammarError as error:
-            raise GrammarError(f"the schema cannot be followed: {error}") from error
-        return state
+        return matcher
 
     def _guide(self) -> Any:
         """The tokenizer as the library wants it; made once, which takes a while."""
@@ -83,7 +92,7 @@ class GrammarMaker:
                     self._made = from_tokenizer(self._tokenizer, self.vocab, eos_token=self._ends)
                 except (ValueError, TypeError) as error:
                     raise GrammarError(
-                        "response_format cannot be followed with this model's tokenizer: "
+                        "no grammar can be followed with this model's tokenizer: "
                         f"{reason(error)}; leave it out"
                     ) from error
             return self._made
@@ -95,11 +104,19 @@ class GrammarState:
     Args:
         matcher: Of the library.
         vocab: Logits of a token.
+        param: The field of the request that asked for the grammar.
     """
 
-    def __init__(self, matcher: Any, vocab: int) -> None:
-        self._matcher, self._vocab = matcher, vocab
+    def __init__(self, matcher: Any, vocab: int, param: str) -> None:
+        self._matcher, self._vocab, self.param = matcher, vocab, param
         self._bits = torch.zeros((vocab + 31) // 32, dtype=torch.int32)
+        self._thought: Thought | None = None
+        """Thinking that may begin, or has."""
+        self._ends: Sequence[int] = ()
+
+    def let_think(self, thought: Thought, ends: Sequence[int]) -> None:
+        """Begin after thinking, in which all may follow but the ends of a text."""
+        self._thought, self._ends = thought, ends
 
     def forbidden(self) -> Bool[Tensor, " vocab"]:
         """Tokens that may not follow.
@@ -107,12 +124,20 @@ class GrammarState:
         Raises:
             GrammarError: The grammar became too complex, or nothing may follow.
         """
+        thought = self._thought
+        if thought is not None and thought.is_open:
+            ends = torch.zeros(self._vocab, dtype=torch.bool)
+            ends[list(self._ends)] = True
+            return ends
         bits = self._bits
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), 4 * len(bits))
         if self._matcher.is_error():
             raise GrammarError(f"the text cannot go on under its grammar: {self._why()}")
         allowed = (bits[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
-        return allowed.flatten()[: self._vocab] == 0
+        forbidden = allowed.flatten()[: self._vocab] == 0
+        if thought is not None:
+            forbidden[thought.open_token] = False
+        return forbidden
 
     def take(self, token: int) -> None:
         """Go on with a token.
@@ -120,6 +145,12 @@ class GrammarState:
         Raises:
             GrammarError: The grammar does not allow it.
         """
+        thought = self._thought
+        if thought is not None and (thought.is_open or token == thought.open_token):
+            is_over = thought.is_open and token == thought.close_token
+            self._thought = None if is_over else replace(thought, is_open=True)
+            return
+        self._thought = None
         if not self._matcher.consume_token(token):
             raise GrammarError(f"token {token} is not allowed by the grammar: {self._why()}")
 
@@ -131,4 +162,4 @@ class GrammarState:
     @property
     def is_done(self) -> bool:
         """Whether nothing but the end may follow."""
-        return bool(self._matcher.is_stopped())
+        return self._thought is None and bool(self._matcher.is_stopped())

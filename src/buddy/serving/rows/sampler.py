@@ -7,7 +7,7 @@ together where their logits are, and sums go along a row by itself, so that comp
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -55,6 +55,8 @@ class Picker:
         prompt: Token ids; the repetition penalty counts them.
         top_logprobs: Alternatives that come with each logprob; None = no logprobs.
         grammar: That the text follows.
+        ends: Tokens that end the answer, which may not come before `min_tokens`.
+        min_tokens: Tokens that the answer has at least.
     """
 
     def __init__(
@@ -63,8 +65,12 @@ class Picker:
         prompt: Sequence[int],
         top_logprobs: int | None = None,
         grammar: GrammarState | None = None,
+        *,
+        ends: Collection[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self.sampling, self.top_logprobs, self.grammar = sampling, top_logprobs, grammar
+        self._ends, self._to_come = np.array([*ends], np.int64), min_tokens
         self.is_greedy = sampling.temperature == 0
         self.seen: NDArray[np.int64] | None = None
         if sampling.repetition_penalty != 1:
@@ -78,11 +84,24 @@ class Picker:
                 self._generator.seed()
             else:
                 self._generator.manual_seed(sampling.seed % 2**63)
-        self.changes = bool(sampling.logit_bias) or any(
+        self._changes_all = bool(sampling.logit_bias) or any(
             change is not None for change in (self.seen, self.answer, self.grammar)
         )
-        self.is_plain = self.is_greedy and not self.changes and top_logprobs is None
-        """Its token is the best of the logits as they are."""
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """Tokens that may not come yet, as they would end the answer."""
+        return self._ends if self._to_come > 0 else self._ends[:0]
+
+    @property
+    def changes(self) -> bool:
+        """Whether its next token is chosen from other logits than the model's."""
+        return self._changes_all or len(self.held) > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its next token is the best of the logits as they are."""
+        return self.is_greedy and not self.changes and self.top_logprobs is None
 
     def draw(self) -> float:
         """A number in [0, 1)."""
@@ -95,6 +114,7 @@ class Picker:
         Raises:
             GrammarError: Its grammar does not allow it.
         """
+        self._to_come -= 1
         if self.seen is not None:
             self.seen = np.append(self.seen, token)
         if self.answer is not None:
@@ -130,6 +150,7 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
     }
     if changes:
         errors = _follow_grammars(logits, pickers)
+        _hold_ends(logits, pickers)
         best, may_follow = _best(logits)
     drawing = [row for row, picker in enumerate(pickers) if not picker.is_greedy]
     numbers = {row: pickers[row].draw() for row in drawing}
@@ -202,11 +223,18 @@ def _follow_grammars(
             forbidden = picker.grammar.forbidden().to(logits.device, non_blocking=True)
             logits[row].masked_fill_(forbidden, -math.inf)
         except BuddyError as error:
-            errors[row] = Picked(error=str(error), param="response_format")
+            errors[row] = Picked(error=str(error), param=picker.grammar.param)
         except Exception:  # what one row asks for must hurt nobody else
             _LOG.exception("no token can be chosen for a row")
             errors[row] = Picked(error="no token can be chosen with these sampling parameters")
     return errors
+
+
+def _hold_ends(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> None:
+    """Forbid what would end answers that are to be longer, in place."""
+    held = {row: picker.held for row, picker in enumerate(pickers) if len(picker.held)}
+    if held:
+        logits[_places(held, logits)] = -math.inf
 
 
 def _told(

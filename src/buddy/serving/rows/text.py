@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from buddy.serving.overlap import overlap
+
 _BROKEN: Final = "\ufffd"
 _WINDOW: Final = 16
 _LONGEST: Final = 4
@@ -27,14 +29,18 @@ class TokenText:
     Args:
         tokenizer: Of the tokenizers library, as transformers wraps it.
         before: Tokens that the text goes on from. A decoder may take the space off a first word.
+        shown: Special tokens that are written out.
 
     Attributes:
         length: Characters that have been given in all.
     """
 
-    def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, before: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
         self._special = special_tokens(tokenizer)
+        self._shown = shown & self._special
         self._ids: list[int] = []
         """The last tokens: some that have been given, which others join to, and the open ones."""
         self._read = 0
@@ -51,6 +57,11 @@ class TokenText:
 
     def push(self, token: int) -> str:
         """The new text; none of a special token, or where a character is not complete."""
+        if token in self._shown:
+            mark = str(self._decode([token], skip_special_tokens=False))
+            before = self.flush()
+            self.length += len(mark)
+            return before + mark
         if token in self._special:  # it would push what is not complete out of the window
             return ""
         self._ids.append(token)
@@ -108,7 +119,7 @@ class StopStrings:
         if places:
             self._held = ""
             return text[: min(places)], True
-        longest = max(_overlap(text, stop) for stop in self._stop)
+        longest = max(overlap(text, stop) for stop in self._stop)
         cut = len(text) - longest
         self._held = text[cut:]
         return text[:cut], False
@@ -117,9 +128,3 @@ class StopStrings:
         """What was held back for nothing."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that a stop string begins with, and is longer than."""
-    most = min(len(text), len(stop) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

@@ -205,14 +205,13 @@ class _BoundCache:
         # Of each lane, no two neighbouring blocks need a place of their own.
         skipped.room(lanes * (self.backbone.num_blocks // 2 + 1), self._like)
         arena = skipped.arena
-        assert arena.stored is not None
         cache.waiting, cache.filled = arena.addresses
-        cache.skipped, cache.num_skipped = arena.stored.data_ptr(), arena.count
+        cache.skipped, cache.num_skipped = arena.stored[0].data_ptr(), arena.counts[0]
 
     def close_skipped(self) -> None:
         """Take over how many residuals were stored."""
         if self.kv.skipped is not None:
-            self.kv.skipped.arena.count = self.cache.num_skipped
+            self.kv.skipped.arena.counts[0] = self.cache.num_skipped
 
 
 class NativeRun(PassRun):

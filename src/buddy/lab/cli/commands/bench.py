@@ -219,10 +219,11 @@ def _setting(model: "BuddyForCausalLM") -> dict[str, Any]:
     """What else speed depends on."""
     import torch
 
-    on_gpu = model.device.type == "cuda"
+    devices = list(dict.fromkeys(model.backbone.devices))
+    names = map(torch.cuda.get_device_name, devices) if model.device.type == "cuda" else ()
     return {
         "dtype": str(model.dtype),
-        "device": torch.cuda.get_device_name(model.device) if on_gpu else model.device.type,
+        "device": ", ".join(names) or model.device.type,
         "threads": torch.get_num_threads(),
         "instructions": model.executor.instructions,
         "attention": model.backbone.attention,

@@ -140,7 +140,7 @@ def measure_speed(
     series = [subject.series for subject in subjects]
     return {
         **to_results(series, num_blocks=model.num_blocks, batch=batch, context=context),
-        "peak_memory_bytes": _peak_memory(model.device),
+        "peak_memory_bytes": _peak_memory(set(model.backbone.devices)),
     }
 
 
@@ -261,10 +261,10 @@ def _span_s(clock: Clock, run: Callable[[], Any]) -> float:
     return clock.seconds(start, clock.mark())
 
 
-def _peak_memory(device: torch.device) -> int | None:
-    """Most bytes in use since the process began: on the device, or resident on Linux."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def _peak_memory(devices: set[torch.device]) -> int | None:
+    """Most bytes in use since the process began: on these devices, or resident on Linux."""
+    if {device.type for device in devices} == {"cuda"}:
+        return sum(map(torch.cuda.max_memory_allocated, devices))
     if sys.platform != "linux":
         return None
     import resource

@@ -1,0 +1,74 @@
+"""Routes that turn texts and conversations into token ids, and token ids into text, as vLLM has."""
+
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from buddy.errors import PromptError
+from buddy.serving.http.beginning import in_turn
+from buddy.serving.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from buddy.serving.http.openai import content_of, refused_by
+from buddy.serving.http.refusals import Refusal, refusal_of
+from buddy.serving.http.schema import Detokenized, Tokenized
+from buddy.serving.http.service import Service
+from buddy.serving.http.tool_choice import called_tools, conversation
+from buddy.serving.http.unknown_fields import check_unknown, header_of
+
+
+def add_tokens(api: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    def options(name: str) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+        return {
+            "responses": refused_by(400, 401, 403, 408, 413, 429),
+            "openapi_extra": {"requestBody": {"required": True, "content": content}},
+            "tags": ["Tokens"],
+        }
+
+    @api.post("/tokenize", response_model=Tokenized, **options("TokenizeBody"))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        content = await content_of(request)
+        return await in_turn(service, content, partial(_tokenize, service, content))
+
+    @api.post("/detokenize", response_model=Detokenized, **options("DetokenizeBody"))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        content = await content_of(request)
+        return await in_turn(service, content, partial(_detokenize, service, content))
+
+
+def _tokenize(service: Service, content: bytes) -> Response:
+    body, reader = read_body(TokenizeBody, content), service.reader
+    ignored = check_unknown(body)
+    service.num_ignored += len(ignored)
+    if (body.prompt is None) == (body.messages is None):
+        raise Refusal(400, "expected one of prompt and messages", param="prompt")
+    try:
+        if body.messages is not None:
+            tokens = reader.chat(conversation(body, body.messages, called_tools(body)))
+        else:
+            adds_special = body.add_special_tokens is not False
+            (tokens,) = reader.prompts(body.prompt or "", adds_special=adds_special)
+    except PromptError as error:
+        raise refusal_of(error, "prompt" if body.messages is None else "messages") from error
+    made = Tokenized(
+        count=len(tokens), max_model_len=service.engine.facts.context, tokens=list(tokens)
+    )
+    if body.return_token_strs:
+        made["token_strs"] = [reader.token_text(token)[0] for token in tokens]
+    return JSONResponse(made, headers=header_of(ignored))
+
+
+def _detokenize(service: Service, content: bytes) -> Response:
+    body = read_body(DetokenizeBody, content)
+    ignored = check_unknown(body)
+    service.num_ignored += len(ignored)
+    try:
+        text = service.reader.text(body.tokens)
+    except PromptError as error:
+        raise refusal_of(error, "tokens") from error
+    return JSONResponse(Detokenized(prompt=text), headers=header_of(ignored))
