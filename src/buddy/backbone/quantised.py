@@ -207,10 +207,8 @@ def quantise_backbone(
                 setattr(parent, name, quantised_layer(child, quantisation, release))
     head, embedding = backbone.head, backbone.embedding
     if type(head) is nn.Linear:
-        quantised = QuantisedLinear(head, "int8", release)
-        backbone.set_head(quantised)
-        if embedding.weight is head.weight:
-            backbone.set_embedding(QuantisedEmbedding(embedding, quantised))
+        is_tied, made = embedding.weight is head.weight, QuantisedLinear(head, "int8", release)
+        backbone.set_ends(QuantisedEmbedding(embedding, made) if is_tied else embedding, made)
 
 
 def quantised_layer(
