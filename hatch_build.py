@@ -17,6 +17,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("src/buddy")
+MACHINES = ("x86_64", "aarch64")
+"""Of Linux: what wheels are made for."""
 GLIBC = (2, 28)
 """The oldest C library that the wheels run with: that of torch's own wheels."""
 
@@ -55,7 +57,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         from buddy.engine.executors.native.instructions import sets_of
         from buddy.engine.executors.native.kernel_cache import SHIPPED, keep
 
-        sets = sets_of(machine)
+        sets = sets_of(machine) if machine in MACHINES else ()
         if not sets:
             raise SystemExit(f"BUDDY_KERNELS={machine}: no kernel is built for that machine")
         folder = Path(self._made.name) / SHIPPED.relative_to(Path(self.root, SOURCE).resolve())

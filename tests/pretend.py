@@ -120,6 +120,17 @@ class PretendDevice(TorchFunctionMode):
         return out
 
 
+class AppleDevice(PretendDevice):
+    """Apple's GPU, where `TYPE` is "mps": it refuses float64, as the real one does."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, OnDevice) and tensor.dtype == torch.float64:
+                raise TypeError("the MPS framework doesn't support float64")
+        return out
+
+
 def move(module, index=0):
     """Put all parameters and buffers of a module on a device."""
     for part in module.modules():

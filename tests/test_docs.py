@@ -113,6 +113,18 @@ def test_the_tables_of_speed_and_goodput_are_those_of_the_records():
     assert f"at full depth {whole}; fixed half depth gives {half}" in said
 
 
+def test_what_loading_takes_is_as_the_records_have_it():
+    table, page = script("load_memory")["memory_table"], DOCS / "benchmarks" / "memory.md"
+    records = sorted((ROOT / "results").glob("load-memory*.json"))
+    assert records
+    assert all(table(record) in page.read_text() for record in records)
+    rows = table(ROOT / "results" / "load-memory.json").splitlines()[-2:]
+    int8, int4 = ([cell.strip() for cell in row.split("|")] for row in rows)
+    said = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert f"{int8[5]} (int8) and {int4[5]} (int4) stay" in said
+    assert f"loading takes {int8[7]} and {int4[7]} times what stays" in said
+
+
 def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():
     tables = runpy.run_path(str(ROOT / "benchmarks" / "route_table.py"))
     record = json.loads((ROOT / "results" / "routing" / "smollm2-135m.json").read_text())

@@ -108,12 +108,11 @@ class Pretrained:
         )
         if only_trainable:
             return plain
-        is_tied = self.backbone.config.tie_word_embeddings
+        table = getattr(self.backbone.embedding, "head", None) if exclude_embeddings else None
         return plain + sum(
             layer.in_features * layer.out_features
             for layer in cast(nn.Module, self).modules()
-            if isinstance(layer, QuantisedLinear | NF4Linear)
-            and not (is_tied and layer is self.backbone.head)
+            if isinstance(layer, QuantisedLinear | NF4Linear) and layer is not table
         )
 
     resize_token_embeddings = _refused("resize_token_embeddings", _PARTS)

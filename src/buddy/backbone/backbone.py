@@ -85,8 +85,7 @@ class Backbone:
         config = cast(Any, model.config)
         family = find_family(config)
         core = attrgetter(family.backbone)(model)
-        self.config = config
-        self.family = family
+        self.config, self.family = config, family
         self.blocks: nn.ModuleList = attrgetter(family.blocks)(core)
         self.num_blocks = len(self.blocks)
         self.windows = block_windows(config, family)
@@ -103,10 +102,9 @@ class Backbone:
                 'expected "sdpa" or "eager"; load the model with attn_implementation="sdpa"'
             )
         if self.attention not in family.implementations:
-            wanted = family.implementations[0]
             raise ModelError(
                 f"attention {self.attention!r} does not compute {family.title}: load the model "
-                f'with attn_implementation="{wanted}"'
+                f'with attn_implementation="{family.implementations[0]}"'
             )
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // config.num_attention_heads
@@ -128,11 +126,13 @@ class Backbone:
         """How many token ids have logits."""
         return int(cast(Any, self.head).out_features)
 
-    def set_head(self, head: nn.Module) -> None:
-        """Put another output projection in the place of the model's."""
-        self.head = head
-        setattr(self._model, self.family.head, head)
-        cast(Any, self._model)._tied_weights_keys = {}  # or transformers would tie the new one
+    def set_ends(self, embedding: nn.Module, head: nn.Module) -> None:
+        """Put in another embedding of token ids and another output projection."""
+        model, family = cast(Any, self._model), self.family
+        self.embedding, self.head = cast(nn.Embedding, embedding), head
+        setattr(attrgetter(family.backbone)(model), family.embedding, embedding)
+        setattr(model, family.head, head)
+        model._tied_weights_keys = {}  # or transformers would tie the new one
 
     @property
     def device(self) -> torch.device:

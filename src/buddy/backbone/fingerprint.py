@@ -8,17 +8,23 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from buddy.backbone.memory import Release, keep
+
 _SAMPLES: Final = 64
 """Weights of each parameter that the fingerprint looks at."""
 _KEPT: Final = "_buddy_fingerprint"
 """Name under which a model keeps its fingerprint."""
 
 
-def base_fingerprint(model: nn.Module) -> str:
+def base_fingerprint(model: nn.Module, release: Release = keep) -> str:
     """SHA-256 of evenly spaced weights of every parameter, those of an adapter left out.
 
     It is the same in bfloat16 and float32, and whether PEFT has wrapped the linear layers or not.
     In float16 it is the same only where the weights are stored in that format: it rounds others.
+
+    Args:
+        model: A Hugging Face causal LM, wrapped by PEFT or not.
+        release: Told of each parameter that was looked at.
     """
     digest = hashlib.sha256()
     base = getattr(model, "get_base_model", lambda: model)()
@@ -31,6 +37,7 @@ def base_fingerprint(model: nn.Module) -> str:
         sample = flat[:: max(1, len(flat) // _SAMPLES)].to(torch.bfloat16).cpu()
         digest.update(name.replace(".base_layer", "").encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
+        release(parameter)
     return digest.hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Memory for weights and caches: one stretch, in large pages where the system has them."""
 
 import mmap
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -8,6 +9,12 @@ from torch import Tensor
 
 LARGE_PAGE: Final = 2 << 20
 """Bytes of a large page on most machines."""
+Release = Callable[[Tensor], None]
+"""Told of weights that are needed no longer, or not for now."""
+
+
+def keep(weight: Tensor) -> None:
+    """Release nothing: the weight lies in memory of its own."""
 
 
 def zeroed_memory(num_bytes: int) -> Tensor:

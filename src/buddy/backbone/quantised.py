@@ -3,17 +3,18 @@
 Decoding reads every weight once a token, so fewer bits are more tokens. A quantised layer computes
 in the format of its input, from weights that are widened on the way, so that the general path and
 the native decoder use the same numbers. Scales of int8 are numbers of bfloat16, as those of int4
-are in a model of bfloat16, so that a widened weight is rounded once.
+are in a model of bfloat16, so that a widened weight is rounded once. Where the output projection
+is the embedding, token ids are embedded by its quantised rows, and no other table is kept.
 """
 
-from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.memory import Release, keep
 from buddy.backbone.nf4 import NF4Linear
 from buddy.errors import ModelError
 
@@ -38,9 +39,11 @@ class QuantisedLinear(nn.Module):
     weight: Tensor
     scales: Tensor
 
-    def __init__(self, linear: nn.Linear, quantisation: Quantisation) -> None:
+    def __init__(
+        self, linear: nn.Linear, quantisation: Quantisation, release: Release = keep
+    ) -> None:
         super().__init__()
-        weight, scales = _quantised(linear.weight.detach(), quantisation)
+        weight, scales = _quantised(linear.weight.detach(), quantisation, release)
         self.quantisation = quantisation
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("weight", weight)
@@ -55,10 +58,18 @@ class QuantisedLinear(nn.Module):
         return self
 
     def widened(
-        self, dtype: torch.dtype, rows: slice = slice(None)
+        self, dtype: torch.dtype, rows: slice | Int[Tensor, " rows"] = slice(None)
     ) -> Float[Tensor, "rows columns"]:
-        """The weights that the layer computes with, or some rows of them."""
-        weight, scales = self.weight[rows], self.scales[rows].to(dtype)
+        """The weights that the layer computes with, or some rows of them.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        weight, scales = (
+            part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
+            for part in (self.weight, self.scales)
+        )
+        scales = scales.to(dtype)
         if self.quantisation == "int8":
             return weight.to(dtype).mul_(scales[:, None])
         pairs = weight.view(len(weight), -1, GROUP // 2)
@@ -76,7 +87,40 @@ class QuantisedLinear(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _quantised(weight: Tensor, quantisation: Quantisation) -> tuple[Tensor, Tensor]:
+class QuantisedEmbedding(nn.Module):
+    """The embedding of token ids by the rows of a quantised output projection, which it shares.
+
+    Args:
+        embedding: Whose place it takes; its table is the projection's weight.
+        head: That projection, quantised.
+
+    Attributes:
+        weight: [0, hidden]: no row of its own, in the number format of what it gives.
+    """
+
+    weight: Tensor
+
+    def __init__(self, embedding: nn.Embedding, head: QuantisedLinear) -> None:
+        super().__init__()
+        self.head = head
+        self.num_embeddings, self.embedding_dim = embedding.weight.shape
+        self.register_buffer("weight", torch.empty_like(embedding.weight[:0]))
+        self.embed_scale: Tensor | None = getattr(embedding, "embed_scale", None)
+
+    def forward(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape hidden"]:
+        """Widen a row for each id, and scale it where the family's own embedding does.
+
+        Raises:
+            IndexError: An id is no row.
+        """
+        rows = self.head.widened(self.weight.dtype, token_ids.flatten())
+        rows = rows.view(*token_ids.shape, -1)
+        return rows if self.embed_scale is None else rows * self.embed_scale.to(rows)
+
+
+def _quantised(
+    weight: Tensor, quantisation: Quantisation, release: Release
+) -> tuple[Tensor, Tensor]:
     """Weights and scales, in memory that is taken before what is needed on the way."""
     (rows, columns), is_int8 = weight.shape, quantisation == "int8"
     quantise = quantise_int8 if is_int8 else quantise_int4
@@ -88,6 +132,8 @@ def _quantised(weight: Tensor, quantisation: Quantisation) -> tuple[Tensor, Tens
     for first in range(0, rows, step):
         part = slice(first, first + step)
         found[part], scales[part] = quantise(weight[part])
+        release(weight[part])
+    release(weight)  # the pages that parts share
     return found, scales
 
 
@@ -138,31 +184,37 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def quantise_backbone(
-    backbone: Backbone,
-    quantisation: Quantisation,
-    release: Callable[[Tensor], None] = lambda weight: None,
+    backbone: Backbone, quantisation: Quantisation, release: Release = keep
 ) -> None:
-    """Quantise all linear layers in place.
+    """Quantise all linear layers in place, and the embedding that the output projection is.
 
     The output projection takes int8 in either case, and so do rows that int4 cannot divide.
 
     Args:
         backbone: The model.
         quantisation: How.
-        release: Told of each weight that is needed no longer.
+        release: Told of each weight that is needed no longer, in parts.
 
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
     """
     check_quantisation(quantisation)
-    for block in backbone.blocks:
-        for parent in list(block.modules()):
-            for name, child in list(parent.named_children()):
-                if hasattr(child, "lora_A"):
-                    raise ModelError("merge the adapter before quantising: merge_adapter=True")
-                if type(child) is nn.Linear:
-                    fits = child.in_features % GROUP == 0
-                    setattr(parent, name, QuantisedLinear(child, quantisation if fits else "int8"))
-                    release(child.weight)
-    if type(backbone.head) is nn.Linear:
-        backbone.set_head(QuantisedLinear(backbone.head, "int8"))
+    parts = (*backbone.blocks.modules(), backbone.embedding, backbone.head)
+    if any(hasattr(part, "lora_A") for part in parts):
+        raise ModelError("merge the adapter before quantising: merge_adapter=True")
+    for parent in list(backbone.blocks.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, quantised_layer(child, quantisation, release))
+    head, embedding = backbone.head, backbone.embedding
+    if type(head) is nn.Linear:
+        is_tied, made = embedding.weight is head.weight, QuantisedLinear(head, "int8", release)
+        backbone.set_ends(QuantisedEmbedding(embedding, made) if is_tied else embedding, made)
+
+
+def quantised_layer(
+    linear: nn.Linear, quantisation: Quantisation, release: Release
+) -> QuantisedLinear:
+    """A block's linear layer, quantised: in int8 where int4 cannot divide its rows."""
+    fits = linear.in_features % GROUP == 0
+    return QuantisedLinear(linear, quantisation if fits else "int8", release)

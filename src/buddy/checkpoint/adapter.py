@@ -8,7 +8,7 @@ must be as PEFT has it by default.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
@@ -117,7 +117,9 @@ def _defaults() -> dict[str, Any]:
 
 
 @torch.no_grad()
-def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
+def merge_adapter(
+    model: nn.Module, folder: Path, on_merged: Callable[[str], None] = lambda name: None
+) -> tuple[Any, str | None]:
     """Add the adapter's weights to those of the model, as PEFT does, bit for bit.
 
     An adapter on a head whose weights are the embedding's gives the head weights of its own, so
@@ -125,6 +127,12 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
 
     Plain LoRA is added here, where the weights lie: PEFT takes seconds to be imported, to wrap each
     layer and to unwrap it. Anything else is left to PEFT.
+
+    Args:
+        model: Whose weights change.
+        folder: Of the adapter.
+        on_merged: Told the name of each layer that was merged here, and may put another in its
+            place.
 
     Returns:
         The model, and the adapter's fingerprint.
@@ -153,7 +161,8 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
     like = next(iter(targets.values()))
     wide = torch.promote_types(like.dtype, torch.float32)
     sums, deltas = torch.empty(2, largest, dtype=wide, device=like.device)
-    for name, weight in targets.items():
+    for name in sorted(wanted):
+        weight = targets.pop(name)
         down, up = (weights[f"{_PREFIX}{name}.lora_{side}.weight"] for side in "AB")
         shape = (config.r, weight.shape[1]), (weight.shape[0], config.r)
         if (down.shape, up.shape) != shape:
@@ -161,6 +170,7 @@ def merge_adapter(model: nn.Module, folder: Path) -> tuple[Any, str | None]:
         delta, total = (space[: weight.numel()].view(weight.shape) for space in (deltas, sums))
         torch.mm(up.to(like.device, wide), down.to(like.device, wide), out=delta)
         weight.copy_(total.copy_(weight).add_(delta.mul_(config.scaling)))
+        on_merged(name)
     return model, part_fingerprint({name: t.to(torch.bfloat16) for name, t in weights.items()})
 
 

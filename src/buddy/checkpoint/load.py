@@ -1,6 +1,6 @@
 """Loads a base model, or a Buddy checkpoint and the base model that it was made for, in parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
-from buddy.backbone.quantised import Quantisation, check_quantisation, quantise_backbone
+from buddy.backbone.quantised import (
+    Quantisation,
+    check_quantisation,
+    quantise_backbone,
+    quantised_layer,
+)
 from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
 from buddy.checkpoint.card import CARD, read_card
 from buddy.checkpoint.listed_files import MANIFEST, check_files
@@ -110,65 +115,68 @@ def _parts(
     **weights: Unpack[WeightOptions],
 ) -> ModelParts:
     """Put a model's parts side by side, its base loaded by `load_base`."""
-    checkpoint, mapped = model.checkpoint, list[MappedWeights]()
+    checkpoint, mapped = model.checkpoint, MappedWeights()
     if quant is not None:  # before they reach a device, and without a copy of all of them
         device = pick_device(weights.get("device"))
         if quant != "nf4":
             check_quantisation(quant)
-        load_base = partial(load_base, mapped=mapped.append)
+        load_base = partial(load_base, mapped=mapped)
         weights["device"] = "cpu"
     if checkpoint is None:
-        parts = _base_parts(model, load_base(model.base, **weights))
+        parts = _base_parts(model, load_base(model.base, **weights), mapped)
     else:
         check_files(checkpoint.folder, checkpoint.manifest.files)
         policy = policy or check_policy(checkpoint.folder, checkpoint.manifest)
         hf_model = load_base(model.base, **weights)
-        parts = _checkpoint_parts(model, checkpoint, hf_model, merge_adapter)
+        parts = _checkpoint_parts(model, checkpoint, hf_model, mapped, merge_adapter, quant)
     if quant is not None:
-        _quantise(parts, quant, device, mapped)
+        if quant == "nf4":
+            freeze_in_nf4(parts.backbone, device, mapped.release)
+        else:
+            quantise_backbone(parts.backbone, quant, mapped.release)
+        mapped.own(parts.hf_model)
         parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
 
 
-def _quantise(
-    parts: ModelParts,
-    quant: Quantisation | FrozenFormat,
-    device: torch.device,
-    mapped: Sequence[MappedWeights],
+def _quantise_merged(
+    model: Any, mapped: MappedWeights, quant: Quantisation | FrozenFormat | None, name: str
 ) -> None:
-    """Quantise a model; of weights that lie in files, none is read for longer than that takes."""
+    """Quantise a layer as soon as its adapter is merged; not the head, which comes last.
 
-    def release(weight: Tensor) -> None:
-        for weights in mapped:
-            weights.release(weight)
-
-    if quant == "nf4":
-        freeze_in_nf4(parts.backbone, device, release)
-    else:
-        quantise_backbone(parts.backbone, quant, release)
-    for weights in mapped:
-        weights.own(parts.hf_model)
+    Four bits of NF4 are made where the layer computes, once all are merged.
+    """
+    linear = model.get_submodule(name)
+    if quant in ("int8", "int4") and linear is not model.get_output_embeddings():
+        model.set_submodule(name, quantised_layer(linear, quant, mapped.release))
 
 
-def _base_parts(model: Resolved, hf_model: Any) -> ModelParts:
+def _base_parts(model: Resolved, hf_model: Any, mapped: MappedWeights) -> ModelParts:
     backbone, origin = Backbone(hf_model), Origin()
     if not _is_outline(backbone):
         # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
         is_stored = backbone.dtype is not torch.float16 or is_stored_in(model.base, torch.float16)
         source = model.base.source if is_stored else None
-        origin = Origin(source=source, fingerprint=base_fingerprint(hf_model))
+        origin = Origin(source=source, fingerprint=base_fingerprint(hf_model, mapped.release))
     prior = shipped_prior(model.name) or QuickPrior(backbone, origin.fingerprint or "", model)
     return ModelParts(hf_model=hf_model, backbone=backbone, routing={"prior": prior}, origin=origin)
 
 
 def _checkpoint_parts(
-    model: Resolved, checkpoint: Checkpoint, hf_model: Any, is_merged: bool
+    model: Resolved,
+    checkpoint: Checkpoint,
+    hf_model: Any,
+    mapped: MappedWeights,
+    is_merged: bool,
+    quant: Quantisation | FrozenFormat | None,
 ) -> ModelParts:
     folder, manifest = checkpoint.folder, checkpoint.manifest
     backbone, merged = Backbone(hf_model), None
     is_outline = _is_outline(backbone)
-    fingerprint = manifest.base.fingerprint if is_outline else base_fingerprint(hf_model)
+    fingerprint = manifest.base.fingerprint
+    if not is_outline:
+        fingerprint = base_fingerprint(hf_model, mapped.release)
     check_base(folder, manifest.base, backbone, fingerprint)
     if manifest.base.fingerprint is None and not is_outline:
         check_tokenizer(folder, manifest.base, read_tokenizer(model.base.folder()))
@@ -177,7 +185,8 @@ def _checkpoint_parts(
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
         measured = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
         if is_merged:
-            hf_model, merged = merge_adapter(hf_model, folder / FOLDER)
+            quantise = partial(_quantise_merged, hf_model, mapped, quant)
+            hf_model, merged = merge_adapter(hf_model, folder / FOLDER, quantise)
         else:
             hf_model = load_adapter(hf_model, folder / FOLDER)
     adapted = Backbone(base_of_adapted(hf_model))

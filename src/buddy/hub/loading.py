@@ -5,7 +5,6 @@ tensors of checked safetensors (`hub.weights`), and for the tokenizer a folder t
 (`hub.tokenizer`). No code of a folder is run.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import torch
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import find_family
+from buddy.backbone.memory import keep
 from buddy.depth.cost import ModelShape
 from buddy.errors import CheckpointError, ModelError
 from buddy.hub.aligned_load import read_aligned
@@ -74,7 +74,7 @@ def load_model(
     device: str | torch.device | None = None,
     attention: str | None = None,
     on_progress: OnFetch | None = None,
-    mapped: Callable[[MappedWeights], None] | None = None,
+    mapped: MappedWeights | None = None,
 ) -> Any:
     """Load a Hugging Face causal LM, ready for inference, and verify it if it is new.
 
@@ -85,8 +85,8 @@ def load_model(
             all; by default the first CUDA device, else the CPU.
         attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
-        mapped: Where the weights can stay in their files, leave them there and tell whose they are:
-            of a model on the CPU that is to be converted.
+        mapped: Maps the weights, which stay in their files where they can: of a model on the CPU
+            that is to be converted.
 
     Raises:
         ModelError: It cannot be fetched or understood, or the device cannot be had.
@@ -113,8 +113,7 @@ def load_model(
             state = read_aligned(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             if is_as_stored and mapped is not None:
-                mapped(weights := MappedWeights(where, tensors))
-                state = weights.tensors
+                state = mapped.map(where, tensors)
             kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
             model, report = kind.from_pretrained(
                 None,
@@ -132,7 +131,7 @@ def load_model(
     model.generation_config = generation_config  # here, as from_pretrained would make another of it
     model.eval()
     with explained(f"the model in {where} cannot be run", advice):
-        verify_once(model)
+        verify_once(model, keep if mapped is None else mapped.release)
     if len(devices) > 1:
         _undispatch(model)
     return model

@@ -20,19 +20,25 @@ _DONTNEED: Final = 4
 
 
 class MappedWeights:
-    """Tensors of a model's files, whose pages are the file's own and may go at any time.
+    """Weights that may lie in their files, whose pages are the file's own and may go at any time.
 
-    Args:
-        folder: Of the model.
-        tensors: As `open_weights` gives them: checked, and not read yet.
-
-    Attributes:
-        tensors: By name. What is written to them is seen by nobody else.
+    None does before `map` is called.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:
-        self.tensors: dict[str, Tensor] = {}
+    def __init__(self) -> None:
         self._stretches: list[range] = []
+
+    def map(self, folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Map a model's files.
+
+        Args:
+            folder: Of the model.
+            tensors: As `open_weights` gives them: checked, and not read yet.
+
+        Returns:
+            The tensors by name. What is written to them is seen by nobody else.
+        """
+        mapped: dict[str, Tensor] = {}
         for path in weight_files(folder):
             with path.open("rb") as file:
                 whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -44,9 +50,10 @@ class MappedWeights:
                 shape = tuple(tensors[name].get_shape())
                 at = begins + header[name]["data_offsets"][0]
                 flat = torch.frombuffer(whole, dtype=dtype, count=math.prod(shape), offset=at)
-                self.tensors[name] = flat.view(shape)
+                mapped[name] = flat.view(shape)
             first = ctypes.addressof(ctypes.c_char.from_buffer(whole))
             self._stretches.append(range(first, first + len(whole)))
+        return mapped
 
     def release(self, tensor: Tensor) -> None:
         """Give the pages of a tensor back; of one that lies elsewhere nothing happens.

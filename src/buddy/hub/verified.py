@@ -14,6 +14,7 @@ from typing import Any, Final
 from buddy import __version__
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.memory import Release, keep
 from buddy.backbone.verify import verify_backbone
 from buddy.errors import CheckpointError, ResultError
 from buddy.files import read_json, write_text
@@ -23,31 +24,34 @@ _FORMAT: Final = 1
 """Raised when Backbone or the comparison changes, so that everything is verified again."""
 
 
-def verify_once(model: Any) -> None:
+def verify_once(model: Any, release: Release = keep) -> None:
     """Verify a model that was just loaded, unless this one was verified before.
 
     Args:
         model: A Hugging Face causal LM of a supported family, in evaluation mode.
+        release: Told of each weight that was looked at.
 
     Raises:
         FamilyError: Buddy would not compute it as transformers does.
     """
     backbone = Backbone(model)
-    key = _key(model, backbone)
+    key = _key(backbone, base_fingerprint(model, release))
     path = cache_home() / "verified" / f"{key}.json"
     if _says(path, key):
         return
     verify_backbone(backbone)
+    for weight in model.parameters():
+        release(weight)
     _note(path, {"key": key, "model_type": backbone.config.model_type})
 
 
-def _key(model: Any, backbone: Backbone) -> str:
+def _key(backbone: Backbone, fingerprint: str) -> str:
     """Weights, config, family row, number format, device, attention, and who computes."""
     parts = (
         _FORMAT,
         __version__,
         version("transformers"),
-        base_fingerprint(model),
+        fingerprint,
         backbone.config.to_json_string(),
         backbone.family,
         backbone.dtype,

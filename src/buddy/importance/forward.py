@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone, Rotary
+from buddy.depth.wide import widened
 from buddy.engine.state.lanes import Frame, Lanes
 
 _HEAD_TOKENS = 256
@@ -110,8 +111,8 @@ class Windows:
         hidden: Float[Tensor, "batch tokens hidden"],
         vocabulary: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Sum of the targets' losses, float64."""
-        return self._losses(hidden, vocabulary).double().sum()
+        """Sum of the targets' losses, in the device's widest number format."""
+        return widened(self._losses(hidden, vocabulary)).sum()
 
     def _losses(
         self,

@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from buddy import BuddyForCausalLM
+from buddy.backbone.backbone import Backbone
+from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import (
     GROUP,
     QuantisedLinear,
@@ -14,7 +17,10 @@ from buddy.backbone.quantised import (
     quantise_int4,
     quantise_int8,
 )
-from tests.tiny import random_ids, tiny_model
+from buddy.errors import ModelError, PromptError
+from tests.tiny import CONFIGS, random_ids, tiny_model
+
+TIED = [name for name, config in CONFIGS.items() if config.tie_word_embeddings]
 
 
 @given(st.integers(0, 100), st.sampled_from([1e-6, 1.0, 1e4]))
@@ -90,3 +96,90 @@ def test_scales_keep_their_number_format():
     linear.bfloat16()
     assert linear.scales.dtype == torch.float32
     assert torch.equal(linear.widened(torch.float32), before)
+
+
+@pytest.mark.parametrize("family", TIED)
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_tied_embedding_is_the_quantised_heads_rows(family, quantisation, dtype):
+    plain, made = (Backbone(tiny_model(family).to(dtype)) for _ in range(2))
+    quantise_backbone(made, quantisation)
+    plain.embedding.weight.copy_(made.head.widened(dtype))  # and scales rows as the family does
+    ids = random_ids(3, 9)
+    assert torch.equal(made.embed(ids), plain.embed(ids))
+    assert made.dtype == dtype
+    assert not any(tensor.shape == plain.embedding.weight.shape for tensor in floats_of(made))
+
+
+def floats_of(backbone):
+    """All floating point numbers that a backbone's model keeps."""
+    tensors = (*backbone._model.parameters(), *backbone._model.buffers())
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+@torch.no_grad()
+def test_an_embedding_of_its_own_stays_as_it_is():
+    backbone = Backbone(tiny_model("llama"))
+    table = backbone.embedding.weight
+    quantise_backbone(backbone, "int8")
+    assert backbone.embedding.weight is table
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma"])
+@torch.no_grad()
+def test_transformers_own_forward_and_a_model_that_moves_read_the_same_rows(family):
+    backbone = Backbone(tiny_model(family))
+    quantise_backbone(backbone, "int8")
+    ids = random_ids(1, 5)
+    hidden, positions = backbone.embed(ids), torch.arange(5)[None]
+    rotary = backbone.rotary(hidden, positions)
+    for block in range(backbone.num_blocks):
+        hidden = backbone.run_block(block, hidden, None, positions, rotary, None)
+    torch.testing.assert_close(backbone.own_logits(ids), backbone.logits(hidden))
+    backbone._model.bfloat16()
+    assert backbone.dtype == torch.bfloat16
+    assert backbone.embed(ids).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("wrong", [-1, 97])
+def test_an_id_that_is_no_row_is_refused(wrong):
+    backbone = Backbone(tiny_model("llama3"))
+    quantise_backbone(backbone, "int8")
+    with pytest.raises(PromptError, match="not one of the model's 97"):
+        backbone.embed(torch.tensor([[3, wrong]]))
+
+
+@pytest.mark.parametrize("target", ["q_proj", "lm_head"])
+def test_an_adapter_that_is_not_merged_is_refused(target):
+    adapted = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=[target]))
+    with pytest.raises(ModelError, match="merge the adapter before quantising"):
+        quantise_backbone(Backbone(adapted.get_base_model()), "int8")
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@torch.no_grad()
+def test_every_weight_is_given_back_in_parts_after_its_last_use(monkeypatch, quantisation):
+    expected, made = (Backbone(tiny_model("llama3")) for _ in range(2))
+    weights = [*made.blocks.parameters(), made.embedding.weight]
+    quantise_backbone(expected, quantisation)
+    monkeypatch.setattr("buddy.backbone.quantised._ROUNDED_AT_ONCE", 10 * 32)  # ten rows, or fewer
+    parts = []
+
+    def release(part):
+        parts.append(part.numel())
+        part.fill_(torch.nan)  # as a page may hold anything
+
+    quantise_backbone(made, quantisation, release)
+    ids = random_ids(2, 6)
+    assert torch.equal(made.own_logits(ids), expected.own_logits(ids))
+    assert all(bool(weight.isnan().all()) for weight in weights if weight.ndim > 1)
+    assert parts.count(10 * 32) > 9
+
+
+def test_a_fingerprint_gives_each_weight_back_and_stays_the_same():
+    model, seen = tiny_model("llama3"), []
+    assert base_fingerprint(model, lambda weight: seen.append(id(weight))) == base_fingerprint(
+        model
+    )
+    assert seen == [id(weight) for weight in model.parameters()]

@@ -84,7 +84,7 @@ static Model model_of(int format, int is_bf16, int has_tiles)
     float *angles = floats(2 * CAPACITY * HEAD, 0, 1);
     Matrix words = matrix(VOCAB, HIDDEN_SIZE, is_bf16 ? BFLOAT16 : FLOAT32, 0);
     return (Model){
-        .blocks = blocks, .embedding = words.weights, .final_norm = floats(HIDDEN_SIZE, 1, 0.2f),
+        .blocks = blocks, .embedding = words, .final_norm = floats(HIDDEN_SIZE, 1, 0.2f),
         .vocabulary = words, .cosines = angles, .sines = angles + CAPACITY * HEAD,
         .epsilon = 1e-5f, .scaling = 0.17f, .num_blocks = BLOCKS, .hidden = HIDDEN_SIZE,
         .heads = HEADS, .kv_heads = KV_HEADS, .head_size = HEAD, .inner = INNER,

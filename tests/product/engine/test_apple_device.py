@@ -2,26 +2,14 @@
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 from buddy.engine.influence import block_influence, summary_cosine
 from tests.methods.adainfer.test_policy import adaptive
-from tests.pretend import OnDevice, PretendDevice, move
+from tests.pretend import AppleDevice, move
 from tests.product.serving.made import Bench, byte_buddy, prompts, request
 from tests.tiny import padded, random_ids, tiny_buddy
 
 PROMPTS, MASK = padded([random_ids(1, n, seed=n)[0] for n in (3, 9, 6)], "left")
-
-
-class AppleDevice(PretendDevice):
-    """Refuses float64, as the real one does."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        out = super().__torch_function__(function, types, args, kwargs)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, OnDevice) and tensor.dtype == torch.float64:
-                raise TypeError("the MPS framework doesn't support float64")
-        return out
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,9 @@ from tests.product.engine.schedules import Schedule
 from tests.product.engine.test_lanes import follow
 from tests.tiny import every_kv_policy, tiny_model
 
-every_set = pytest.mark.parametrize("known_set", SETS, ids=lambda known_set: known_set.name)
+every_set = pytest.mark.parametrize(
+    "known_set", SETS, ids=lambda known_set: f"{known_set.name} of {known_set.machine}"
+)
 STEPS = Path(__file__).with_name("steps.c")
 CC = shlex.split(os.environ.get("CC", "cc"))  # `make sanitize` names one
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
@@ -116,6 +118,11 @@ def test_a_set_that_is_not_there_is_refused(monkeypatch, machine, had):
     monkeypatch.setenv("BUDDY_NATIVE", "amx")
     with pytest.raises(ModelError, match=f"names no instruction set of this processor.*{had}"):
         best_set()
+
+
+def test_a_mac_gets_what_every_clang_makes_for_it(monkeypatch):
+    pretend(monkeypatch, "arm64", ())
+    assert (best_set().name, best_set().flags) == ("neon", ())
 
 
 def test_a_processor_that_no_set_is_for_gets_what_its_compiler_finds_best(monkeypatch):

@@ -287,17 +287,33 @@ def test_a_lanes_numbers_do_not_depend_on_those_beside_it():
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_quantised_weights_give_the_general_paths_logits(quantisation, rows):
-    native, general = twins(policy="static:1,3")
+@pytest.mark.parametrize("family", ["llama", "qwen2.5"])  # the second has tied embeddings
+def test_quantised_weights_give_the_general_paths_logits(family, quantisation, rows):
+    native, general = twins(family, policy="static:1,3")
     ids, continuation = random_ids(rows, 6), random_ids(rows, 5, seed=2)
     arguments = (ids, torch.ones_like(ids), continuation)
     plain, _, _ = decode(general, *arguments, budget=1.0)
     quantise_backbone(native.backbone, quantisation)
     general.backbone.head = native.backbone.head
+    general.backbone.embedding = native.backbone.embedding
     made, _, _ = decode(native, *arguments, budget=1.0)
     expected, _, _ = decode(general, *arguments, budget=1.0)
     assert_close(made, expected, **TOLERANCE)
     assert (made - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "llama3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_what_is_embedded_is_the_general_paths_bit_for_bit(family, dtype):
+    buddy = BuddyForCausalLM(tiny_model(family).to(dtype), engine="native", policy="full")
+    quantise_backbone(buddy.backbone, "int8")
+    session, ids = buddy.new_session(1, 97), torch.arange(97)
+    session.join(ConstantBudget(6))
+    lanes = session.begin(tuple(session.sequences.values()), (97,))
+    run = buddy.executor.fast_path().begin(session, lanes, Feed(token_ids=ids, counts=(97,)))
+    run.blocks(range(0), None)
+    assert torch.equal(run.hidden, buddy.backbone.embed(ids[None])[0].float())
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 290), (3, 7), (20, 9)])
@@ -402,12 +418,15 @@ def test_a_model_that_moves_keeps_the_angles_that_a_longer_session_reads():
     assert len(weights._angles[0]) == 60
 
 
-@pytest.mark.parametrize("quantisation", [None, "int8"])
-def test_memory_that_the_kernel_reads_outlives_a_weight_that_moves(quantisation):
-    native, general = twins("llama", policy="full")
+@pytest.mark.parametrize(
+    ("family", "quantisation"), [("llama", None), ("llama", "int8"), ("llama3", "int8")]
+)
+def test_memory_that_the_kernel_reads_outlives_a_weight_that_moves(family, quantisation):
+    native, general = twins(family, policy="full")
     if quantisation is not None:
         quantise_backbone(native.backbone, quantisation)
         general.backbone.head = native.backbone.head
+        general.backbone.embedding = native.backbone.embedding
     ids = random_ids(1, 4)
     arguments = (ids, torch.ones_like(ids), random_ids(1, 3, seed=1))
     before, _, _ = decode(native, *arguments)

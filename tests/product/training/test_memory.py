@@ -3,11 +3,15 @@
 import copy
 import dataclasses
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from typer.testing import CliRunner
 
 from buddy.checkpoint.resolve import resolve
+from buddy.cli.main import app
 from buddy.data.examples import Example, Source
 from buddy.training import fast
 from buddy.training.recipe import AdaptedModelSettings, DataSettings
@@ -24,6 +28,7 @@ from buddy.training.router.trainer import JointTrainer
 from tests.tiny import CONFIGS, tiny_model
 from tests.words import word_tokenizer
 
+ROOT = Path(__file__).parents[3]
 LENGTH = 48
 """Tokens of each row: without pads, rectangles are what a step computes."""
 
@@ -118,3 +123,27 @@ def test_weights_and_adapters_are_those_of_a_trainer(base, monkeypatch):
     shared = plan_memory(dataclasses.replace(recipe, optim=optim), processes=4)
     gathered = 2 * blocks // plan.num_blocks
     assert shared.weights == pytest.approx(plan.weights - blocks * 3 / 4 + gathered, abs=1)
+
+
+def test_the_page_has_what_is_told_of_a_model_of_llama_3_8bs_shape(tmp_path):
+    shape = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+    )
+    shape.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()  # of which nothing is read
+    recipe = str(ROOT / "recipes" / "paper.toml")
+    command = ["train", recipe, "--set", f"model.name={tmp_path}", "--plan-memory"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    _, *told = (" ".join(line.split()) for line in done.stdout.splitlines() if line.strip())
+    page = (ROOT / "docs" / "how-to" / "train.md").read_text()
+    shown = page.partition("```text\n  weights ")[2].partition("```")[0]
+    lines = [" ".join(line.split()) for line in f"weights {shown}".splitlines() if line.strip()]
+    assert len(lines) == 9
+    assert told[: len(lines)] == lines  # what `card` means comes last

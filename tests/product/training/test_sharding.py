@@ -125,5 +125,5 @@ def test_two_processes_with_halves_of_the_blocks_step_as_one_with_all(tmp_path):
 
 def test_a_base_of_four_bits_is_not_shared():
     data = DataSettings(train=(Source(path="unused"),))
-    with pytest.raises(RecipeError, match="optim.fsdp shares weights in their own number format"):
+    with pytest.raises(RecipeError, match=r"optim\.fsdp shares weights in their own number format"):
         Recipe(data=data, model=AdaptedModelSettings(quant="nf4"), optim=OptimSettings(fsdp=True))

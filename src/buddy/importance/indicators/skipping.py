@@ -80,7 +80,7 @@ class DeltaPerplexity:
         blocks = range(self._backbone.num_blocks)
         whole, without = skip_losses(self._backbone, ids, blocks)
         losses = torch.stack([*(without[block] for block in blocks), whole])  # [L + 1, B, T - 1]
-        self._nll += losses.double().sum((1, 2)).cpu()
+        self._nll += losses.cpu().double().sum((1, 2))
         self._targets += whole.numel()
 
     def state(self) -> dict[str, Tensor]:

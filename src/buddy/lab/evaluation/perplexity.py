@@ -143,8 +143,8 @@ def window_losses(
     hidden = out.hidden.view(windows, width, -1)
     before = hidden[:, width - stride - 1 : -1].flatten(0, 1)
     logprobs, _ = token_logprobs(model, before, ids[:, width - stride :].flatten())
-    sums = (-logprobs.double().view(windows, stride).sum(1)).tolist()
-    depths = out.executed.view(windows, width).double().mean(1).tolist()
+    sums = (-logprobs.cpu().double().view(windows, stride).sum(1)).tolist()
+    depths = out.executed.cpu().view(windows, width).double().mean(1).tolist()
     return list(map(WindowLoss, sums, out.last_plan.executed_sets, depths))
 
 

@@ -126,7 +126,7 @@ def evaluate_online(
         hidden = out.lanes.hidden.new_zeros(*real.shape, out.lanes.hidden.shape[1])
         hidden[real] = out.lanes.hidden
         losses = answer_losses(model.backbone, hidden[batch.rows, batch.columns], batch.targets)
-        total += float(losses.double().sum())
+        total += float(losses.cpu().double().sum())
         tokens += len(batch.targets)
         ran += int(out.lanes.executed.sum())
         fed += out.lanes.lanes.num

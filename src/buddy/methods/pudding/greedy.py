@@ -58,7 +58,7 @@ def greedy_order(
         sets = torch.ones(len(rest), num_blocks, dtype=torch.bool)
         for row, block in enumerate(rest):
             sets[row, [*gone, block]] = False
-        costs = cost(sets).double().cpu()
+        costs = cost(sets).cpu().double()
         if not bool(costs.isfinite().all()):
             raise ModelError(
                 "the cost of a set of blocks is not a number: the model's weights are damaged or "

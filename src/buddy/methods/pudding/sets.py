@@ -11,6 +11,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example, by_source
+from buddy.depth.wide import widest_float
 from buddy.errors import DataError, RecipeError, TrainingError
 from buddy.files import plain_name
 from buddy.methods.pudding.greedy import GreedyOrder, greedy_order
@@ -107,7 +108,7 @@ def task_costs(
     """
     answers = sorted(weighted_answers(search), key=lambda pair: pair[0].num_tokens)
     sets = sets.to(backbone.device)
-    costs = torch.zeros(len(sets), dtype=torch.float64, device=backbone.device)
+    costs = torch.zeros(len(sets), dtype=widest_float(backbone.device), device=backbone.device)
     for start in range(0, len(answers), batch_size):
         some = answers[start : start + batch_size]
         batch = collate([example for example, _ in some], backbone.device)
@@ -116,7 +117,7 @@ def task_costs(
             out = run_plans(backbone, 1, batch, lambda seen, every=every: every)  # type: ignore[misc]  # a default binds the loop's value
         losses = leaf_losses(backbone, out, batch)  # [answers, sets]
         weights = torch.tensor([weight for _, weight in some], device=backbone.device)
-        costs += (losses * weights[:, None]).double().sum(0)
+        costs += (losses * weights[:, None]).to(costs.dtype).sum(0)
     return costs.float() / len(search.questions)
 
 

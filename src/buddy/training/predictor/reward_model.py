@@ -106,5 +106,5 @@ def model_identity(live: RewardModel) -> str:
     named += list(live.router.state_dict().items())
     for name, tensor in named:
         digest.update(name.encode())
-        digest.update(tensor.detach().double().cpu().numpy().tobytes())
+        digest.update(tensor.detach().cpu().double().numpy().tobytes())
     return digest.hexdigest()

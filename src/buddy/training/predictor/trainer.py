@@ -95,7 +95,7 @@ class PredictorTrainer:
             reward=float(reward.mean()),
             cross_entropy=float(losses.mean()),
             entropy=entropy,
-            blocks=float(blocks.double().mean()),
+            blocks=float(blocks.cpu().double().mean()),
             seconds=time.perf_counter() - started_s,
         )
 

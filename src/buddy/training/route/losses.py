@@ -10,6 +10,7 @@ from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.data.examples import Example
+from buddy.depth.wide import widest_float
 from buddy.errors import ModelError
 from buddy.training.batches import collate
 from buddy.training.predictor.depth_losses import leaf_tokens
@@ -80,14 +81,14 @@ def set_losses(
     every = sets.to(backbone.device).expand(len(examples), -1, -1)
     out = run_plans(backbone, 1, batch, lambda seen: every)
     leaf, losses = leaf_tokens(backbone, out, batch)
-    nats = torch.zeros(len(out.owner), dtype=torch.float64, device=losses.device)
-    nats.index_add_(0, leaf, losses.double())
+    nats = torch.zeros(len(out.owner), dtype=widest_float(losses.device), device=losses.device)
+    nats.index_add_(0, leaf, losses.to(nats.dtype))
     if not bool(nats.isfinite().all()):
         raise ModelError(
             "the loss of an answer is not a number: the model's weights are damaged or its number "
             "format overflows; load it in bfloat16 or float32"
         )
-    return Losses(nats[out.leaf].cpu(), batch.answer_tokens.double().cpu())
+    return Losses(nats[out.leaf].cpu().double(), batch.answer_tokens.cpu().double())
 
 
 def batches(examples: Sequence[Example], size: int) -> Iterator[tuple[list[int], list[Example]]]:

@@ -99,7 +99,7 @@ def evaluate(
             batch = collate(ordered[start : start + _BATCH], model.device)
             depths = torch.full_like(batch.token_ids, blocks)
             out, losses = answer_pass(model, batch, depths, sharded)
-            total += float(losses.double().sum())
+            total += float(losses.cpu().double().sum())
             tokens += len(batch.targets)
             counts.add(out.plan.executed_sets)
             everything.add(out.plan.executed_sets)

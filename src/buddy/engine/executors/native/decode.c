@@ -129,8 +129,7 @@ static void run_all(void *argument, Team *team, int thread)
     for (int lane = 0; lane < step->lanes; lane++) {
         place[lane] = -1;
         if (thread == 0 && step->first == 0)
-            load(model, model->embedding, (size_t)step->tokens[lane] * model->hidden,
-                 step->residual + (size_t)lane * model->hidden, model->hidden);
+            embed(model, step->tokens[lane], step->residual + (size_t)lane * model->hidden);
     }
     barrier(team);
     for (int block = step->first; block < step->stop; block++)

@@ -2,6 +2,9 @@
 
 A wheel carries a library for each set of its machine. Without one the compiler makes that of the
 best set at first use. For other machines it makes what the compiler finds best there.
+
+Macs call their machine arm64 and have no /proc/cpuinfo. What clang makes for them without a flag
+runs on all of them; `-march=native`, not every clang knows there.
 """
 
 import os
@@ -50,6 +53,7 @@ SETS: Final = (
     _x86("avx512", _X86_V4, *_WIDE),
     _x86("avx2", _X86_V3, "-march=x86-64-v3"),
     InstructionSet("neon", "aarch64", ("-march=armv8-a",), frozenset({"asimd"})),
+    InstructionSet("neon", "arm64", (), frozenset()),
 )
 """All sets; those of one machine stand together, the best first."""
 

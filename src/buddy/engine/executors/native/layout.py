@@ -44,7 +44,8 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar[_Fields] = [
         ("blocks", ctypes.POINTER(Block)),
-        *_fields(_POINTER, "embedding final_norm"),
+        ("embedding", Matrix),
+        ("final_norm", _POINTER),
         ("vocabulary", Matrix),
         *_fields(_POINTER, "cosines sines"),
         *_fields(ctypes.c_float, "epsilon scaling"),

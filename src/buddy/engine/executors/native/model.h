@@ -15,14 +15,14 @@ typedef struct {
 
 typedef struct {
     const Block *blocks;
-    const void *embedding; /* [vocab, hidden] */
+    Matrix embedding; /* in INT8 it is the output projection */
     const float *final_norm;
     Matrix vocabulary; /* the output projection */
     const float *cosines, *sines; /* [positions, head_size] */
     float epsilon, scaling;
     int32_t num_blocks, hidden, heads, kv_heads, head_size, inner;
     int32_t by_tiles; /* whether tiles make all products, which makes prompts too the kernel's */
-    int32_t is_bf16; /* number format of embedding, cache and kept residuals; else float32 */
+    int32_t is_bf16; /* number format of what is embedded, cache and kept residuals; else float32 */
 } Model;
 
 /* Of a session. A token's slot is its position. */

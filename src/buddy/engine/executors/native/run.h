@@ -180,6 +180,22 @@ static void load(const Model *model, const void *buffer, size_t at, float *restr
         x[i] = widen(from[i]);
 }
 
+/* The residual that enters the first block, rounded as the general path rounds it. */
+static void embed(const Model *model, int64_t token, float *restrict x)
+{
+    const Matrix *table = &model->embedding;
+    size_t at = (size_t)token * table->columns;
+    if (table->format != INT8) {
+        load(model, table->weights, at, x, table->columns);
+        return;
+    }
+    const int8_t *from = (const int8_t *)table->weights + at;
+    for (int i = 0; i < table->columns; i++) {
+        float wide = table->scales[token] * from[i];
+        x[i] = model->is_bf16 ? widen(narrow(wide)) : wide;
+    }
+}
+
 static size_t cache_at(const Run *run, int row, int head, int slot)
 {
     const Cache *cache = run->cache;

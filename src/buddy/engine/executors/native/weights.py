@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import rope_of_length
-from buddy.backbone.quantised import QuantisedLinear
+from buddy.backbone.quantised import QuantisedEmbedding, QuantisedLinear
 from buddy.engine.executors.native import layout
 from buddy.errors import ModelError
 
@@ -50,6 +50,12 @@ def _linears(backbone: Backbone) -> list[nn.Module]:
         for name in names.values()
     ]
     return [*blocks, backbone.head]
+
+
+def _table(backbone: Backbone) -> Tensor:
+    """The weights that token ids are embedded by."""
+    embedding = backbone.embedding
+    return embedding.head.weight if isinstance(embedding, QuantisedEmbedding) else embedding.weight
 
 
 def _fits_tiles(matrix: layout.Matrix) -> bool:
@@ -98,7 +104,7 @@ class BoundWeights:
                 number format than the keys and values that sessions already hold.
         """
         positions = max(positions, self._positions)  # of sessions that other threads are stepping
-        if self._backbone.embedding.weight.data_ptr() != self.model.embedding:
+        if _table(self._backbone).data_ptr() != self.model.embedding.weights:
             self._follow()
         if positions > self._positions:
             # Of the angles' dtype, nothing else.
@@ -151,6 +157,15 @@ class BoundWeights:
             by_dots=numbers != layout.FLOAT32 and self._backbone.dtype == torch.bfloat16,
         )
 
+    def _embedding(self, vocabulary: layout.Matrix) -> layout.Matrix:
+        """The embedding as a matrix: the output projection where that is quantised and both."""
+        embedding = self._backbone.embedding
+        if isinstance(embedding, QuantisedEmbedding):
+            return vocabulary
+        rows, columns = embedding.weight.shape
+        weights, numbers = self._hold(embedding.weight), layout.FORMATS[embedding.weight.dtype]
+        return layout.Matrix(weights=weights.data_ptr(), rows=rows, columns=columns, format=numbers)
+
     def _bind(self) -> None:
         backbone, config = self._backbone, self._backbone.config
         self._held, self._positions = [], 0
@@ -176,7 +191,7 @@ class BoundWeights:
         first = cast(Any, backbone.blocks[0])
         self.model = layout.Model(
             blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
-            embedding=self._hold(backbone.embedding.weight).data_ptr(),
+            embedding=self._embedding(vocabulary),
             final_norm=self._norm(backbone.final_norm),
             vocabulary=vocabulary,
             epsilon=config.rms_norm_eps,

@@ -97,7 +97,7 @@ def losses_under(
     ]
     targets = torch.tensor([t for example in examples for t in example.answer], device=device)
     logprobs, _ = token_logprobs(model, out.hidden[before], targets)
-    parts = torch.split(-logprobs.double(), [len(example.answer) for example in examples])
+    parts = torch.split(-logprobs.cpu().double(), [len(example.answer) for example in examples])
     plans = out.last_plan.executed_sets
     ran = [int(part.sum()) for part in torch.split(out.executed, list(feed.counts))]
     return [
