@@ -127,9 +127,12 @@ def test_what_loading_takes_is_as_the_records_have_it():
 
 def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():
     tables = runpy.run_path(str(ROOT / "benchmarks" / "route_table.py"))
-    record = json.loads((ROOT / "results" / "routing" / "smollm2-135m.json").read_text())
+    records = ROOT / "results" / "routing"
+    record = json.loads((records / "smollm2-135m.json").read_text())
+    other = json.loads((records / "smollm2-135m-answer-tokens.json").read_text())
     page = (ROOT / "docs" / "benchmarks" / "routing.md").read_text()
     assert tables["by_depth"](record) in page
+    assert tables["by_depth"](other) in page
     assert tables["by_kind"](record, 26) in page
     assert tables["by_kind"](record, 22) in page
     (at_22,) = (each for each in record["results"]["tables"]["groups"] if each["blocks"] == 22)
