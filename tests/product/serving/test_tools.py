@@ -207,6 +207,7 @@ def test_a_conversation_with_calls_and_their_answers_is_written_by_the_template(
             "expected a JSON object",
         ),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"tools": TOOLS, "min_tokens": 1}, "min_tokens", "ends where it is whole"),
     ],
 )
 def test_what_cannot_be_called_is_refused_by_its_field(http, change, param, said):

@@ -30,6 +30,9 @@ _SAMPLED: Final = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 """Numbers that bodies and `Sampling` name alike."""
+_ENDS_WHOLE: Final = (
+    "min_tokens goes with neither response_format nor tools: such an answer ends where it is whole"
+)
 _MOST_REQUESTS: Final = 128
 """Prompts times answers to each."""
 
@@ -77,7 +80,9 @@ def chat_requests(
     most = body.max_completion_tokens or body.max_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
     requests = _requests(body, [prompt], most, service.engine.facts.context, top, budget, service)
-    grammar = chat_grammar(called, _grammar(body), prompt, service.reader)
+    grammar = chat_grammar(called, requests[0].grammar, prompt, service.reader)
+    if grammar is not None:
+        _refuse_given("min_tokens", body.min_tokens, _ENDS_WHOLE)
     shown = shown_marks(called, service.reader)
     requests = [
         replace(
@@ -145,13 +150,8 @@ def _requests(
         )
     prompt_logprobs = scored_top(body, prompts)
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
-    if grammar is not None and body.min_tokens:
-        raise Refusal(
-            400,
-            "min_tokens goes with no response_format: a text of a grammar ends where it is whole",
-            param="min_tokens",
-            code="unsupported",
-        )
+    if grammar is not None:
+        _refuse_given("min_tokens", body.min_tokens, _ENDS_WHOLE)
     shown = frozenset(service.reader.special.values() if body.skip_special_tokens is False else ())
     return [
         GenerationRequest(
