@@ -35,7 +35,6 @@ from pathlib import Path
 from statistics import fmean
 
 from buddy import BuddyForCausalLM, load_tokenizer
-from buddy.cli.loading import DTYPES
 from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
 from buddy.hub.loading import named_dtype
@@ -180,7 +179,9 @@ def read_arguments():
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
     parser.add_argument("--max-tokens", type=int, default=256, help="of an unseen row")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="measure in it; training has model.dtype in --set"
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="measure in it; training has model.dtype in --set",
     )
     parser.add_argument("--only", action="append", help="this method alone; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -54,8 +54,14 @@ class QuickPrior(Prior):
         self._values = None
         self._source = "order measured when a budget first needs it"
 
-    def values(self, on_progress: OnProgress | None = None) -> Float[Tensor, " middle"]:
+    def values(
+        self, on_progress: OnProgress | None = None, *, advises: bool = True
+    ) -> Float[Tensor, " middle"]:
         """Normalised importance of the middle blocks.
+
+        Args:
+            on_progress: Told how far it is, where it is measured now.
+            advises: Whether the log then tells of better orders.
 
         Raises:
             CheckpointError: The model's tokenizer cannot be loaded.
@@ -65,7 +71,7 @@ class QuickPrior(Prior):
             path = prior_path(self._fingerprint)
             importance = self._cached(path)
             if importance is None:
-                importance = self._measure(on_progress)
+                importance = self._measure(on_progress, advises=advises)
                 is_saved = "cached" if self._save(path, importance) else "not cached"
                 self._source = f"order measured now by a quick cosine pass ({is_saved})"
             else:
@@ -107,7 +113,7 @@ class QuickPrior(Prior):
             return None
         return importance
 
-    def _measure(self, on_progress: OnProgress | None) -> list[float]:
+    def _measure(self, on_progress: OnProgress | None, *, advises: bool) -> list[float]:
         width = min(WINDOW, self._backbone.config.max_position_embeddings)
         windows = quick_windows(self._model.load_tokenizer(), width)
         if not len(windows[0]):
@@ -120,7 +126,7 @@ class QuickPrior(Prior):
         _LOG.info(
             "measuring a quick order of the %d blocks, once for this model%s",
             num_blocks,
-            "" if on_progress else advice,  # who shows it goes on to a use of it
+            advice if advises else "",
         )
         summed, done = torch.zeros(num_blocks, dtype=torch.float64), 0
 

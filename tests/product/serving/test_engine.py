@@ -158,10 +158,10 @@ def test_whatever_is_raised_requests_end_and_the_engine_is_not_ready(made, error
 def test_who_is_lost_between_the_queue_and_a_row_is_told_too(made, monkeypatch):
     engine = made()
 
-    def breaks(submitted):
+    def breaks(*submitted):
         raise SystemExit(3)
 
-    monkeypatch.setattr(engine._batcher, "_row", breaks)
+    monkeypatch.setattr("buddy.serving.rows.batcher.make_row", breaks)
     assert "the engine has failed" in ask(engine, request([1])).wait().failed
 
 

@@ -33,7 +33,9 @@ def test_every_method_is_told_from_a_recipe_and_can_be_run(tmp_path, name):
     with pytest.raises(RecipeError, match=r"unknown key no_such_key: expected .*data"):
         read(tmp_path / "recipe.toml", "no_such_key = 1\n", f"method={name}")
     train = trained_methods()[name].load("train")
-    assert list(signature(train).parameters) == ["recipe", "out", "resume", "listener"]
+    parameters = list(signature(train).parameters.values())
+    assert [each.name for each in parameters[:4]] == ["recipe", "out", "resume", "listener"]
+    assert all(each.default is None for each in parameters[4:])
 
 
 @pytest.mark.parametrize("value", ['"dense"', "3", "['buddy']", "{ a = 1 }"])

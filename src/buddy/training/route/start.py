@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from buddy.budget.blocks import least_blocks
 from buddy.checkpoint.parts import trained_modules
+from buddy.checkpoint.quick_prior import QuickPrior
 from buddy.checkpoint.resolve import ModelName, Resolved, resolve
 from buddy.depth.prior import OnProgress, Prior
 from buddy.errors import RecipeError, TrainingError
@@ -102,4 +103,8 @@ def prior_order(model: BuddyForCausalLM, on_progress: OnProgress) -> tuple[int, 
     prior = model.resources.prior
     if prior is None:
         raise RecipeError("model.name: this model has no prior: name a base model")
-    return StaticPolicy(Prior(prior.values(on_progress)), model.num_blocks).removal_order
+    if isinstance(prior, QuickPrior):  # what it advises is what is being done
+        values = prior.values(on_progress, advises=False)
+    else:
+        values = prior.values(on_progress)
+    return StaticPolicy(Prior(values), model.num_blocks).removal_order
