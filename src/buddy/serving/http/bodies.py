@@ -38,6 +38,8 @@ _MOST_BIASES: Final = 1024
 _MANY: Final = 2**31 - 1
 _SEED: Final = 2**63 - 1
 
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
+Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
 """The name of a function that a model may call."""
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -52,7 +54,8 @@ Budget = _Number | str | dict[str, _Number | str]
 
 
 def _empty(value: Any) -> Any:
-    if value:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value or is_number:
         raise PydanticCustomError("unsupported", "not supported here: leave it out")
     return value
 
@@ -227,7 +230,7 @@ class RequestFields(RequestBody):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=_MOST_BIASES)] | None = None
     """Token ids, written as strings, and what is added to their logits."""
-    seed: Annotated[int, Field(ge=-_SEED, le=_SEED)] | None = None
+    seed: Seed | None = None
     """The same text for the same request, on one machine; its prompt is not taken from a cache."""
     stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=_MOST_STOPS)] | None = (
         None
@@ -261,7 +264,7 @@ class ConversationFields(RequestBody):
     """Whether it calls any; "auto" if not given."""
     parallel_tool_calls: bool | None = None
     """With false it calls one at most."""
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     """Variables of the model's chat template, such as enable_thinking: what lets a model think
     aloud first, as it has not been trained to under a budget."""
     add_generation_prompt: bool | None = None

@@ -18,6 +18,8 @@ from buddy.serving.http.bodies import (
     NamedTool,
     RequestBody,
     ResponseFormat,
+    Seed,
+    TemplateVariables,
     TextPart,
     Tool,
     ToolCall,
@@ -147,7 +149,7 @@ class ResponsesBody(RequestBody):
 
     model: str | None = None
     """The served model, or `MODEL@BUDGET`; may be left out."""
-    input: str | Annotated[list[_Item], Field(min_length=1, max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[_Item], Field(min_length=1, max_length=MOST_MESSAGES - 1)]
     """A text of the user's, or messages, calls and what they gave."""
     instructions: str | None = None
     """A message of the system before them."""
@@ -157,13 +159,13 @@ class ResponsesBody(RequestBody):
     max_output_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     """Not given here: ask /v1/chat/completions."""
