@@ -130,7 +130,7 @@ def main():
                 "own_tool": sum(is_own for _, is_own in found),
             }
             print(counts)
-    experiment.save(args.out, "tool-calls", counts, config=experiment.texts(args))
+    experiment.save(args.out, "tool-calls", counts, config=experiment.values(args))
 
 
 if __name__ == "__main__":
