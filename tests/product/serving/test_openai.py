@@ -6,6 +6,7 @@ import pytest
 from buddy.data.examples import encode_chat
 from buddy.serving.http.bodies import Message
 from buddy.serving.http.prompts import Conversation, PromptReader
+from buddy.serving.http.refusals import Refusal
 from buddy.serving.request import Grammar
 from tests.budgets import default, fixed
 from tests.product.serving.scripted import token_at
@@ -155,6 +156,15 @@ def test_a_template_that_knows_of_thinking_thinks_only_where_it_is_asked_to(runn
     assert reader.chat(Conversation(messages=asked)) == (8,) == tuple(encode_chat(tokenizer, "w10"))
     thinks = {"enable_thinking": True}
     assert reader.chat(Conversation(messages=asked, variables=thinks)) == (7,)
+
+
+@pytest.mark.parametrize("name", ["self", "tokenizer", "messages", "padding"])
+def test_what_is_no_variable_of_a_template_is_refused_whatever_the_template_reads(name):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = f"{{{{ '{name}' if {name} else 'w8' }}}}"
+    asked = Conversation(messages=[Message(role="user", content="w10")], variables={name: 1})
+    with pytest.raises(Refusal, match="no such variable"):
+        PromptReader(tokenizer).chat(asked)
 
 
 def test_logprobs_of_a_chat(client, running):

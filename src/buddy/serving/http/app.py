@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from buddy import __version__
 from buddy.errors import BuddyError, ServingError, shown
-from buddy.serving.http.auth import Keys
+from buddy.serving.http.auth import Keys, is_open
 from buddy.serving.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from buddy.serving.http.guards import Bounded, CutOff, Guarded, Patience, foreign_host
 from buddy.serving.http.logs import Logged
@@ -37,8 +37,6 @@ from buddy.serving.http.unknown_fields import HEADER
 from buddy.serving.request import Failed
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+")
-_KEYED: Final = ("/metrics", "/tokenize", "/detokenize")
-"""Paths beside OpenAI's that take a key."""
 
 
 def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
@@ -158,7 +156,7 @@ def _document(api: FastAPI, *, has_keys: bool) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if has_keys and (path.startswith("/v1") or path in _KEYED):
+            if has_keys and not is_open(path):
                 operation["security"] = [{"key": []}]
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)

@@ -20,6 +20,11 @@ OWNER: Final = "buddy.owner"
 """Where a request's scope says whose it is, by the digest of a key."""
 
 
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for what is at a path, keys or none."""
+    return path in _OPEN or path.startswith(_OPEN_FOLDER)
+
+
 class Keys:
     """The keys that are taken.
 
@@ -69,8 +74,7 @@ class Keys:
 
         Open are the page and its files, `/docs`, and whether the server is alive and ready.
         """
-        path = scope["path"]
-        if path in _OPEN or path.startswith(_OPEN_FOLDER):
+        if is_open(scope["path"]):
             return None
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         kind, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")

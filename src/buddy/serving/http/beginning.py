@@ -22,7 +22,7 @@ from buddy.serving.http.response_reply import ResponseReply
 from buddy.serving.http.responses import ResponsesBody, named_as_response
 from buddy.serving.http.service import Service
 from buddy.serving.http.speech import Speech
-from buddy.serving.http.unknown_fields import check_unknown, header_of
+from buddy.serving.http.unknown_fields import check_unknown
 
 Made = TypeVar("Made")
 Asked = TypeVar("Asked", ChatBody, CompletionBody, ResponsesBody)
@@ -93,8 +93,7 @@ def _begin(
             raise named_as_response(refusal_of(error)) from error
     else:
         begun = _begin_chat(service, body, owner, loop)
-    service.num_ignored += len(ignored)
-    return replace(begun, headers=header_of(ignored))
+    return replace(begun, headers=service.note_ignored(ignored))
 
 
 def _begin_chat(

@@ -82,16 +82,10 @@ def add_openai(api: FastAPI, service: Service) -> None:
         }
         return {200: good, **refused_by(*_REFUSED)}
 
-    def body(name: str) -> dict[str, Any]:
-        examples = {title: {"value": value} for title, value in _EXAMPLES[name].items()}
-        schema = {"$ref": f"#/components/schemas/{name}"}
-        content = {"application/json": {"schema": schema, "examples": examples}}
-        return {"requestBody": {"required": True, "content": content}}
-
     @api.post(
         "/v1/chat/completions",
         responses=answers(ChatCompletion),
-        openapi_extra=body("ChatBody"),
+        openapi_extra=body_named("ChatBody"),
         tags=["OpenAI"],
     )
     async def chat(request: Request) -> Response:
@@ -101,7 +95,7 @@ def add_openai(api: FastAPI, service: Service) -> None:
     @api.post(
         "/v1/completions",
         responses=answers(Completion),
-        openapi_extra=body("CompletionBody"),
+        openapi_extra=body_named("CompletionBody"),
         tags=["OpenAI"],
     )
     async def complete(request: Request) -> Response:
@@ -111,7 +105,7 @@ def add_openai(api: FastAPI, service: Service) -> None:
     @api.post(
         "/v1/responses",
         responses=answers(ResponseBody),
-        openapi_extra=body("ResponsesBody"),
+        openapi_extra=body_named("ResponsesBody"),
         tags=["OpenAI"],
     )
     async def respond(request: Request) -> Response:
@@ -138,6 +132,15 @@ def add_openai(api: FastAPI, service: Service) -> None:
         """The served model, if this is its name; a budget may follow an `@`."""
         budget_of(RequestFields(model=name), service.rules, service.engine.facts.model)
         return JSONResponse(service.model(name))
+
+
+def body_named(name: str) -> dict[str, Any]:
+    """What OpenAPI is told of a route that takes a body of this name."""
+    content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{name}"}}
+    if name in _EXAMPLES:
+        examples = _EXAMPLES[name].items()
+        content["examples"] = {title: {"value": value} for title, value in examples}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def refused_by(*codes: int) -> dict[int | str, dict[str, Any]]:

@@ -28,22 +28,10 @@ _CUT: Final = 64
 _CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _OWN_VARIABLES: Final = frozenset(
     {
-        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
-        *(
-            "tokenize",
-            "chat_template",
-            "return_dict",
-            "return_tensors",
-            "return_assistant_tokens_mask",
-        ),
-        *(
-            "sanitize_control_tokens",
-            "padding",
-            "truncation",
-            "max_length",
-            "tokenizer_kwargs",
-            "conversation",
-        ),
+        *("self", "tokenizer", "conversation", "messages", "tools", "documents", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "chat_template", "padding"),
+        *("return_dict", "return_tensors", "return_assistant_tokens_mask", "truncation"),
+        *("sanitize_control_tokens", "max_length", "tokenizer_kwargs"),
     }
 )
 """Names of what the server and transformers give a template themselves."""

@@ -11,6 +11,7 @@ from buddy.serving.http.defaults import Defaults
 from buddy.serving.http.mailbox import Answers
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.schema import ModelBody, ModelFacts
+from buddy.serving.http.unknown_fields import header_of
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,6 +39,11 @@ class Service:
     def waiting(self) -> int:
         """Requests that wait to be read."""
         return sum(turn.statistics().tasks_waiting for turn in (self.reading, self.reading_large))
+
+    def note_ignored(self, ignored: tuple[str, ...]) -> dict[str, str]:
+        """Count fields of a request that were not used; gives the header that names them."""
+        self.num_ignored += len(ignored)
+        return header_of(ignored)
 
     def metrics(self) -> bytes:
         """The engine's counters and gauges, and those of what clients send."""

@@ -9,22 +9,21 @@ from starlette.responses import JSONResponse, Response
 from buddy.errors import PromptError
 from buddy.serving.http.beginning import in_turn
 from buddy.serving.http.bodies import DetokenizeBody, TokenizeBody, read_body
-from buddy.serving.http.openai import content_of, refused_by
+from buddy.serving.http.openai import body_named, content_of, refused_by
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.schema import Detokenized, Tokenized
 from buddy.serving.http.service import Service
 from buddy.serving.http.tool_choice import called_tools, conversation
-from buddy.serving.http.unknown_fields import check_unknown, header_of
+from buddy.serving.http.unknown_fields import check_unknown
 
 
 def add_tokens(api: FastAPI, service: Service) -> None:
     """Add the routes."""
 
     def options(name: str) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
         return {
             "responses": refused_by(400, 401, 403, 408, 413, 429),
-            "openapi_extra": {"requestBody": {"required": True, "content": content}},
+            "openapi_extra": body_named(name),
             "tags": ["Tokens"],
         }
 
@@ -43,8 +42,7 @@ def add_tokens(api: FastAPI, service: Service) -> None:
 
 def _tokenize(service: Service, content: bytes) -> Response:
     body, reader = read_body(TokenizeBody, content), service.reader
-    ignored = check_unknown(body)
-    service.num_ignored += len(ignored)
+    headers = service.note_ignored(check_unknown(body))
     if (body.prompt is None) == (body.messages is None):
         raise Refusal(400, "expected one of prompt and messages", param="prompt")
     try:
@@ -60,15 +58,14 @@ def _tokenize(service: Service, content: bytes) -> Response:
     )
     if body.return_token_strs:
         made["token_strs"] = [reader.token_text(token)[0] for token in tokens]
-    return JSONResponse(made, headers=header_of(ignored))
+    return JSONResponse(made, headers=headers)
 
 
 def _detokenize(service: Service, content: bytes) -> Response:
     body = read_body(DetokenizeBody, content)
-    ignored = check_unknown(body)
-    service.num_ignored += len(ignored)
+    headers = service.note_ignored(check_unknown(body))
     try:
         text = service.reader.text(body.tokens)
     except PromptError as error:
         raise refusal_of(error, "tokens") from error
-    return JSONResponse(Detokenized(prompt=text), headers=header_of(ignored))
+    return JSONResponse(Detokenized(prompt=text), headers=headers)

@@ -65,6 +65,7 @@ _NOT_DONE: Final = frozenset(
         *("logprob_token_ids", "return_hidden_states", "use_audio_in_video", "top_logprobs_num"),
     }
 )
+_ELSEWHERE: Final = _NOT_DONE | _INSTEAD.keys()
 _NEUTRAL: Final[dict[str, Any]] = {
     **dict.fromkeys(
         ("typical_p", "tfs_z", "repeat_penalty", "length_penalty", "guidance_scale"), 1
@@ -95,7 +96,7 @@ def check_unknown(body: BaseModel) -> tuple[str, ...]:
             code="unknown_field",
         )
     for name, value in extra.items():
-        if name in _INSTEAD or name in _NOT_DONE:
+        if name in _ELSEWHERE:
             if value and value != _NEUTRAL.get(name):
                 why = _INSTEAD.get(name, "leave it out")
                 raise Refusal(
@@ -125,7 +126,7 @@ def header_of(ignored: tuple[str, ...]) -> dict[str, str]:
 
 def _unknown(model: BaseModel, place: str) -> Iterator[str]:
     for name, value in (model.model_extra or {}).items():
-        if value is not None and (place or not (name in _INSTEAD or name in _NOT_DONE)):
+        if value is not None and (place or name not in _ELSEWHERE):
             yield place + name
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
