@@ -2,7 +2,8 @@
 
 The model is loaded in a process of its own, in bfloat16 and with each `--quant`. Resident memory
 is what the kernel says of that process: at its peak, and when all is loaded. What a process has
-that has only imported the same modules is told apart. A GGUF file is converted before.
+that has only imported the same modules is told apart. A GGUF file is converted first, and what
+that takes stands in the record too.
 
     python benchmarks/load_memory.py -m smollm2-135m-buddy --out results/load-memory.json
 """
@@ -11,9 +12,12 @@ import contextlib
 import gc
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -40,11 +44,14 @@ def load(name, numbers):
 
     quant = None if numbers == PLAIN else numbers
     options = {"dtype": torch.bfloat16, "device": "cpu", "merge_adapter": True, "quant": quant}
+    started_s = time.perf_counter()
     model = BuddyForCausalLM.from_pretrained(name, **options)
+    took_s = time.perf_counter() - started_s
     gc.collect()
     now, peak = resident("VmRSS"), resident("VmHWM")
     tensors = {t.data_ptr(): t.nbytes for t in (*model.model.parameters(), *model.model.buffers())}
     found = {"resident_bytes": now, "peak_bytes": peak, "weights_bytes": sum(tensors.values())}
+    found["seconds"] = round(took_s, 1)
     return {"found": found, "facts": model.facts(), "modules": sorted(sys.modules)}
 
 
@@ -56,10 +63,22 @@ def empty():
     return resident("VmRSS")
 
 
-def alone(*work, given=None):
+def convert(name):
+    """Convert a GGUF file; the peak of it, and seconds of processor and clock."""
+    started_s = time.perf_counter()
+    resolve(name).base.folder()
+    took = {"seconds": time.perf_counter() - started_s, "processor_seconds": time.process_time()}
+    found = {key: round(value, 1) for key, value in took.items()}
+    return {"peak_bytes": resident("VmHWM"), "file_bytes": Path(name).stat().st_size, **found}
+
+
+def alone(*work, given=None, cache=None):
     """What a process of its own gives of some work, by name and arguments; it is given JSON."""
     command, text = [sys.executable, __file__, *work], json.dumps(given)
-    done = subprocess.run(command, input=text, text=True, check=True, stdout=subprocess.PIPE)
+    env = os.environ if cache is None else {**os.environ, "XDG_CACHE_HOME": cache}
+    done = subprocess.run(
+        command, input=text, text=True, check=True, stdout=subprocess.PIPE, env=env
+    )
     return json.loads(done.stdout)
 
 
@@ -67,13 +86,17 @@ def measure(name):
     """All formats of a model, beside an empty process."""
     from buddy.backbone.quantised import Quantisation
 
+    found, formats, modules, facts = {}, {}, set(), {}
+    if name.endswith(".gguf"):
+        with tempfile.TemporaryDirectory() as cache:
+            found["conversion"] = alone("convert", name, cache=cache)
     resolve(name).base.folder()  # fetched or converted
-    formats, modules, facts = {}, set(), {}
     for numbers in (PLAIN, *get_args(Quantisation)):
         made = alone("load", name, numbers)
         formats[numbers], facts = made["found"], made["facts"]
         modules |= set(made["modules"])
-    return {"empty_bytes": alone("empty", given=sorted(modules)), "formats": formats}, facts
+    found |= {"empty_bytes": alone("empty", given=sorted(modules)), "formats": formats}
+    return found, facts
 
 
 def memory_table(path):
@@ -108,7 +131,8 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["load"], ["empty"]):
-        print(json.dumps({"load": load, "empty": empty}[sys.argv[1]](*sys.argv[2:])))
+    parts = {"load": load, "empty": empty, "convert": convert}
+    if sys.argv[1:2] and sys.argv[1] in parts:
+        print(json.dumps(parts[sys.argv[1]](*sys.argv[2:])))
     else:
         experiment.run(main)
