@@ -89,6 +89,9 @@ class RouterSettings(RecipeTable):
     """`default` (the model's own, measured if need be), `none`, or a `buddy importance` record."""
     normalisation: PriorConfig = field(default_factory=PriorConfig)
     """How the importance in that record becomes the prior; `default` and `none` have no such."""
+    standardise: bool = False
+    """Learn from summaries less their mean over training prompts, over their deviation; both are
+    folded into the router afterwards. If false, before the first step, and steps move it less."""
     spread: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()
@@ -119,6 +122,15 @@ class RouterSettings(RecipeTable):
             raise RecipeError(
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
                 "by --set router.orders=[]"
+            )
+        if self.standardise and self.policy != "routed":
+            raise RecipeError(
+                f"standardise is of a router, and policy {self.policy!r} has none: leave it out"
+            )
+        if self.standardise and self.planner.pool == "scores":
+            raise RecipeError(
+                'standardise is of a router that pools tokens, and planner.pool is "scores": set '
+                "one of the two"
             )
         named = [source for order in self.orders for source in order.sources]
         if len(set(named)) < len(named):
