@@ -80,6 +80,13 @@ def test_files_that_are_no_recipe(tmp_path):
             'router.method="policy-gradient"\nrouter.second_route=0.5',
             "set router.second_route to 0",
         ),
+        ('router.method="measured"\nrouter.samples=1', "measured compares plans: samples must be"),
+        ('router.method="measured"\nbudget.full_prompts=0.5', "set budget.full_prompts to 0"),
+        ('router.method="measured"\nrouter.policy="random"', "method measured is of a router"),
+        ('router.method="measured"\nrouter.relaxation="sigmoid"', "has none: leave it out, got"),
+        ('router.method="measured"\noptim.fsdp=true', "optim.fsdp gathers the blocks"),
+        ('router.method="measured"\nrouter.dense_share=1', "dense_share is of gates.*got 1"),
+        ('router.method="policy-gradient"\nrouter.dense_share=1', "dense_share is of gates"),
         (
             'router.spread=0.5\nrouter.planner.pool="scores"',
             "spread is of a router that pools tokens",
