@@ -80,6 +80,7 @@ def test_files_that_are_no_recipe(tmp_path):
             'router.method="policy-gradient"\nrouter.second_route=0.5',
             "set router.second_route to 0",
         ),
+        ('router.relaxation="skipped-softmax"', "dense_share is 0, so that these get no gradient"),
         ('router.method="measured"\nrouter.samples=1', "measured compares plans: samples must be"),
         ('router.method="measured"\nbudget.full_prompts=0.5', "set budget.full_prompts to 0"),
         ('router.method="measured"\nrouter.policy="random"', "method measured is of a router"),

@@ -85,6 +85,7 @@ def test_a_learning_rate_of_zero_leaves_the_router_as_it_starts():
     [
         {"relaxation": "softmax"},
         {"relaxation": "scaled-softmax", "dense_share": 0.5},
+        {"relaxation": "skipped-softmax", "dense_share": 1.0},
         {"relaxation": "sigmoid", "second_route": 1.0},
         {"relaxation": "gumbel"},
         {"method": "policy-gradient", "samples": 3},

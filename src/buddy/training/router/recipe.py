@@ -22,7 +22,7 @@ from buddy.training.recipe import (
     StepLogSettings,
 )
 
-Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
+Relaxation = Literal["softmax", "scaled-softmax", "skipped-softmax", "sigmoid", "gumbel"]
 GradientEstimator = Literal["straight-through", "policy-gradient", "measured"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
@@ -162,6 +162,11 @@ class RouterSettings(RecipeTable):
             raise RecipeError(
                 f"dense_share is of gates, and method {self.method} has none: set it to 0, got "
                 f"{self.dense_share:g}"
+            )
+        if self.relaxation == "skipped-softmax" and self.dense_share == 0:
+            raise RecipeError(
+                "relaxation skipped-softmax is of gates of skipped blocks, and dense_share is 0, "
+                "so that these get no gradient: set it to 1"
             )
         if self.method == "measured" and self.relaxation != "softmax":
             raise RecipeError(
