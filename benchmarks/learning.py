@@ -12,8 +12,8 @@ gains over `frozen` comes of the input.
 Several processes may share a folder of runs if `--only` gives them different arms; the same command
 without it collects. A run that was interrupted goes on.
 
+    python benchmarks/route_rows.py --data-dir data --out runs/kinds --rows 600
     python benchmarks/learning.py recipes/learning.toml --out results/training/learning.json
-    python benchmarks/learning.py recipes/learning.toml --out runs/pilot.json --set optim.steps=60
 """
 
 import statistics
@@ -36,7 +36,7 @@ from buddy.training.router.evaluate import answer_pass
 from buddy.training.router.recipe import Recipe
 from buddy.training.summaries import draw_summaries, router_summaries
 
-PRIOR = "prior's order"
+PRIOR = "static"
 STILL = ["optim.router_learning_rate=0.0"]
 LEARNS = ["router.standardise=true", "optim.router_learning_rate=1e-3"]
 ARMS = {
@@ -70,7 +70,7 @@ def main():
             for way, measured in measured_arm(args, arm, seed).items():
                 found.setdefault((arm, way), []).append(measured)
     points = [point for key in found for point in compared(found, *key, args.depths)]
-    config = {"recipe": args.recipe.read_text(), "arms": ARMS, **experiment.texts(args)}
+    config = {**experiment.texts(args), "recipe": args.recipe.read_text(), "arms": ARMS}
     experiment.save(args.out, "learning", {"points": points}, config=config)
     print(table(points))
 
