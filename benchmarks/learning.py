@@ -27,7 +27,7 @@ from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import by_source, read_all
 from buddy.lab import experiment
 from buddy.lab.steps import refuse_others
-from buddy.records import RunRecord, read_record
+from buddy.records import read_record
 from buddy.resume import differing
 from buddy.settings import read_recipe
 from buddy.training.batches import collate, draw_rows, rows_identity
@@ -72,7 +72,8 @@ def main():
     points = [point for key in found for point in compared(found, *key, args.depths)]
     config = {**experiment.texts(args), "recipe": args.recipe.read_text(), "arms": ARMS}
     experiment.save(args.out, "learning", {"points": points}, config=config)
-    print(table(points))
+    print(table(points, "prior"))
+    print(table([point for point in points if point["way"] == "trained"], "frozen"))
 
 
 def measured_arm(args, arm, seed):
@@ -103,9 +104,8 @@ def save_order(checkpoint, recipe, path):
         scores = model.router.decision.fuse(model.router.decision(summaries)).mean(0)
     order = [int(block) + 1 for block in scores.argsort(stable=True)]
     results = {"removal_order": order}
-    RunRecord(
-        kind="importance-learned", model=model.facts(), config={"run": str(path)}, results=results
-    ).save(path)
+    config = {"checkpoint": str(checkpoint)}
+    experiment.save(path, "importance-learned", results, config=config, model=model.facts())
 
 
 def losses(args, folder, sets, record, order=None):
@@ -128,7 +128,7 @@ def losses(args, folder, sets, record, order=None):
         results = saved["results"]
     else:
         results = measure(folder / "checkpoint", rows, args.depths, config["order"])
-        RunRecord(kind="learning-losses", config=config, results=results).save(path)
+        experiment.save(path, "learning-losses", results, config=config, model=record["model"])
     return {**results, "step_ms": 1000 * record["results"]["seconds"] / record["results"]["steps"]}
 
 
@@ -203,14 +203,14 @@ def gain(runs, others, column):
     return {"nats": nats, "error": error, "by_seed": by_seed}
 
 
-def table(points):
-    """Loss, and gain over the prior's order with its error: one row a way, one column a depth."""
+def table(points, over):
+    """Loss, and gain over one of the others with its error: one row a way, one column a depth."""
     depths = sorted({point["blocks"] for point in points}, reverse=True)
     cells = {}
     for point in points:
         text = f"{point['nats']:.3f}"
-        if "gain_over_prior" in point:
-            text += " {nats:+.3f} ± {error:.3f}".format(**point["gain_over_prior"])
+        if f"gain_over_{over}" in point:
+            text += " {nats:+.3f} ± {error:.3f}".format(**point[f"gain_over_{over}"])
         cells.setdefault((point["arm"], point["way"]), {})[point["blocks"]] = text
     head = ("arm", "way", *(f"{depth} blocks" for depth in depths))
     rows = [(*names, *(row[depth] for depth in depths)) for names, row in cells.items()]
