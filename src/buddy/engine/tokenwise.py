@@ -22,6 +22,16 @@ from buddy.engine.step import ask_budgets
 from buddy.errors import PolicyError
 
 
+def why_no_drafts(policy: Policy) -> str | None:
+    """Why a policy cannot plan drafted tokens, and what to do; None = it can."""
+    if isinstance(policy, DepthPolicy):
+        return None
+    return (
+        f"policy {policy.name!r} decides while blocks run, and drafted tokens are planned before "
+        "they do: leave drafts out, or use a policy that scores blocks"
+    )
+
+
 class TokenwiseSteering(Steering):
     """Plans the new tokens of answers one after another.
 
@@ -48,10 +58,7 @@ class TokenwiseSteering(Steering):
         routed_alone: Collection[int] = (),
     ) -> None:
         if not isinstance(policy, DepthPolicy):
-            raise PolicyError(
-                f"policy {policy.name!r} decides while blocks run, and drafts are planned before: "
-                "leave drafts out, or use a policy that scores blocks"
-            )
+            raise PolicyError(why_no_drafts(policy))
         self._policy = policy
         self._batch_route, self._routed_alone = batch_route, routed_alone
         self._after = [[sequence] for sequence in sequences]
@@ -72,9 +79,7 @@ class TokenwiseSteering(Steering):
         self.routes = [route for *_, last in self._after if (route := last.route) is not None]
         return DepthPlan.of_lanes(host, lanes.device)
 
-    def _choose(
-        self, lanes: Lanes, seen: Observation, places: list[int], number: int
-    ) -> DepthPlan:
+    def _choose(self, lanes: Lanes, seen: Observation, places: list[int], number: int) -> DepthPlan:
         """The plan of a decode step that feeds one token of each of these sequences."""
         sequences = [self._after[place][-1] for place in places]
         token_ids = seen.token_ids[places, number]

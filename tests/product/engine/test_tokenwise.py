@@ -142,5 +142,5 @@ class Online(OnlinePolicy):
 
 
 def test_a_policy_that_decides_while_blocks_run_is_refused():
-    with pytest.raises(PolicyError, match="'online' decides while blocks run.*leave drafts out"):
+    with pytest.raises(PolicyError, match=r"'online' decides while blocks run.*leave drafts out"):
         TokenwiseSteering(Online(6), [])
