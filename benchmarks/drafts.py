@@ -41,10 +41,11 @@ def edits(_):
     for name in MODULES:
         module = importlib.import_module(name)
         for function in vars(module).values():
-            if not inspect.isfunction(function) or function.__module__ != name:
+            code = getattr(function, "__code__", None)
+            if code is None or code.co_filename != module.__file__:
                 continue
-            source, code = inspect.getsource(function), function.__code__
-            own = [name for name in code.co_varnames[code.co_argcount :] if len(name) > 2]
+            source = inspect.getsource(function)
+            own = [local for local in code.co_varnames[code.co_argcount :] if len(local) > 2]
             if own and len(source.splitlines()) in LINES:
                 yield (
                     f"Rename the variable `{own[0]}` to `{own[0]}_value` in this function. Change "

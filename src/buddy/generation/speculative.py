@@ -76,12 +76,7 @@ def speculative_loop(
 ) -> Int[Tensor, "one columns"]:
     """Prefill, then drafts and verifications.
 
-    Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config, streamer: As
-            transformers hands them over.
-        ngrams: Whether what followed the last tokens before is drafted, while it pays.
-        draft_blocks: Blocks that draft where n-grams do not; None = nothing does.
-        **inputs: Those of a step.
+    N-grams draft where they pay, and `draft_blocks` where they do not; None = nothing does.
     """
     text = _DraftedText(input_ids, stopping_criteria, streamer)
     logits = prefill_step(model, input_ids, inputs)
@@ -276,9 +271,15 @@ class _Writer:
         self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
     ) -> None:
         """Go on from what was written."""
-        if self._steering is not None:
-            after = {self._sequence_id: self._steering.after(0, tokens)}
-            keep_tokens(self._session, after, before.columns + tokens)
+        after = self._state_after(fed, tokens, before, out)
+        if after is not None:
+            keep_tokens(self._session, {self._sequence_id: after}, before.columns + tokens)
+
+    def _state_after(
+        self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
+    ) -> SequenceState | None:
+        """What the sequence carries on from the tokens that were written; None = what it has."""
+        return None if self._steering is None else self._steering.after(0, tokens)
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         """The draft's logits after the text so far, of which some tokens are drafted."""
@@ -357,19 +358,18 @@ class _ExitWriter(_Writer):
         out = replace(rest, plan=plan, executed=executed)
         return logits_of(self._model.backbone, out), out
 
-    def _keep(
+    def _state_after(
         self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
-    ) -> None:
-        """Go on from what was written: the policy is shown just that."""
+    ) -> SequenceState | None:
+        """What the sequence carries on; the policy is shown what was written alone."""
         if not self._drafts:
-            super()._keep(fed, tokens, before, out)
-            return
+            return super()._state_after(fed, tokens, before, out)
         self._drafts = ()
-        session, policy, sequence_id = self._session, self._policy, self._sequence_id
-        old = before.sequences[sequence_id]
+        session, policy = self._session, self._policy
+        old = before.sequences[self._sequence_id]
         seen = PassRun(out.lanes, session.kv, fed[0]).observe(policy.context_layer).first(tokens)
         route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
-        after = replace(
+        return replace(
             old,
             length=old.length + tokens,
             steps=old.steps + tokens,
@@ -378,7 +378,6 @@ class _ExitWriter(_Writer):
             executed=old.executed + int(out.executed[:tokens].sum()),
             route=RouteRow(route, 0, 1),
         )
-        session.rewind(SessionState({sequence_id: after}, before.columns + tokens))
 
     def _stretch(
         self,
