@@ -126,7 +126,7 @@ def main():
     parser.add_argument("data", help="folder with samsum and mt_bench")
     parser.add_argument("-m", "--model", default=ROUTED_MODEL)
     parser.add_argument("--workloads", nargs="+", default=[*WORKLOADS], choices=WORKLOADS)
-    parser.add_argument("--drafts", nargs="+", default=["ngram", "ngram+0.5"])
+    parser.add_argument("--drafts", nargs="+", default=["ngram"], help="others at batch 1 alone")
     parser.add_argument("--budgets", nargs="+", default=["100%", "50%"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--prompts", type=int, default=16, help="at batch 1; fewer batches of more")
