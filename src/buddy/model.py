@@ -214,8 +214,9 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
             out = self._run_step(policy, session, batch, wanted, options)
         logits = self._logits(out, batch, logits_to_keep)
         if trace is not None:
-            size = {"tokens": batch.num_columns, "batch": batch.num_rows}
-            trace.record(out, started_s, rows=batch.rows, **size)
+            trace.record(
+                out, started_s, tokens=batch.num_columns, rows=batch.rows, batch=batch.num_rows
+            )
         loss = None
         if labels is not None:
             loss = cast(Any, self.model).loss_function(

@@ -91,6 +91,7 @@ class ChatSession:
 
         self.console, self._is_engine_ready = console, False
         self.reroute = check_reroute(parse_reroute(routing.reroute))
+        self.drafts = routing.drafts
         resolved = resolve(model)
         self.model = load_checked(
             resolved, lambda outline: check_budget(outline, budgets.request), console, routing
@@ -193,6 +194,7 @@ class ChatSession:
                     ids,
                     budget=budgets.request,
                     reroute=self.reroute,
+                    drafts=self.drafts,
                     streamer=collector,
                     trace=trace,
                     **sampling.for_generate(),

@@ -72,24 +72,27 @@ def run_step(
     if sequences is None:
         sequences = session.find(ids)
     check_context(sequences, feed, backbone)
-    prompts = None
-    budgets = ask_budgets(sequences, feed, backbone.num_blocks)
-    if step.planned_prompts:
-        prompts = [step.planned_prompts.get(sequence_id) for sequence_id in ids]
-        budgets = [
-            budget if prompt is None else (int(prompt.block_mask.sum()),)
-            for budget, prompt in zip(budgets, prompts, strict=True)
-        ]
-    alone = step.routed_alone and [place for place, at in enumerate(ids) if at in step.routed_alone]
-    steering = step.steering or make_steering(
-        policy,
-        sequences,
-        budgets,
-        step.batch_route,
-        feed.router_sees,
-        routed_alone=alone,
-        prompts=prompts,
-    )
+    steering = step.steering
+    if steering is None:
+        prompts = None
+        budgets = ask_budgets(sequences, feed, backbone.num_blocks)
+        if step.planned_prompts:
+            prompts = [step.planned_prompts.get(sequence_id) for sequence_id in ids]
+            budgets = [
+                budget if prompt is None else (int(prompt.block_mask.sum()),)
+                for budget, prompt in zip(budgets, prompts, strict=True)
+            ]
+        named = step.routed_alone
+        alone = named and [place for place, at in enumerate(ids) if at in named]
+        steering = make_steering(
+            policy,
+            sequences,
+            budgets,
+            step.batch_route,
+            feed.router_sees,
+            routed_alone=alone,
+            prompts=prompts,
+        )
     lanes = session.begin(sequences, feed.counts)
     try:
         run, engine = begin_run(
@@ -102,7 +105,7 @@ def run_step(
         )
         plan, logits = steer(run, steering, backbone.num_blocks, step.num_logits)
         out = StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
-        after = _after(sequences, out, steering, budgets, are_prompts(sequences, feed))
+        after = _after(sequences, out, steering, are_prompts(sequences, feed))
         committed = {**session.sequences, **dict(zip(ids, after, strict=True))}
         session.commit(SessionState(committed, session.state.columns + step.columns))
         return out
@@ -209,7 +212,6 @@ def _after(
     sequences: Sequence[SequenceState],
     out: StepOutput,
     steering: Steering,
-    budgets: Sequence[tuple[int, ...]],
     prompts: Sequence[bool],
 ) -> list[SequenceState]:
     """What the sequences carry on from a pass."""
@@ -230,7 +232,7 @@ def _after(
             prompt_executed=before.prompt_executed + int(spent[place]) * prompts[place],
             route=routes[place],
             block_mask=out.plan.host[lanes.last[place]],
-            blocks=budgets[place][-1],
+            blocks=int(executed[lanes.last[place]]),
         )
         for place, before in enumerate(sequences)
     ]

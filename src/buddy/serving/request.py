@@ -11,6 +11,8 @@ from buddy.budget.resolved import ResolvedBudget
 from buddy.errors import BuddyError
 
 FinishReason = Literal["stop", "length"]
+Drafts = Literal["none", "ngram"]
+"""What answers are drafted from; the text is the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +101,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     continues: bool = False
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
+    drafts: Drafts = "none"
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
     owner: str = ""

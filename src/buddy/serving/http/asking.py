@@ -148,6 +148,9 @@ def _requests(
             "fewer",
             param="n",
         )
+    drafts = body.drafts or defaults.drafts
+    if drafts != "none" and facts.why_no_drafts is not None:
+        raise Refusal(400, facts.why_no_drafts, param="drafts", code="unsupported")
     prompt_logprobs = scored_top(body, prompts)
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
     if grammar is not None:
@@ -173,6 +176,7 @@ def _requests(
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
             continues=isinstance(body, CompletionBody),
+            drafts=drafts,
             ignore_eos=bool(body.ignore_eos),
             is_first=(place, answer) == (0, 0),
         )

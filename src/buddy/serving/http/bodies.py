@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from buddy.serving.http.refusals import Refusal, not_json, refusal_of_validation
+from buddy.serving.request import Drafts
 
 MOST_ANSWERS: Final = 16
 """Answers to one prompt (`n`)."""
@@ -248,6 +249,9 @@ class RequestFields(RequestBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the prompt's tokens, and so many alternatives of each; not streamed."""
     response_format: ResponseFormat | None = None
+    drafts: Drafts | None = None
+    """What tokens are drafted from before they are verified together: "ngram" drafts what followed
+    the last tokens where they stood before, while it pays. The text is the same."""
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
 

@@ -26,6 +26,7 @@ from buddy.serving.http.bodies import (
     Unsupported,
 )
 from buddy.serving.http.refusals import Refusal
+from buddy.serving.request import Drafts
 
 _MANY: Final = 2**31 - 1
 _NAMES: Final = {
@@ -160,6 +161,8 @@ class ResponsesBody(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
+    drafts: Drafts | None = None
+    """As in a chat."""
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
@@ -196,6 +199,7 @@ class ResponsesBody(RequestBody):
             temperature=self.temperature,
             top_p=self.top_p,
             seed=self.seed,
+            drafts=self.drafts,
             stream=self.stream,
             response_format=None
             if wanted is None

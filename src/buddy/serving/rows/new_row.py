@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from buddy.generation.drafter import NgramDrafter
 from buddy.model import BuddyForCausalLM
 from buddy.serving.rows.row import Row, Submitted
 from buddy.serving.rows.sampler import Picker
@@ -45,6 +46,7 @@ def make_row(
         wanted=request.budget.wanted(lambda: _choose(model, request.prompt)),
         budget_source=request.budget.token_source(model.ledger),
         prompt=prompt,
+        drafter=NgramDrafter(request.prompt) if request.drafts == "ngram" else None,
         scorer=scorer,
     )
 

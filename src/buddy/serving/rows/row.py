@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from buddy.budget.source import BudgetSource
 from buddy.engine.planned_prompt import PlannedPrompt
+from buddy.generation.drafter import NgramDrafter
 from buddy.serving.control.protocol import RowView
 from buddy.serving.request import Deliver, GenerationRequest, Usage
 from buddy.serving.rows.grammar import GrammarState
@@ -44,6 +45,8 @@ class Row:
     """Scores the prompt, until it has told what it found."""
     budget_source: BudgetSource | None = None
     """Says the depth of each token of the answer, where their mean is named and not their depth."""
+    drafter: NgramDrafter | None = None
+    """Drafts its answer; None = it is not drafted for."""
     depth: int = field(init=False)
     """Blocks of the next token."""
     tokens_at_depth: int = 0
@@ -137,6 +140,8 @@ class Row:
         self.most_blocks = self.depth if is_exact else max(self.most_blocks, depth)
         self.least_blocks = depth if self.least_blocks is None else min(self.least_blocks, depth)
         self.answer.append(token)
+        if self.drafter is not None:
+            self.drafter.add(token)
         self.last, self.last_s = token, now_s
         self.tokens_at_depth += 1
 
