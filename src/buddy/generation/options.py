@@ -32,6 +32,7 @@ OWN: Final = frozenset(
         "kv_policy",
         "prefill_budget",
         "reroute",
+        "thinking_tokens",
         "trace",
     }
 )

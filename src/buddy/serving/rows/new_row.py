@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from buddy.budget.thinking import ThinkingWatch
 from buddy.model import BuddyForCausalLM
+from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.row import Row, Submitted
 from buddy.serving.rows.sampler import Picker
 from buddy.serving.rows.scoring import PromptScorer
@@ -37,6 +39,7 @@ def make_row(
             submitted.grammar,
             ends=ends | request.stop_tokens,
             min_tokens=request.min_tokens,
+            thinking=_watch(request),
         ),
         text=TokenText(
             tokenizer, request.prompt if request.continues else (), request.shown_tokens
@@ -47,6 +50,14 @@ def make_row(
         prompt=prompt,
         scorer=scorer,
     )
+
+
+def _watch(request: GenerationRequest) -> ThinkingWatch | None:
+    """Who says when its thinking is to end; None where it may take any time."""
+    limit = request.thinking
+    if limit is None:
+        return None
+    return ThinkingWatch(limit, is_open=limit.marks.is_open(request.prompt))
 
 
 def _choose(model: BuddyForCausalLM, prompt: Sequence[int]) -> int:

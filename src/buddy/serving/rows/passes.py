@@ -188,8 +188,7 @@ class PassRunner:
                 row.ran.append(out.plan.host[last])
             if row.scorer is not None:
                 scored += self._score(row.scorer, out, last + 1 - count, count)
-            row.num_fed += count
-            row.executed += int(executed[last + 1 - count : last + 1].sum())
+            row.note_fed(count, int(executed[last + 1 - count : last + 1].sum()))
         ended = self._clock.mark()
 
         def measured() -> StepReport:
