@@ -27,8 +27,8 @@ from buddy.serving.request import Sampling, TokenLogprobs
 from buddy.serving.rows.grammar import GrammarState
 
 _CANDIDATES: Final = 1024  # nearly every nucleus is within them; where one is not, all are sorted
+# In the place of a token: logits that are no numbers, none that may follow, a wider nucleus.
 _DAMAGED, _NOTHING, _WIDER = -1, -2, -3
-"""In the place of a token: logits that are no numbers, none that may follow, a wider nucleus."""
 _ERRORS: Final = {
     _DAMAGED: "the logits of this answer are not finite: the model's weights are damaged, or too "
     "large for their number format",
@@ -108,7 +108,7 @@ class Picker:
     @property
     def closes(self) -> int | None:
         """The mark that must end its thinking now."""
-        return self.thinking.closes if self.thinking else None
+        return self.thinking and self.thinking.closes
 
     @property
     def is_plain(self) -> bool:
