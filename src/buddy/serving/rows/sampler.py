@@ -79,9 +79,8 @@ class Picker:
         self.sampling, self.top_logprobs, self.grammar = sampling, top_logprobs, grammar
         self._ends, self._to_come, self.thinking = np.array([*ends], np.int64), min_tokens, thinking
         self.is_greedy = sampling.temperature == 0
-        self.seen: NDArray[np.int64] | None = None
-        if sampling.repetition_penalty != 1:
-            self.seen = np.unique(np.array(prompt, np.int64))
+        is_counted = sampling.repetition_penalty != 1
+        self.seen = np.unique(np.array(prompt, np.int64)) if is_counted else None
         counts = sampling.presence_penalty or sampling.frequency_penalty
         self.answer = np.empty(0, np.int64) if counts else None
         self._generator: torch.Generator | None = None
@@ -108,7 +107,7 @@ class Picker:
     @property
     def closes(self) -> int | None:
         """The mark that must end its thinking now."""
-        return self.thinking and self.thinking.closes
+        return self.thinking.closes if self.thinking else None
 
     @property
     def is_plain(self) -> bool:
