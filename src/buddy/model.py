@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -10,9 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.budget.source import BudgetSource
+from buddy.budget.thinking import ThinkingMarks
 from buddy.checkpoint.load import LoadOptions, load_parts, outline_parts
 from buddy.checkpoint.parts import ModelParts
-from buddy.checkpoint.resolve import ModelName
+from buddy.checkpoint.resolve import ModelName, Resolved, resolve
 from buddy.checkpoint.save import save
 from buddy.composed import ComposedModel
 from buddy.depth.policy import Policy
@@ -58,6 +60,21 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
         PolicyError: The policy cannot serve this model, or the predictor the router.
     """
 
+    _named: Resolved | None = None
+    """Under which name it was found, where it was loaded by one."""
+
+    @cached_property
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The marks around what it thinks aloud, of the tokenizer that goes with its name.
+
+        None where its chat template has none. Set them where a model was not loaded by a name:
+        `model.thinking_marks = ThinkingMarks.of(tokenizer)`.
+
+        Raises:
+            ModelError: The tokenizer cannot be fetched or understood.
+        """
+        return None if self._named is None else ThinkingMarks.of(self._named.load_tokenizer())
+
     @classmethod
     def from_pretrained(
         cls,
@@ -89,7 +106,10 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
                     "for one thing: leave one out"
                 )
             options["device"] = device_map
-        return cls.of_parts(load_parts(name, **options), engine)
+        named = resolve(name)
+        model = cls.of_parts(load_parts(named, **options), engine)
+        model._named = named
+        return model
 
     @classmethod
     def outline(
@@ -108,8 +128,11 @@ class BuddyForCausalLM(ComposedModel, Pretrained, BudgetedGeneration):
         Raises:
             BuddyError: As `from_pretrained`, and as the constructor.
         """
-        parts = outline_parts(name, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
-        return cls.of_parts(parts, engine)
+        named = resolve(name)
+        parts = outline_parts(named, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
+        model = cls.of_parts(parts, engine)
+        model._named = named
+        return model
 
     @classmethod
     def of_parts(cls, parts: ModelParts, engine: EngineName = "auto") -> "BuddyForCausalLM":

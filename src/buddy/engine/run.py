@@ -1,7 +1,7 @@
 """One pass: new tokens of some sequences, from the embedding through the last block."""
 
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,14 @@ from buddy.engine.steer import (
     Steering,
     steer,
 )
-from buddy.engine.step import Step, StepOutput, are_prompts, ask_budgets, check_context
+from buddy.engine.step import (
+    Step,
+    StepOutput,
+    are_prompts,
+    ask_budgets,
+    ask_notes,
+    check_context,
+)
 from buddy.errors import PolicyError
 
 
@@ -105,7 +112,8 @@ def run_step(
         )
         plan, logits = steer(run, steering, backbone.num_blocks, step.num_logits)
         out = StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
-        after = _after(sequences, out, steering, are_prompts(sequences, feed))
+        notes = ask_notes(sequences, feed, backbone.num_blocks)
+        after = _after(sequences, out, steering, are_prompts(sequences, feed), notes)
         committed = {**session.sequences, **dict(zip(ids, after, strict=True))}
         session.commit(SessionState(committed, session.state.columns + step.columns))
         return out
@@ -213,6 +221,7 @@ def _after(
     out: StepOutput,
     steering: Steering,
     prompts: Sequence[bool],
+    notes: Sequence[Any],
 ) -> list[SequenceState]:
     """What the sequences carry on from a pass."""
     lanes, executed = out.lanes, out.executed.numpy()
@@ -228,6 +237,7 @@ def _after(
             length=before.length + lanes.counts[place],
             steps=before.steps + 1,
             executed=before.executed + int(spent[place]),
+            note=notes[place],
             prompt_length=before.prompt_length + lanes.counts[place] * prompts[place],
             prompt_executed=before.prompt_executed + int(spent[place]) * prompts[place],
             route=routes[place],

@@ -18,7 +18,7 @@ from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.sequence import SequenceState
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, BudgetedSteering, Steering
-from buddy.engine.step import ask_budgets
+from buddy.engine.step import ask_budgets, ask_notes
 from buddy.errors import PolicyError
 
 
@@ -98,12 +98,14 @@ class TokenwiseSteering(Steering):
             lanes.device,
         )
         plan = inner.choose(step, _nth(seen, places, number))
+        notes = ask_notes(sequences, feed, self._policy.num_blocks)
         for at, (place, before) in enumerate(zip(places, sequences, strict=True)):
             after = replace(
                 before,
                 length=before.length + 1,
                 steps=before.steps + 1,
                 executed=before.executed + int(plan.host[at].sum()),
+                note=notes[at],
                 route=inner.routes[at],
                 block_mask=plan.host[at],
                 blocks=budgets[at][0],

@@ -1,6 +1,7 @@
 """Drafter of one text: what it may go on with, by its own n-grams, as long as that pays."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import takewhile
 
 from buddy.generation.ngrams import NgramIndex
 from buddy.generation.payoff import MOST_DRAFTED, AcceptRates, draft_length
@@ -11,9 +12,11 @@ class NgramDrafter:
 
     Args:
         tokens: Of the text so far.
+        never: Tokens that no draft holds.
     """
 
-    def __init__(self, tokens: Iterable[int]) -> None:
+    def __init__(self, tokens: Iterable[int], never: Collection[int] = ()) -> None:
+        self._never = never
         self._index, self._rates = NgramIndex(tokens), AcceptRates()
         self._drafted = self._match = 0
 
@@ -37,7 +40,8 @@ class NgramDrafter:
         self._match, drafted = self._index.match, list[int]()
         if self._match:
             length = draft_length(self._rates.chance(self._match), cost, rows, most)
-            drafted = self._index.propose(length)
+            proposed = self._index.propose(length)
+            drafted = list(takewhile(lambda token: token not in self._never, proposed))
         self._drafted = len(drafted)
         return drafted
 

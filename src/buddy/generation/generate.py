@@ -33,6 +33,7 @@ from buddy.generation.padded import (
     left_padded,
 )
 from buddy.generation.speculative import speculative_loop
+from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
 from buddy.generation.trace import DepthTrace, FinishReason
 
 _LOG = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         reroute: Reroute = "step",
         batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
+        thinking_tokens: int | None = None,
         trace: DepthTrace | None = None,
         drafts: DraftsLike = None,
         **options: Any,
@@ -139,6 +141,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             reroute: "step", "prefill" or a number of decode steps.
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
+            thinking_tokens: Most tokens that an answer may think for, which then ends with the
+                closing mark: at the end of a sentence or a line in the last quarter of the limit
+                (at most its last 64 tokens), or else at the limit. None = any number.
             trace: Collects plans and times.
             drafts: What tokens are drafted from before one pass verifies them at the row's own
                 budget; the text is that without drafts. "ngram" drafts what followed the last
@@ -176,6 +181,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         prepared, is_cut = prepared.end_at(columns, end)
         processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
         processors.append(FiniteLogits())
+        if thinking_tokens is not None:
+            limit = read_thinking_tokens(thinking_tokens, self.thinking_marks)
+            processors.append(ThinkingProcessor(limit, ids))
         if drafts:
             options["draft_blocks"] = self._draft_blocks(drafts, sources, prepared, options)
             options["ngrams"] = drafts.ngrams

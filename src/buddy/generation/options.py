@@ -33,6 +33,7 @@ OWN: Final = frozenset(
         "kv_policy",
         "prefill_budget",
         "reroute",
+        "thinking_tokens",
         "trace",
     }
 )

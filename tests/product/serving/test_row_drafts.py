@@ -21,6 +21,7 @@ from buddy.serving.rows.grammar import GrammarMaker
 from tests.budgets import fixed
 from tests.product.serving.made import END, Bench, byte_buddy, byte_tokenizer, prompts, request
 from tests.product.serving.serving import served
+from tests.product.serving.test_phases import random_phases
 
 BODIES = {
     "chat/completions": {"messages": [{"role": "user", "content": "w10"}], "max_tokens": 2},
@@ -124,6 +125,18 @@ def test_a_drafted_answer_is_the_plain_one(policy, batch_route, kv_policy, more,
     heard = sum(len(s.gaps_s) + len(s.firsts_s) + s.accepted for s in counting.reports)
     assert heard >= sum(len(told.tokens) for told in plain)
     assert not bench.batcher.pool.session.sequences
+
+
+def test_drafts_end_before_a_mark_at_which_the_depth_changes(knowing):
+    draw = random.Random(11)
+    asked = [each for _, each in (random_phases(draw, max_tokens=12) for _ in range(6))]
+    plain = Bench(kept_prefixes=0).run(*asked)
+    for wanted, told in zip(asked, plain, strict=True):
+        knowing[wanted.prompt] = told.tokens
+    counting = Counting()
+    drafted = Bench(kept_prefixes=0, control=counting).run(*map(replaced, asked))
+    check_same(plain, drafted)
+    assert sum(step.accepted for step in counting.reports) > 3
 
 
 def replaced(asked):

@@ -119,6 +119,7 @@ class BudgetRuleOptions:
             num_blocks=model.num_blocks,
             has_predictor=model.predictor is not None,
             means=None if model.ledger is None else model.ledger.range,
+            find_marks=lambda: model.thinking_marks,
             min_budget=self.min_budget,
             num_pinned=model.policy.num_pinned,
             default=self.default_budget,

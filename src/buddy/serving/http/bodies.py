@@ -211,9 +211,11 @@ class RequestFields(RequestBody):
     model: str | None = None
     """The served model, or `MODEL@BUDGET`; may be left out."""
     budget: Budget | None = None
-    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"mean": 0.7},
-    {"ms_per_token": 12} or {"tokens_per_s": 80}; but for a mean, an
-    object may also have min and max."""
+    """0.6, "60%", "18 blocks", "auto", {"prompt": 1.0, "answer": 0.5},
+    {"prompt": 1.0, "think": 0.5, "answer": 1.0}, {"mean": 0.7}, {"ms_per_token": 12} or
+    {"tokens_per_s": 80}; but for a mean, an object may also have min and max."""
+    thinking_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
+    """Most tokens that an answer may think for; the model's closing mark then ends its thinking."""
     reasoning_effort: str | None = None
     """A budget by name, where the server gives names to budgets."""
     stream: bool | None = None

@@ -156,6 +156,7 @@ class ResponsesBody(RequestBody):
     """A message of the system before them."""
     budget: Budget | None = None
     """As in a chat."""
+    thinking_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -194,6 +195,7 @@ class ResponsesBody(RequestBody):
             model=self.model,
             messages=self._messages(),
             budget=self.budget,
+            thinking_tokens=self.thinking_tokens,
             reasoning_effort=self.reasoning.effort if self.reasoning is not None else None,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,

@@ -322,8 +322,7 @@ def _note_fed(row: Row, out: StepOutput, last: int, count: int) -> None:
     """Note in a row that it was fed so many tokens, up to this lane, and what ran for them."""
     if not row.prompt_left:
         row.ran.append(out.plan.host[last])
-    row.num_fed += count
-    row.executed += int(out.executed[last + 1 - count : last + 1].sum())
+    row.note_fed(count, int(out.executed[last + 1 - count : last + 1].sum()))
 
 
 def head_blocks(backbone: Backbone) -> float:
