@@ -138,6 +138,15 @@ def test_what_routing_of_frozen_weights_gains_is_as_the_record_has_it():
     assert f"{at_22['gain']:.2f} nats at 22 of 30 blocks" in (ROOT / "README.md").read_text()
 
 
+def test_what_a_ledger_gains_on_frozen_weights_is_as_the_record_has_it():
+    record = json.loads((ROOT / "results" / "routing" / "ledger-frozen.json").read_text())
+    page = (ROOT / "docs" / "benchmarks" / "routing.md").read_text()
+    for row in record["results"]["evaluation"]:
+        difference = f"{row['difference']:.3f} ± {row['stderr']:.3f}"
+        ran = f"| {row['mean']} | {row['blocks']:.2f} | {row['constant']:.3f} | {row['ledger']:.3f}"
+        assert f"{ran} | {difference} |" in page
+
+
 def test_the_speed_that_the_readme_names_is_that_of_the_record():
     record = json.loads((ROOT / "results" / "engine-shipped.json").read_text())
     cells = record["results"]["shapes"][0]["cells"]
