@@ -91,7 +91,7 @@ def test_phases_that_are_equal_are_one_budget():
 @pytest.mark.parametrize(
     ("budget", "says"),
     [
-        ("prefill:1.0", "write prefill:1.0,decode:0.5"),
+        ("prefill:1.0", "write prompt:1.0,answer:0.5"),
         ("prefill:auto,decode:0.5", "must be a fraction or a count"),
         ("prefill:2,decode:0.5", "budget 2 is not allowed"),
         ("prefill:1.0,decode:auto", "name both as numbers"),
