@@ -173,7 +173,7 @@ MEASURING = [
     for flag, says in [
         ("-b abc", "budget 'abc' cannot be read"),
         ("-b 1.0 -b 2_0%", "budget '2_0%' cannot be read"),
-        ("-b prefill:1.0", "prefill:1.0,decode:0.5"),
+        ("-b prefill:1.0", "prompt:1.0,answer:0.5"),
         ("-b prefill:x,decode:0.5", "budget 'x' cannot be read"),
         ("-b prefill:auto,decode:0.5", "must be a fraction or a count of blocks"),
         ("-b 0.5 --policy nonsense", "no policy 'nonsense'"),

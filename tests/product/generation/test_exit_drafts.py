@@ -118,7 +118,7 @@ def test_a_draft_or_verification_that_fails_leaves_the_session_as_it_was(fails_a
         return original(*args, **options)
 
     monkeypatch.setattr(speculative, "run_stretch", failing)
-    monkeypatch.setattr(speculative, "_LONGEST_DRAFT", 3)
+    monkeypatch.setattr(speculative, "MOST_DRAFTED", 3)
     with pytest.raises(InterruptedError):
         buddy.generate(
             random_ids(1, 7),
