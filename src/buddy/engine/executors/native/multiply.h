@@ -21,12 +21,11 @@ static void multiply_dots(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
-    int columns = matrix->columns, fit = (int)(2 * scratch_floats(columns) / columns);
-    int most = matrix->format == BFLOAT16 || fit >= ROWS_AT_ONCE ? ROWS_AT_ONCE : fit - fit % 2;
+    int columns = matrix->columns;
     Matrix narrow = {.weights = scratch, .columns = columns, .format = BFLOAT16, .by_dots = 1};
     float *to[MOST_VECTORS];
     for (int row = begin, stop; row < end; row = stop) {
-        stop = row + most < end ? row + most : end;
+        stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
         if (matrix->format == BFLOAT16)
             narrow.weights = (const bf16 *)matrix->weights + (size_t)row * columns;
         else
