@@ -375,7 +375,7 @@ static void narrow_rows(const Matrix *matrix, int begin, int end, bf16 *out)
 }
 #endif
 
-static void multiply_few(
+static __attribute__((noinline)) void multiply_few(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
 #if HAS_BF16_DOT

@@ -42,7 +42,9 @@ static void multiply_dots(
 }
 #endif
 
-/* y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is of as many
+/* What it calls is not inlined: GCC 12 makes the products of eight vectors a quarter slower here.
+ *
+ * y[n][row] = matrix[row] . x[n] + bias[row] for rows from begin to end; `scratch` is of as many
  * floats as scratch_floats says. */
 static void multiply_rows(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,

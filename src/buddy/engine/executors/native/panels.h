@@ -156,7 +156,7 @@ static inline __attribute__((always_inline)) void panel_times(
 }
 
 /* y[n][row] = matrix[row] . x[n] for rows from begin to end; `panel` is of panel_floats. */
-static void multiply_panels(
+static __attribute__((noinline)) void multiply_panels(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *panel)
 {

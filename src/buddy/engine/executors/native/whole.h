@@ -329,7 +329,7 @@ static size_t whole_floats(int columns)
 }
 
 /* y[n][row] = matrix[row] . x[n] for rows from begin to end. */
-static void multiply_whole(
+static __attribute__((noinline)) void multiply_whole(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
