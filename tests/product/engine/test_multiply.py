@@ -231,33 +231,54 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
         exact = (read.double() @ held.double().T).float()
         found = products(kernel, weights, x, scales=scales, tiles=tiles, dots=dots)
         allowed = torch.full_like(exact, 2e-4) + 1e-5 * exact.abs()
-        if by_tiles and bits == 8 and count > 1:  # each element moves by at most half a unit
-            units = read.float().abs().amax(1) / 32639
+        in_bytes = by_tiles and bits == 8 and count > 1
+        if in_bytes or (dots and not is_narrow):  # each element moves by at most half a unit
+            units = read.float().abs().amax(1) / (32639 if in_bytes else 32767)
             allowed += units[:, None] / 2 * held.abs().sum(1)
         assert (found - exact).abs().le(allowed).all()
 
 
+def rounds_to_whole_numbers(kernel, bits):
+    """Whether a vector becomes whole numbers of 16 bits, in two bytes or in one."""
+    return bool(kernel.may_use() and bits == 8) or not kernel.has_dots()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("largest", [1.0, 100.0, 10_000.0])
-def test_vectors_in_bytes_lose_less_than_bfloat16_has_lost(kernel, largest):
-    if not kernel.may_use():
-        pytest.skip("no tiles")
+def test_vectors_in_whole_numbers_lose_less_than_bfloat16_does(kernel, largest, bits):
+    if not rounds_to_whole_numbers(kernel, bits):
+        pytest.skip("vectors are in bfloat16")
     torch.manual_seed(0)
-    weights, scales, meant = quantised(64, 1536, 8)
+    weights, scales, meant = quantised(64, 1536, bits)
     x = torch.randn(16, 1536)
     x[:, 7] = largest * (1 + torch.rand(16))  # as residuals of language models have one
     exact = x.double() @ meant.double().T
     held = x.bfloat16().double() @ meant.double().T
+    read = held if kernel.may_use() else exact  # bytes are made of bfloat16
     found = products(kernel, weights, x, scales=scales).double()
-    assert (found - held).norm() < (held - exact).norm() / 2
+    assert (found - read).norm() < (held - exact).norm() / 2
 
 
-def test_vectors_in_bytes_may_be_zero_and_keep_what_is_no_number(kernel):
-    weights, scales, _ = quantised(64, 64, 8)
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+def test_the_largest_products_do_not_overflow(kernel, count):
+    weights = torch.full((5, 20_000), 127, dtype=torch.int8)
+    weights[1::2] = -128
+    scales, x = torch.full((5,), 0.01), torch.full((count, 20_000), 3.0)
+    for tiles in (True, False):
+        found = products(kernel, weights, x, scales=scales, tiles=tiles)
+        exact = (x.double() @ (weights.double() * 0.01).T).float()
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_vectors_in_whole_numbers_may_be_zero_and_keep_what_is_no_number(kernel, bits):
+    weights, scales, meant = quantised(64, 64, bits)
     x = torch.randn(20, 64)
-    x[2], x[7, 9], x[11, 3] = 0, torch.nan, torch.inf
+    x[2], x[7, 9], x[11, 3], x[13] = 0, torch.nan, torch.inf, 1e-38
     found = products(kernel, weights, x, scales=scales)
     assert found[2].eq(0).all()
-    assert not found[[7, 11]].isfinite().any()
+    assert not found[[7, 11]][:, meant[:, 3].ne(0) & meant[:, 9].ne(0)].isfinite().any()
+    assert found[13].abs().le(1e-35).all()
     assert found[[n for n in range(20) if n not in (7, 11)]].isfinite().all()
 
 

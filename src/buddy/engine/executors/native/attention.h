@@ -255,7 +255,7 @@ static void attend_some(
             scores[n] = own->attention + (size_t)n * cache->capacity;
             out[n] = run->attended + at;
         }
-        multiply_block(&keys, query, queries, 0, keys.rows, scores, own->scratch);
+        multiply_panels(&keys, query, queries, 0, keys.rows, scores, own->scratch);
         for (int n = 0; n < queries; n++) {
             Sight sight = sight_of(run, block, lanes[n / heads], kv_head);
             scales[n] = weigh(&sight, model->scaling, scores[n]);

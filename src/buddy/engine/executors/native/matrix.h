@@ -31,7 +31,8 @@ typedef struct {
     const float *scales; /* INT8: [rows]; INT4: [rows, columns / GROUP]; else NULL */
     const float *bias;   /* [rows] or NULL */
     int32_t rows, columns, format;
-    int32_t by_dots; /* multiplied with vectors of bfloat16, where the processor has dot products of these */
+    int32_t by_dots; /* multiplied with vectors of bfloat16 where the processor has dot products of these;
+                        else, of INT8 and INT4, with whole numbers */
 } Matrix;
 
 static inline float widen(bf16 value)
@@ -374,7 +375,7 @@ static void narrow_rows(const Matrix *matrix, int begin, int end, bf16 *out)
 }
 #endif
 
-static void multiply_few(
+static __attribute__((noinline)) void multiply_few(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
 #if HAS_BF16_DOT

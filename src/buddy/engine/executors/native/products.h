@@ -250,9 +250,9 @@ static void gate_share(
 {
     int inner = run->model->inner, begin, end;
     share_of(inner, TILE, team, thread, &begin, &end);
-    for (int done = 0; done < count; done += BLOCK_VECTORS) {
-        int held = count - done < BLOCK_VECTORS ? count - done : BLOCK_VECTORS;
-        float *gates[BLOCK_VECTORS], *ups[BLOCK_VECTORS];
+    for (int done = 0; done < count; done += GATED_VECTORS) {
+        int held = count - done < GATED_VECTORS ? count - done : GATED_VECTORS;
+        float *gates[GATED_VECTORS], *ups[GATED_VECTORS];
         for (int n = 0; n < held; n++) {
             gates[n] = run->inner + (size_t)(done + n) * inner;
             ups[n] = own->ups + (size_t)n * inner;

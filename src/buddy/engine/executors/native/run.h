@@ -54,6 +54,8 @@ typedef struct {
 } Own;
 
 #define HOLES_AT_ONCE 32
+#define BLOCK_VECTORS 64 /* that are attended at once, where no tiles multiply */
+#define GATED_VECTORS 96 /* whose gate and up are there at once */
 #define LANES_AT_ONCE 512 /* whose inner values are there together, where no tiles multiply */
 #define LEAST_OF_PROMPT 16 /* tokens of one row that are attended together; a draft has fewer */
 #define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
@@ -88,7 +90,7 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     char *at = base;
     int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
     size_t normed = (size_t)HOLES_AT_ONCE * model->hidden;
-    int block = step->lanes < BLOCK_VECTORS ? step->lanes : BLOCK_VECTORS;
+    int block = step->lanes < GATED_VECTORS ? step->lanes : GATED_VECTORS;
     own->normed = take(&at, sizeof(float) * normed);
     own->normed_narrow = take(&at, NARROW_BYTES * normed);
     own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed : 0);

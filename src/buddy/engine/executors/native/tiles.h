@@ -16,6 +16,7 @@
 
 #include "functions.h"
 #include "matrix.h"
+#include "transpose.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
 #include <immintrin.h>
@@ -41,36 +42,6 @@ static int may_use_tiles(void)
 {
     enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };
     return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
-}
-
-/* The matrix whose rows are the columns of the one that is given. */
-static inline void transpose(__m512 *rows)
-{
-    __m512 t[TILE];
-    for (int i = 0; i < TILE; i += 2) {
-        t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-#define PAIR(kind, a, b)                                                                           \
-    _mm512_castpd_ps(_mm512_unpack##kind##_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
-    for (int i = 0; i < TILE; i += 4) {
-        rows[i] = PAIR(lo, t[i], t[i + 2]);
-        rows[i + 1] = PAIR(hi, t[i], t[i + 2]);
-        rows[i + 2] = PAIR(lo, t[i + 1], t[i + 3]);
-        rows[i + 3] = PAIR(hi, t[i + 1], t[i + 3]);
-    }
-#undef PAIR
-    for (int i = 0; i < 4; i++) {
-        __m512 a = _mm512_shuffle_f32x4(rows[i], rows[4 + i], 0x88);
-        __m512 b = _mm512_shuffle_f32x4(rows[8 + i], rows[12 + i], 0x88);
-        __m512 c = _mm512_shuffle_f32x4(rows[i], rows[4 + i], 0xdd);
-        __m512 d = _mm512_shuffle_f32x4(rows[8 + i], rows[12 + i], 0xdd);
-        t[i] = _mm512_shuffle_f32x4(a, b, 0x88);
-        t[4 + i] = _mm512_shuffle_f32x4(c, d, 0x88);
-        t[8 + i] = _mm512_shuffle_f32x4(a, b, 0xdd);
-        t[12 + i] = _mm512_shuffle_f32x4(c, d, 0xdd);
-    }
-    memcpy(rows, t, sizeof t);
 }
 
 /* A panel of up to 16 vectors in bfloat16, of some columns; what is missing is zero. */

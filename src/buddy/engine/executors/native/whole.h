@@ -1,0 +1,354 @@
+/* Rows of INT8 or INT4 times vectors in whole numbers of 16 bits.
+ *
+ * A vector's largest number becomes 32,767 of its units, so an element moves by at most 2^-16 of the
+ * largest, which bfloat16 itself may move by 2^-9. One instruction multiplies twice as many of these as
+ * of floats, and weights need not be made floats: whole numbers are added up, exactly, and scaled once
+ * for a row (INT8) or for a group (INT4).
+ */
+
+#ifndef BUDDY_WHOLE_H
+#define BUDDY_WHOLE_H
+
+#include <float.h>
+
+#include "matrix.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define SHORTS (2 * WIDTH)
+typedef int16_t Shorts __attribute__((vector_size(2 * SHORTS)));
+#define PARTS (GROUP / SHORTS) /* of a group, SHORTS each */
+
+/* Columns of INT8 whose products an Ints holds: 128 times 32,767, 512 times. */
+#define EXACT_COLUMNS (512 * WIDTH)
+
+enum { WHOLE16 = 4 }; /* rows of either format, made int16 for many vectors */
+#define ROWS_AT_ONCE_WHOLE 12 /* of these, which stay in a near cache while all vectors pass */
+#define ROUNDED_VECTORS 64 /* at once */
+
+/* WIDTH sums of two products each. */
+static inline Ints pair_sums(Shorts a, Shorts b)
+{
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__aarch64__)
+    int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
+    int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
+    return (Ints)vmlal_high_s16(low, left, right);
+#else
+    Ints sums;
+    for (int i = 0; i < WIDTH; i++)
+        sums[i] = a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sums;
+#endif
+}
+
+/* The next SHORTS weights of INT8. */
+static inline Shorts shorts_of(const int8_t *from)
+{
+#if defined(__AVX512BW__)
+    return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)from));
+#elif defined(__AVX2__)
+    return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)from));
+#else
+    int8_t bytes __attribute__((vector_size(SHORTS)));
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Shorts);
+#endif
+}
+
+/* A group of INT4 without its scale. */
+static inline void unpack_group(const uint8_t *pairs, Shorts *out)
+{
+#if defined(__AVX2__)
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)pairs));
+    __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(wide, 4);
+#if defined(__AVX512BW__)
+    out[0] = (Shorts)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1) - 8;
+#else
+    out[0] = (Shorts)low - 8;
+    out[1] = (Shorts)high - 8;
+#endif
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(SHORTS)));
+    for (int half = 0; half < PARTS / 2; half++) {
+        Bytes bytes;
+        memcpy(&bytes, pairs + half * SHORTS, sizeof bytes);
+        out[half] = __builtin_convertvector(bytes & 15, Shorts) - 8;
+        out[PARTS / 2 + half] = __builtin_convertvector(bytes >> 4, Shorts) - 8;
+    }
+#endif
+}
+
+/* A vector's whole numbers, then zeros to a multiple of SHORTS. */
+typedef struct {
+    const int16_t *numbers;
+    float unit; /* what one is worth */
+} Whole;
+
+static size_t whole_columns(int columns)
+{
+    return ((size_t)columns + SHORTS - 1) / SHORTS * SHORTS;
+}
+
+/* Round to the nearest; what is no number in a vector is none in its unit. */
+static __attribute__((noinline)) Whole round_vector(
+    const float *restrict x, int columns, int16_t *restrict out)
+{
+    int32_t largest = 0;
+    for (int i = 0; i < columns; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    float unit;
+    memcpy(&unit, &largest, sizeof unit);
+    unit /= 32767.0f;
+    float inverse = unit < FLT_MIN ? 0.0f : 1.0f / unit;
+    for (int i = 0; i < columns; i++) {
+        float shifted = x[i] * inverse + 12582912.0f; /* 1.5 times 2^23: its last bits are the number */
+        uint32_t bits;
+        memcpy(&bits, &shifted, sizeof bits);
+        out[i] = (int16_t)(bits & 0xffff);
+    }
+    memset(out + columns, 0, sizeof *out * (whole_columns(columns) - columns));
+    return (Whole){out, unit};
+}
+
+/* SHORTS weights of a row of INT8 or WHOLE16; of the latter rows follow each other in whole_columns. */
+static inline __attribute__((always_inline)) Shorts row_shorts(
+    const Matrix *matrix, int format, size_t row, int column)
+{
+    if (format == INT8)
+        return shorts_of((const int8_t *)matrix->weights + row * matrix->columns + column);
+    Shorts here;
+    memcpy(&here, (const int16_t *)matrix->weights + row * whole_columns(matrix->columns) + column,
+           sizeof here);
+    return here;
+}
+
+/* The last weights of a row of INT8, fewer than SHORTS, and zeros. */
+static inline Shorts last_shorts(const Matrix *matrix, size_t row, int column)
+{
+    int8_t rest[SHORTS] = {0};
+    memcpy(rest, (const int8_t *)matrix->weights + row * matrix->columns + column,
+           matrix->columns - column);
+    return shorts_of(rest);
+}
+
+/* R rows times N vectors, from one column to another, added up in whole numbers. */
+static inline __attribute__((always_inline)) void add_columns(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, int row, int begin, int end,
+    Floats *totals)
+{
+    Ints sums[MOST_SUMS], kept[MOST_SUMS]; /* in memory, as the sums are not until the last columns */
+    const char *ahead =
+        (const char *)matrix->weights + (size_t)row * matrix->columns + begin * R + BYTES_AHEAD;
+    int full = begin + (end - begin) / SHORTS * SHORTS, column = begin;
+    if (format == WHOLE16)
+        full = begin + (int)whole_columns(end - begin);
+    for (int i = 0; i < R * N; i++)
+        sums[i] = (Ints){0};
+    for (; column < full; column += SHORTS, ahead += R * SHORTS) {
+        Shorts w[MOST_SUMS], v;
+        for (int at = 0; format == INT8 && at < R * SHORTS; at += 64)
+            __builtin_prefetch(ahead + at);
+        for (int r = 0; r < R; r++)
+            w[r] = row_shorts(matrix, format, row + r, column);
+        for (int n = 0; n < N; n++) {
+            memcpy(&v, x[n].numbers + column, sizeof v);
+            for (int r = 0; r < R; r++)
+                sums[n * R + r] += pair_sums(w[r], v);
+        }
+    }
+    for (int i = 0; i < R * N; i++)
+        kept[i] = sums[i];
+    for (int r = 0; format == INT8 && column < end && r < R; r++)
+        for (int n = 0; n < N; n++) {
+            Shorts v;
+            memcpy(&v, x[n].numbers + column, sizeof v);
+            kept[n * R + r] += pair_sums(last_shorts(matrix, row + r, column), v);
+        }
+    for (int i = 0; i < R * N; i++)
+        totals[i] = __builtin_convertvector(kept[i], Floats);
+}
+
+/* R rows times N vectors, scaled for a row; these and the format are known where it is inlined. */
+static inline __attribute__((always_inline)) void block_by_row(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+{
+    Floats totals[MOST_SUMS], more[MOST_SUMS];
+    float out[MOST_SUMS];
+    int columns = matrix->columns, end = columns < EXACT_COLUMNS ? columns : EXACT_COLUMNS;
+    add_columns(matrix, format, R, x, N, row, 0, end, totals);
+    for (int begin = end; begin < columns; begin = end) {
+        end = columns - begin < EXACT_COLUMNS ? columns : begin + EXACT_COLUMNS;
+        add_columns(matrix, format, R, x, N, row, begin, end, more);
+        for (int i = 0; i < R * N; i++)
+            totals[i] += more[i];
+    }
+    totals_of(totals, R * N, out);
+    for (int n = 0; n < N; n++)
+        for (int r = 0; r < R; r++) {
+            float scaled = out[n * R + r] * matrix->scales[row + r];
+            AS_IT_IS(scaled);
+            y[n][row + r] = scaled * x[n].unit;
+        }
+}
+
+/* The same, scaled for each group. */
+static inline __attribute__((always_inline)) void block_by_group(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+{
+    Floats sums[MOST_SUMS], kept[MOST_SUMS];
+    float out[MOST_SUMS];
+    size_t groups = (size_t)matrix->columns / GROUP;
+    const uint8_t *pairs = (const uint8_t *)matrix->weights + row * groups * (GROUP / 2);
+    const float *scales = matrix->scales + row * groups;
+    for (size_t at = 0; at < R * groups; at += 16)
+        __builtin_prefetch((const char *)(scales + at) + BYTES_AHEAD / 4);
+    for (int i = 0; i < R * N; i++)
+        sums[i] = (Floats){0};
+    for (size_t group = 0; group < groups; group++) {
+        Shorts w[MOST_SUMS][PARTS], v[PARTS];
+        if (format == INT4)
+            __builtin_prefetch((const char *)pairs + group * R * (GROUP / 2) + BYTES_AHEAD);
+        for (int r = 0; r < R; r++) {
+            if (format == INT4)
+                unpack_group(pairs + (r * groups + group) * (GROUP / 2), w[r]);
+            for (int part = 0; format == WHOLE16 && part < PARTS; part++)
+                w[r][part] = row_shorts(matrix, format, row + r, group * GROUP + part * SHORTS);
+        }
+        for (int n = 0; n < N; n++) {
+            for (int part = 0; part < PARTS; part++)
+                memcpy(&v[part], x[n].numbers + group * GROUP + part * SHORTS, sizeof *v);
+            for (int r = 0; r < R; r++) {
+                Ints sum = pair_sums(w[r][0], v[0]);
+                for (int part = 1; part < PARTS; part++)
+                    sum += pair_sums(w[r][part], v[part]);
+                sums[n * R + r] += __builtin_convertvector(sum, Floats) * scales[r * groups + group];
+            }
+        }
+    }
+    for (int i = 0; i < R * N; i++)
+        kept[i] = sums[i];
+    totals_of(kept, R * N, out);
+    for (int n = 0; n < N; n++)
+        for (int r = 0; r < R; r++)
+            y[n][row + r] = out[n * R + r] * x[n].unit;
+}
+
+static inline __attribute__((always_inline)) void block_whole(
+    const Matrix *matrix, int format, int is_grouped, int R, const Whole *x, int N,
+    float *const *y, int row)
+{
+    if (is_grouped)
+        block_by_group(matrix, format, R, x, N, y, row);
+    else
+        block_by_row(matrix, format, R, x, N, y, row);
+}
+
+/* R rows times a few vectors, four of them at once. */
+static inline __attribute__((always_inline)) void block_few(
+    const Matrix *matrix, int format, int is_grouped, int R, const Whole *x, int count,
+    float *const *y, int row)
+{
+    for (; count >= 4; count -= 4, x += 4, y += 4)
+        block_whole(matrix, format, is_grouped, R, x, 4, y, row);
+    if (count == 1)
+        block_whole(matrix, format, is_grouped, R, x, 1, y, row);
+    else if (count == 2)
+        block_whole(matrix, format, is_grouped, R, x, 2, y, row);
+    else if (count == 3)
+        block_whole(matrix, format, is_grouped, R, x, 3, y, row);
+}
+
+/* Rows from begin to end times any number of vectors. */
+static inline __attribute__((always_inline)) void rows_whole(
+    const Matrix *matrix, int format, int is_grouped, const Whole *x, int count, int begin, int end,
+    float *const *y)
+{
+    int row = begin;
+    for (; count <= 2 && row + 4 <= end; row += 4)
+        block_few(matrix, format, is_grouped, 4, x, count, y, row);
+    for (; row + 2 <= end; row += 2) /* as many sums as there are registers for */
+        block_few(matrix, format, is_grouped, 2, x, count, y, row);
+    if (row < end)
+        block_few(matrix, format, is_grouped, 1, x, count, y, row);
+}
+
+/* Some rows as WHOLE16 has them. */
+static void unpack_rows(const Matrix *matrix, int begin, int end, int16_t *out)
+{
+    for (int row = begin; row < end; row++)
+        for (int column = 0; column < matrix->columns;) {
+            Shorts w[PARTS];
+            int parts = matrix->format == INT4 ? PARTS : 1;
+            if (matrix->format == INT4)
+                unpack_group((const uint8_t *)matrix->weights
+                                 + ((size_t)row * matrix->columns + column) / 2, w);
+            else if (column + SHORTS <= matrix->columns)
+                w[0] = row_shorts(matrix, INT8, row, column);
+            else
+                w[0] = last_shorts(matrix, row, column);
+            memcpy(out, w, parts * sizeof *w);
+            out += parts * SHORTS;
+            column += parts * SHORTS;
+        }
+}
+
+/* Of more than MOST_VECTORS vectors. */
+static inline __attribute__((always_inline)) void many_whole(
+    const Matrix *matrix, int is_grouped, const Whole *x, int count, int begin, int end,
+    float *const *y, int16_t *space)
+{
+    int groups = matrix->columns / GROUP;
+    for (int first = begin, stop; first < end; first = stop) {
+        stop = first + ROWS_AT_ONCE_WHOLE < end ? first + ROWS_AT_ONCE_WHOLE : end;
+        unpack_rows(matrix, first, stop, space);
+        Matrix rows = {.weights = space, .columns = matrix->columns,
+                       .scales = matrix->scales + (size_t)first * (is_grouped ? groups : 1)};
+        float *to[ROUNDED_VECTORS];
+        for (int n = 0; n < count; n++)
+            to[n] = y[n] + first;
+        for (int n = 0; n < count; n += 4)
+            rows_whole(&rows, WHOLE16, is_grouped, x + n, count - n < 4 ? count - n : 4, 0,
+                       stop - first, to + n);
+    }
+}
+
+/* Floats that hold rounded vectors, and rows for them. */
+static size_t whole_floats(int columns)
+{
+    return whole_columns(columns) * (ROUNDED_VECTORS + ROWS_AT_ONCE_WHOLE) / 2;
+}
+
+/* y[n][row] = matrix[row] . x[n] for rows from begin to end. */
+static __attribute__((noinline)) void multiply_whole(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
+    float *scratch)
+{
+    size_t width = whole_columns(matrix->columns);
+    int16_t *numbers = (int16_t *)scratch, *space = numbers + ROUNDED_VECTORS * width;
+    Whole rounded[ROUNDED_VECTORS];
+    for (int done = 0, now; done < count; done += now) {
+        now = count - done < ROUNDED_VECTORS ? count - done : ROUNDED_VECTORS;
+        for (int n = 0; n < now; n++)
+            rounded[n] = round_vector(x[done + n].wide, matrix->columns, numbers + n * width);
+        if (now <= MOST_VECTORS && matrix->format == INT8)
+            rows_whole(matrix, INT8, 0, rounded, now, begin, end, y + done);
+        else if (now <= MOST_VECTORS)
+            rows_whole(matrix, INT4, 1, rounded, now, begin, end, y + done);
+        else if (matrix->format == INT8)
+            many_whole(matrix, 0, rounded, now, begin, end, y + done, space);
+        else
+            many_whole(matrix, 1, rounded, now, begin, end, y + done, space);
+    }
+}
+
+#endif
