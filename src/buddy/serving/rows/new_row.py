@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.rows.row import Row, Submitted
 from buddy.serving.rows.sampler import Picker
 from buddy.serving.rows.scoring import PromptScorer
@@ -14,7 +14,7 @@ from buddy.serving.rows.text import StopStrings, TokenText
 
 
 def make_row(
-    submitted: Submitted, model: BuddyForCausalLM, tokenizer: Any, ends: frozenset[int]
+    submitted: Submitted, model: InferenceModel, tokenizer: Any, ends: frozenset[int]
 ) -> Row:
     """A row of which nothing has been fed.
 
@@ -49,7 +49,7 @@ def make_row(
     )
 
 
-def _choose(model: BuddyForCausalLM, prompt: Sequence[int]) -> int:
+def _choose(model: InferenceModel, prompt: Sequence[int]) -> int:
     """Blocks that the Budget Predictor chooses for a prompt."""
     ids = torch.tensor([prompt], device=model.backbone.device)
     real = torch.ones_like(ids, dtype=torch.bool)

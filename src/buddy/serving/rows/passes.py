@@ -22,7 +22,7 @@ from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
 from buddy.engine.step import Step, StepOutput, logits_of
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import StepReport
 from buddy.serving.rows.row import Row
 from buddy.serving.rows.scoring import TOGETHER, PromptScorer
@@ -104,7 +104,7 @@ class PassRunner:
         batch_route: Whose scores rank the blocks of a pass.
     """
 
-    def __init__(self, model: BuddyForCausalLM, session: Session, batch_route: BatchRoute) -> None:
+    def __init__(self, model: InferenceModel, session: Session, batch_route: BatchRoute) -> None:
         self._backbone: Backbone = model.backbone
         with torch.no_grad():
             model.executor.refresh()
