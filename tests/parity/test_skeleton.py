@@ -11,6 +11,7 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import quantise_backbone
 from buddy.backbone.skeleton import Skeleton
 from buddy.errors import CheckpointError
+from buddy.generation.answer import needs_generate
 from buddy.hub.loading import load_model
 from buddy.hub.noted import load_quickly, outline_quickly
 from buddy.hub.place import find_model
@@ -97,6 +98,19 @@ def test_a_checkpoint_runs_alike(engine, tmp_path):
             ours = model(following, cache=ours.cache, budget=budget)
             theirs = whole(following, cache=theirs.cache, budget=budget)
         assert_close(ours.logits, theirs.logits, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_an_outline_knows_what_the_makers_wish(name, tmp_path):
+    model = tiny_model(name)
+    model.generation_config.repetition_penalty = 1.3
+    model.save_pretrained(tmp_path)
+    place = find_model(str(tmp_path))
+    for _ in range(2):
+        outline = outline_quickly(place)
+        assert needs_generate(outline.generation_config)
+        loaded = load_quickly(place, device="cpu")
+        assert outline.generation_config.to_dict() == loaded.generation_config.to_dict()
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma", "phi3"])

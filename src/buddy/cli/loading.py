@@ -91,7 +91,9 @@ def load_to_run(
             **routing,
         }
         if not needs_all(outline):
-            return InferenceModel.load(resolved, **options)
+            model = InferenceModel.load(resolved, **options)
+            if not needs_all(model):  # what was not fetched yet may ask for more
+                return model
         from buddy.model import BuddyForCausalLM
 
         return BuddyForCausalLM.from_pretrained(resolved, merge_adapter=True, **options)

@@ -55,7 +55,9 @@ def outline_quickly(place: ModelPlace, *, on_progress: OnFetch | None = None) ->
             skeleton = _skeleton(folder, config, tensors)
             if skeleton is not None:
                 return skeleton
-    return outline_model(place, on_progress=on_progress)
+    model = outline_model(place, on_progress=on_progress)
+    model.generation_config = read_generation_config(folder)
+    return model
 
 
 def load_quickly(
