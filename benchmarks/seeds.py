@@ -20,8 +20,8 @@ from buddy.budget.resolved import ResolvedBudget
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
 from buddy.serving.request import Delta, Finished, GenerationRequest, Sampling
-from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import ServingThread
+from buddy.serving.rows.options import BatcherOptions
 
 
 class Answer:

@@ -6,6 +6,7 @@ a short answer takes to be written; and a skeleton will do for its model.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Unpack, cast
 
 import torch
@@ -13,9 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.budget.source import BudgetSource
+from buddy.budget.thinking import ThinkingMarks
 from buddy.checkpoint.load import LoadOptions, load_parts, outline_parts
 from buddy.checkpoint.parts import ModelParts
-from buddy.checkpoint.resolve import ModelName
+from buddy.checkpoint.resolve import ModelName, Resolved, resolve
 from buddy.composed import ComposedModel
 from buddy.depth.policy import Policy
 from buddy.engine.executors.choice import EngineName
@@ -43,6 +45,21 @@ class InferenceModel(ComposedModel, BudgetReader):
     The arguments are those of `BuddyForCausalLM`; in place of transformers' model, a skeleton.
     """
 
+    _named: Resolved | None = None
+    """Under which name it was found, where it was loaded by one."""
+
+    @cached_property
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The marks around what it thinks aloud, of the tokenizer that goes with its name.
+
+        None where its chat template has none. Set them where a model was not loaded by a name:
+        `model.thinking_marks = ThinkingMarks.of(tokenizer)`.
+
+        Raises:
+            ModelError: The tokenizer cannot be fetched or understood.
+        """
+        return None if self._named is None else ThinkingMarks.of(self._named.load_tokenizer())
+
     @classmethod
     def load(
         cls, name: ModelName, *, engine: EngineName = "auto", **options: Unpack[LoadOptions]
@@ -59,7 +76,9 @@ class InferenceModel(ComposedModel, BudgetReader):
         """
         check_threads()
         options["merge_adapter"] = True
-        model: InferenceModel = cls.of_parts(load_parts(name, only_runs=True, **options), engine)
+        named = resolve(name)
+        model: InferenceModel = cls.of_parts(load_parts(named, only_runs=True, **options), engine)
+        model._named = named
         return model
 
     @classmethod
@@ -77,10 +96,12 @@ class InferenceModel(ComposedModel, BudgetReader):
         Raises:
             BuddyError: As `load`, and as the constructor.
         """
+        named = resolve(name)
         parts = outline_parts(
-            name, only_runs=True, policy=policy, kv_policy=kv_policy, on_progress=on_progress
+            named, only_runs=True, policy=policy, kv_policy=kv_policy, on_progress=on_progress
         )
         model: InferenceModel = cls.of_parts(parts, engine)
+        model._named = named
         return model
 
     @classmethod
@@ -167,8 +188,9 @@ class InferenceModel(ComposedModel, BudgetReader):
             out = self._run_step(policy, session, batch, wanted, options)
         logits = self._logits(out, batch, logits_to_keep)
         if trace is not None:
-            size = {"tokens": batch.num_columns, "batch": batch.num_rows}
-            trace.record(out, started_s, rows=batch.rows, **size)
+            trace.record(
+                out, started_s, tokens=batch.num_columns, rows=batch.rows, batch=batch.num_rows
+            )
         loss = None
         if labels is not None:
             loss = cast(Any, self.model).loss_function(

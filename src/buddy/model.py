@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 
 from buddy.checkpoint.load import LoadOptions, load_parts, outline_parts
-from buddy.checkpoint.resolve import ModelName
+from buddy.checkpoint.resolve import ModelName, resolve
 from buddy.checkpoint.save import save
 from buddy.engine.executors.choice import EngineName
 from buddy.engine.fork_guard import check_threads
@@ -70,7 +70,9 @@ class BuddyForCausalLM(InferenceModel, Pretrained, BudgetedGeneration):
                     "for one thing: leave one out"
                 )
             options["device"] = device_map
-        model: BuddyForCausalLM = cls.of_parts(load_parts(name, **options), engine)
+        named = resolve(name)
+        model: BuddyForCausalLM = cls.of_parts(load_parts(named, **options), engine)
+        model._named = named
         return model
 
     @classmethod
@@ -90,8 +92,10 @@ class BuddyForCausalLM(InferenceModel, Pretrained, BudgetedGeneration):
         Raises:
             BuddyError: As `from_pretrained`, and as the constructor.
         """
-        parts = outline_parts(name, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
+        named = resolve(name)
+        parts = outline_parts(named, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
         model: BuddyForCausalLM = cls.of_parts(parts, engine)
+        model._named = named
         return model
 
     def save_pretrained(

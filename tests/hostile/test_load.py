@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import ServingThread
+from buddy.serving.rows.options import BatcherOptions
 from tests.product.serving.made import byte_buddy, byte_tokenizer
 from tests.product.serving.serving import served
 

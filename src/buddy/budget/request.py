@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, SupportsFloat, cast
 
 from buddy.budget.amount import EXAMPLES, read_amount, shown_value
 from buddy.budget.blocks import Budget
+from buddy.budget.phases import PHASE_KEYS, written_phases
 from buddy.budget.resolved import Limits, ResolvedBudget
 from buddy.budget.source import BudgetSource, Progress
 from buddy.errors import BudgetError, shown
@@ -81,7 +82,7 @@ BudgetLike = (
     | Callable[[Progress], Any]
 )
 """What a caller may write: `0.6`, `"0.6"`, `"60%"`, `"18 blocks"`, `"auto"`, `"mean:0.7"`,
-`"prefill:1.0,decode:0.5"`, an object of the HTTP interface, a scalar of numpy or torch, a `Budget`,
+`"prompt:1.0,answer:0.5"`, an object of the HTTP interface, a scalar of numpy or torch, a `Budget`,
 a source, or a callable that is asked at every step."""
 
 
@@ -103,8 +104,9 @@ def read_budget(value: Any) -> BudgetRequest:
             return replace(request, text=text)
     raise BudgetError(
         f"budget {shown(value)} cannot be read: expected {EXAMPLES}, "
-        '{"prefill": 1.0, "decode": 0.5}, {"mean": 0.7}, {"ms_per_token": 12} or '
-        '{"tokens_per_s": 80}; but for a mean, an object may also have min and max'
+        '{"prompt": 1.0, "answer": 0.5}, {"prompt": 1.0, "think": 0.5, "answer": 1.0}, '
+        '{"mean": 0.7}, {"ms_per_token": 12} or {"tokens_per_s": 80}; but for a mean, an object '
+        "may also have min and max"
     )
 
 
@@ -207,9 +209,10 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phases(BudgetRequest):
-    """A budget for the prompt's tokens, and another for the answer's."""
+    """A budget for the prompt's tokens, another for the answer's, and perhaps one for thinking."""
 
     prompt: Blocks
+    think: Blocks | None = None
     answer: BudgetRequest
     bounds: Bounds = Bounds()
     """Which both must keep."""
@@ -217,36 +220,33 @@ class Phases(BudgetRequest):
 
     @classmethod
     def read(cls, value: Any) -> BudgetRequest | None:
-        """Read `prefill:1.0,decode:0.5`, or an object with both."""
+        """Read `prompt:1.0,think:0.6,answer:1.0`, or an object like it; think may be left out."""
         if isinstance(value, str) and ":" in value:
-            written = _PHASES.fullmatch(value)
-            if written is None:
-                raise BudgetError(
-                    f"budget {shown_value(value)} cannot be read: to give prompt and answer "
-                    "budgets of their own write prefill:1.0,decode:0.5"
-                )
-            answer = read_budget(written[2])
-            return answer.with_prefill(read_blocks(written[1], "the prompt's budget"))
-        if not _has_keys(value, {"prefill", "decode"}):
+            prompt, think, answer = written_phases(value)
+            first = read_blocks(prompt, "the prompt's budget")
+            if think is None:
+                return read_budget(answer).with_prefill(first)
+            last = read_blocks(answer, "the answer's budget beside one of thinking")
+            return cls(prompt=first, think=read_blocks(think, "the budget of think"), answer=last)
+        keys = next((keys for keys in PHASE_KEYS if _has_keys(value, set(keys))), ())
+        if not keys:
             return None
-        return cls(
-            prompt=read_blocks(value["prefill"], "budget.prefill"),
-            answer=read_blocks(value["decode"], "budget.decode"),
-            bounds=Bounds.read(value),
-        )
+        first, *between, last = (read_blocks(value[key], f"budget.{key}") for key in keys)
+        bounds = Bounds.read(value)
+        return cls(prompt=first, think=next(iter(between), None), answer=last, bounds=bounds)
 
     def in_blocks(self, limits: Limits) -> ResolvedBudget:
         """Each in blocks."""
         resolved = self.answer.in_blocks(limits)
-        prompt = self.prompt.blocks(limits.num_blocks)
+        prompt, think, marks = self.prompt.blocks(limits.num_blocks), None, None
+        if self.think is not None:
+            think, marks = self.think.blocks(limits.num_blocks), limits.find_marks()
         low, high = self.bounds.blocks(limits.num_blocks)
-        for name, blocks in (("prefill", prompt), ("decode", resolved.most)):
-            if not low <= blocks <= high:
-                raise BudgetError(
-                    f"budget.{name} is {blocks} blocks, and outside its own min and max"
-                )
+        for name, blocks in (("prompt", prompt), ("think", think), ("answer", resolved.most)):
+            if blocks is not None and not low <= blocks <= high:
+                raise BudgetError(f"budget.{name}, {blocks} blocks, is outside its own min and max")
         is_own = resolved.own is not None or prompt != resolved.prompt
-        return replace(resolved, prefill=prompt if is_own else None)
+        return replace(resolved, prefill=prompt if is_own else None, think=think, marks=marks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,8 +258,8 @@ class Mean(BudgetRequest):
     @classmethod
     def read(cls, value: Any) -> BudgetRequest | None:
         """Read `mean:0.7`, or an object with a mean and perhaps a budget for the prompt."""
-        prompt, is_object = None, _has_keys(value, {"mean"}, {"prefill"})
-        match = _MEAN.fullmatch(value) if isinstance(value, str) else None
+        is_object = any(_has_keys(value, {"mean"}, {name}) for name in _PROMPT_KEYS)
+        prompt, match = None, _MEAN.fullmatch(value) if isinstance(value, str) else None
         if match is None and not is_object:
             return None
         try:
@@ -269,8 +269,8 @@ class Mean(BudgetRequest):
                 f"budget {shown_value(value)} cannot be read: name a mean such as mean:0.7 or "
                 '"mean:18 blocks", a fraction in (0, 1] or a count'
             ) from None
-        if is_object and "prefill" in value:
-            prompt = read_blocks(value["prefill"], "budget.prefill")
+        for name in _PROMPT_KEYS & value.keys() if is_object else ():
+            prompt = read_blocks(value[name], f"budget.{name}")
         return mean.with_prefill(prompt)
 
     def in_blocks(self, limits: Limits) -> ResolvedBudget:
@@ -390,7 +390,7 @@ FORMS = (DefaultBudget, OwnSource, Mean, Phases, Deadline, Auto, Blocks)
 
 _AUTO: Final = re.compile(r"\s*auto\s*", re.ASCII | re.IGNORECASE)
 _MEAN: Final = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
-_PHASES: Final = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
+_PROMPT_KEYS: Final = frozenset({"prompt", "prefill"})
 _BOUNDS: Final = frozenset({"min", "max"})
 
 

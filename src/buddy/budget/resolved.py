@@ -7,7 +7,8 @@ from fractions import Fraction
 from typing import Literal
 
 from buddy.budget.ledger import DepthPrices, LedgerBudget, check_mean
-from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget
+from buddy.budget.source import BudgetSource, ConstantBudget, PhasedBudget, ThinkingBudget
+from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError
 
 
@@ -23,7 +24,12 @@ class Limits:
     """Whether a Budget Predictor can choose."""
     means: tuple[int, int] | None = None
     """The smallest and the largest mean that the model's ledger spends, in blocks."""
+    find_marks: Callable[[], ThinkingMarks | None] = lambda: None
+    """Finds the marks around what the model thinks aloud; called for a budget of thinking alone."""
 
+
+Phase = Literal["prompt", "think", "answer"]
+"""A part of a request with a budget of its own, as reports name it."""
 
 BudgetKind = Literal["fixed", "mean", "auto", "deadline", "default", "own"]
 """Form that a user wrote; `own` is a source or a function, which Python alone can pass."""
@@ -41,6 +47,10 @@ class ResolvedBudget:
     """Blocks of a token of the answer, at most; of a mean, what it rounds up to."""
     prefill: int | None = None
     """Blocks of a token of the prompt, where that is another number than the answer's."""
+    think: int | None = None
+    """Blocks of a token of thinking, where that has a budget of its own."""
+    marks: ThinkingMarks | None = None
+    """The marks around it."""
     mean: Fraction | None = None
     """Blocks over the tokens of the answer, on average and never more."""
     ms_per_token: float = math.inf
@@ -78,7 +88,19 @@ class ResolvedBudget:
     @property
     def blocks(self) -> int | None:
         """Blocks of every token of the answer; None where the prompt, or each token, decides."""
-        return None if self.is_auto or self.mean is not None or self.own is not None else self.most
+        decides = (self.mean, self.own, self.think)
+        return None if self.is_auto or any(one is not None for one in decides) else self.most
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the tokens of the prompt, or of thinking, have a budget of their own."""
+        return self.prefill is not None or self.think is not None
+
+    def phase(self, *, is_prompt: bool, is_thought: bool) -> Phase:
+        """The phase of a token, as reports name it."""
+        if is_prompt:
+            return "prompt"
+        return "think" if is_thought and self.think is not None else "answer"
 
     @property
     def nominal(self) -> int:
@@ -111,7 +133,8 @@ class ResolvedBudget:
         answer: Sequence[int] = (self.least, self.most)
         if self.mean is not None and ledger is not None:
             answer = ledger.levels
-        return tuple(dict.fromkeys((self.prompt, *answer)))
+        thought = () if self.think is None else (self.think,)
+        return tuple(dict.fromkeys((self.prompt, *thought, *answer)))
 
     def source(self, ledger: DepthPrices | None = None) -> BudgetSource | None:
         """Who says how many blocks a token runs; None where the predictor is to choose.
@@ -129,6 +152,9 @@ class ResolvedBudget:
                 "a deadline is kept by a server, which knows what a token takes: name a fraction "
                 'such as 0.6 or a count such as "18 blocks" here, or ask buddy serve'
             )
+        if self.think is not None:
+            assert self.marks is not None  # `check` refuses thinking without them
+            return ThinkingBudget(self.prompt, self.think, self.most, self.marks)
         answer = self.token_source(ledger) or ConstantBudget(self.most)
         return answer if self.prefill is None else PhasedBudget(self.prefill, answer)
 
@@ -152,6 +178,12 @@ class ResolvedBudget:
             )
         if self.mean is not None:
             check_mean(self.mean, limits.means)
+        if self.think is not None and self.marks is None:
+            raise BudgetError(
+                "a budget for think needs marks around thinking, such as <think> and </think>, and "
+                'this model\'s chat template has none: expected budgets for "prompt" and "answer" '
+                "alone"
+            )
         if self.least > self.most:
             raise BudgetError(
                 f"a budget from {self.least} to {self.most} blocks is none: the least must not be "
@@ -164,6 +196,8 @@ class ResolvedBudget:
         if self.is_auto:
             return "auto"
         answer = str(self.most) if self.mean is None else f"mean {self.mean}"
+        if self.think is not None:
+            return f"{self.prompt}+{self.think}+{answer}"
         return answer if self.prefill is None else f"{self.prefill}+{answer}"
 
     @property
@@ -172,6 +206,8 @@ class ResolvedBudget:
         if self.is_auto:
             return " auto"
         answer = "" if self.mean is None else f" mean {float(self.mean):g}"
+        if self.think is not None:
+            answer = f", thinking at {self.think}"
         return answer if self.prefill is None else f"{answer}, prompt at {self.prefill}"
 
     def written(self, num_blocks: int) -> str | None:

@@ -6,6 +6,7 @@ from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 from buddy.budget.blocks import Budget
+from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError
 
 
@@ -29,6 +30,8 @@ class Progress:
     """Blocks that these ran, all together."""
     token_ids: tuple[int, ...] = ()
     """The new tokens, for a source with `reads_tokens`; none else."""
+    note: Any = None
+    """What a source with a method `note` has noted of the tokens that were fed before."""
 
 
 @runtime_checkable
@@ -37,7 +40,8 @@ class BudgetSource(Protocol):
 
     A source keeps no state: what ran is in the progress, so that a step that fails, or is taken
     back, is forgotten whole. One that has an attribute `reads_tokens`, and it is true, is told the
-    ids of the new tokens.
+    ids of the new tokens. What one with a method `note` returns for a progress is told to it as
+    `progress.note` at the next step; it must be a value that never changes.
     """
 
     def ask(self, progress: Progress) -> int | Sequence[int]:
@@ -75,6 +79,38 @@ class PhasedBudget:
     def ask(self, progress: Progress) -> int | Sequence[int]:
         """The number of the prompt, or what the answer's source says."""
         return self.prompt if progress.is_prompt else self.answer.ask(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Numbers of blocks for the tokens of the prompt, of thinking, and of the answer.
+
+    It notes whether thinking goes on. A prompt may end within it.
+    """
+
+    prompt: int
+    think: int
+    answer: int
+    marks: ThinkingMarks
+
+    reads_tokens = True
+
+    def ask(self, progress: Progress) -> int | Sequence[int]:
+        """The number of the prompt, or that of each token."""
+        if progress.is_prompt:
+            return self.prompt
+        thought = self.marks.are_thought(progress.token_ids, is_open=bool(progress.note))
+        return [self.think if is_thought else self.answer for is_thought in thought]
+
+    def note(self, progress: Progress) -> bool:
+        """Whether thinking goes on after the new tokens."""
+        return self.marks.is_open(progress.token_ids, before=bool(progress.note))
+
+
+def note_of(source: BudgetSource, progress: Progress) -> Any:
+    """What it notes of the new tokens; what was noted before, where it notes nothing."""
+    note = getattr(source, "note", None)
+    return progress.note if note is None else note(progress)
 
 
 def reads_tokens(source: BudgetSource) -> bool:

@@ -88,18 +88,18 @@ class ChatSession:
     ) -> None:
         from buddy.checkpoint.resolve import resolve
         from buddy.engine.run import check_reroute
-        from buddy.generation.answer import needs_generate
         from buddy.generation.options import end_at_turns
 
         self.console, self._is_engine_ready = console, False
         self.reroute = check_reroute(parse_reroute(routing.reroute))
+        self.drafts = routing.drafts
         resolved = resolve(model)
         self.model = load_to_run(
             resolved,
             lambda outline: check_budget(outline, budgets.request),
             console,
             routing,
-            needs_all=lambda outline: needs_generate(outline.generation_config),
+            needs_all=self._needs_generate,
         )
         self.tokenizer = resolved.load_tokenizer()
         end_at_turns(self.model, self.tokenizer)
@@ -214,12 +214,18 @@ class ChatSession:
             interrupted,
         )
 
-    def _write(self, sampling: SamplingOptions) -> Callable[..., object]:
-        """What writes an answer to a prompt: `generate`, where the model needs and has it."""
-        from buddy.generation.answer import needs_generate, write_answer
+    def _needs_generate(self, model: "InferenceModel") -> bool:
+        from buddy.generation.answer import needs_generate
 
-        if needs_generate(self.model.generation_config):
-            return partial(cast(Any, self.model).generate, **sampling.for_generate())
+        return bool(self.drafts) or needs_generate(model.generation_config)
+
+    def _write(self, sampling: SamplingOptions) -> Callable[..., object]:
+        """What writes an answer to a prompt: `generate`, where it is needed."""
+        from buddy.generation.answer import write_answer
+
+        if self._needs_generate(self.model):
+            generate = cast(Any, self.model).generate
+            return partial(generate, drafts=self.drafts, **sampling.for_generate())
         return partial(
             write_answer,
             self.model,

@@ -23,6 +23,7 @@ from buddy.budget.request import (
 )
 from buddy.cli.named import BUDGETS, model_option, offer, policies
 from buddy.files import check_writable
+from buddy.generation.drafts import Drafts, read_drafts
 from buddy.settings import SEED, Range
 
 MANY: Final = 2**31 - 1
@@ -203,6 +204,17 @@ def check_labelled_policy(text: str) -> None:
     check_policy_spec(split_label(text)[1])
 
 
+DraftsOption = Annotated[
+    Drafts | None,
+    read_by(
+        read_drafts,
+        "--drafts",
+        help="Draft tokens and verify them together, which changes no text: ngram drafts what "
+        "followed the last tokens before, while it pays; 0.5 drafts at half depth; ngram+0.5 does "
+        "both. None if not given.",
+        autocompletion=offer("ngram", "ngram+0.5", "0.5"),
+    ),
+]
 Model = Annotated[str, model_option("Preset, hub id, folder, GGUF file or Buddy checkpoint.")]
 Budget = Annotated[
     BudgetRequest | None,
@@ -373,6 +385,7 @@ FULL: Final = ExecutionOptions(policy="full")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingOptions(ExecutionOptions):
-    """The same, and how often blocks are chosen again."""
+    """The same, how often blocks are chosen again, and what drafts."""
 
     reroute: Reroute = "step"
+    drafts: DraftsOption = None

@@ -1,7 +1,7 @@
 """One pass: new tokens of some sequences, from the embedding through the last block."""
 
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,14 @@ from buddy.engine.steer import (
     Steering,
     steer,
 )
-from buddy.engine.step import Step, StepOutput, are_prompts, ask_budgets, check_context
+from buddy.engine.step import (
+    Step,
+    StepOutput,
+    are_prompts,
+    ask_budgets,
+    ask_notes,
+    check_context,
+)
 from buddy.errors import PolicyError
 
 
@@ -72,24 +79,27 @@ def run_step(
     if sequences is None:
         sequences = session.find(ids)
     check_context(sequences, feed, backbone)
-    prompts = None
-    budgets = ask_budgets(sequences, feed, backbone.num_blocks)
-    if step.planned_prompts:
-        prompts = [step.planned_prompts.get(sequence_id) for sequence_id in ids]
-        budgets = [
-            budget if prompt is None else (int(prompt.block_mask.sum()),)
-            for budget, prompt in zip(budgets, prompts, strict=True)
-        ]
-    alone = step.routed_alone and [place for place, at in enumerate(ids) if at in step.routed_alone]
-    steering = step.steering or make_steering(
-        policy,
-        sequences,
-        budgets,
-        step.batch_route,
-        feed.router_sees,
-        routed_alone=alone,
-        prompts=prompts,
-    )
+    steering = step.steering
+    if steering is None:
+        prompts = None
+        budgets = ask_budgets(sequences, feed, backbone.num_blocks)
+        if step.planned_prompts:
+            prompts = [step.planned_prompts.get(sequence_id) for sequence_id in ids]
+            budgets = [
+                budget if prompt is None else (int(prompt.block_mask.sum()),)
+                for budget, prompt in zip(budgets, prompts, strict=True)
+            ]
+        named = step.routed_alone
+        alone = named and [place for place, at in enumerate(ids) if at in named]
+        steering = make_steering(
+            policy,
+            sequences,
+            budgets,
+            step.batch_route,
+            feed.router_sees,
+            routed_alone=alone,
+            prompts=prompts,
+        )
     lanes = session.begin(sequences, feed.counts)
     try:
         run, engine = begin_run(
@@ -102,7 +112,8 @@ def run_step(
         )
         plan, logits = steer(run, steering, backbone.num_blocks, step.num_logits)
         out = StepOutput(lanes, run.hidden, plan, run.executed(), logits, engine)
-        after = _after(sequences, out, steering, budgets, are_prompts(sequences, feed))
+        notes = ask_notes(sequences, feed, backbone.num_blocks)
+        after = _after(sequences, out, steering, are_prompts(sequences, feed), notes)
         committed = {**session.sequences, **dict(zip(ids, after, strict=True))}
         session.commit(SessionState(committed, session.state.columns + step.columns))
         return out
@@ -209,8 +220,8 @@ def _after(
     sequences: Sequence[SequenceState],
     out: StepOutput,
     steering: Steering,
-    budgets: Sequence[tuple[int, ...]],
     prompts: Sequence[bool],
+    notes: Sequence[Any],
 ) -> list[SequenceState]:
     """What the sequences carry on from a pass."""
     lanes, executed = out.lanes, out.executed.numpy()
@@ -226,11 +237,12 @@ def _after(
             length=before.length + lanes.counts[place],
             steps=before.steps + 1,
             executed=before.executed + int(spent[place]),
+            note=notes[place],
             prompt_length=before.prompt_length + lanes.counts[place] * prompts[place],
             prompt_executed=before.prompt_executed + int(spent[place]) * prompts[place],
             route=routes[place],
             block_mask=out.plan.host[lanes.last[place]],
-            blocks=budgets[place][-1],
+            blocks=int(executed[lanes.last[place]]),
         )
         for place, before in enumerate(sequences)
     ]

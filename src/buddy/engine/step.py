@@ -1,14 +1,20 @@
 """What a pass is given and what it returns: new tokens, whose they are, and what ran."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.budget.source import ConstantBudget, Progress, blocks_of_lanes, reads_tokens
+from buddy.budget.source import (
+    ConstantBudget,
+    Progress,
+    blocks_of_lanes,
+    note_of,
+    reads_tokens,
+)
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.protocol import GENERAL, Executor
 from buddy.engine.feed import Feed
@@ -135,15 +141,39 @@ def ask_budgets(
     """
     if all(type(sequence.source) is ConstantBudget for sequence in sequences):
         return [(cast(ConstantBudget, sequence.source).each,) for sequence in sequences]
+    return [
+        blocks_of_lanes(sequence.source, progress)
+        for sequence, progress in zip(
+            sequences, _progress(sequences, feed, num_blocks), strict=True
+        )
+    ]
+
+
+def ask_notes(sequences: Sequence[SequenceState], feed: Feed, num_blocks: int) -> list[Any]:
+    """What each sequence's source has noted, once its new tokens have run."""
+    if not any(hasattr(sequence.source, "note") for sequence in sequences):
+        return [sequence.note for sequence in sequences]
+    return [
+        note_of(sequence.source, progress)
+        for sequence, progress in zip(
+            sequences, _progress(sequences, feed, num_blocks), strict=True
+        )
+    ]
+
+
+def _progress(
+    sequences: Sequence[SequenceState], feed: Feed, num_blocks: int
+) -> Iterator[Progress]:
+    """What the source of each sequence is told before a pass."""
     token_ids: list[int] = []
     if any(reads_tokens(sequence.source) for sequence in sequences):
         token_ids = feed.token_ids.tolist()
-    budgets, first = [], 0
+    first = 0
     for sequence, count, is_prompt in zip(
         sequences, feed.counts, are_prompts(sequences, feed), strict=True
     ):
         reads = reads_tokens(sequence.source)
-        progress = Progress(
+        yield Progress(
             is_prompt=is_prompt,
             new_tokens=count,
             tokens=sequence.length,
@@ -152,10 +182,9 @@ def ask_budgets(
             answer_tokens=sequence.length - sequence.prompt_length,
             answer_executed=sequence.executed - sequence.prompt_executed,
             token_ids=tuple(token_ids[first : first + count]) if reads else (),
+            note=sequence.note,
         )
-        budgets.append(blocks_of_lanes(sequence.source, progress))
         first += count
-    return budgets
 
 
 def are_prompts(sequences: Sequence[SequenceState], feed: Feed) -> tuple[bool, ...]:

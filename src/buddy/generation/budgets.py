@@ -14,6 +14,7 @@ from buddy.budget.blocks import least_blocks
 from buddy.budget.request import BudgetLike, BudgetRequest, read_blocks, read_budget
 from buddy.budget.resolved import Limits
 from buddy.budget.source import BudgetSource, ConstantBudget
+from buddy.budget.thinking import ThinkingMarks
 from buddy.depth.policy import Policy
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.feed import Feed
@@ -73,6 +74,11 @@ class BudgetReader:
 
     @property
     @abstractmethod
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The marks around what it thinks aloud; None where there are none."""
+
+    @property
+    @abstractmethod
     def policy(self) -> Policy:
         """Who chooses the blocks."""
 
@@ -85,6 +91,7 @@ class BudgetReader:
             least=least_blocks(num_blocks, self.policy.num_pinned),
             has_predictor=self.predictor is not None,
             means=None if self.ledger is None else self.ledger.range,
+            find_marks=lambda: self.thinking_marks,
         )
 
     def read_sources(

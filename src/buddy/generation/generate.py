@@ -19,6 +19,9 @@ from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.errors import PolicyError, PromptError
 from buddy.generation.budgets import BudgetReader, Budgets
+from buddy.generation.draft_checks import check_drafts
+from buddy.generation.drafted_rows import drafted_rows_loop
+from buddy.generation.drafts import Drafts, DraftsLike, read_drafts
 from buddy.generation.loop import EndedRows, decode_loop
 from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared, takes_old_cache_name
@@ -29,7 +32,8 @@ from buddy.generation.padded import (
     check_shapes,
     left_padded,
 )
-from buddy.generation.speculative import check_speculation, speculative_loop
+from buddy.generation.speculative import speculative_loop
+from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
 from buddy.generation.trace import DepthTrace, FinishReason, finish_reasons
 
 _LOG = logging.getLogger(__name__)
@@ -52,6 +56,20 @@ def _prompt_of(inputs: Any, options: dict[str, Any]) -> Any:
             '**tokenizer(text, return_tensors="pt")'
         )
     return prompt
+
+
+def _drafts_of(drafts: DraftsLike, options: dict[str, Any]) -> Drafts:
+    """What the text is drafted from, which may be passed by an older name.
+
+    Raises:
+        PolicyError: It came by both names.
+    """
+    older = options.pop("draft_budget", None)
+    if older is None:
+        return read_drafts(drafts)
+    if drafts is not None:
+        raise PolicyError("draft_budget is an older name of drafts: pass drafts alone")
+    return Drafts(budget=read_blocks(older, "draft_budget"))
 
 
 class BudgetedGeneration(BudgetReader, GenerationMixin):
@@ -80,7 +98,9 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         reroute: Reroute = "step",
         batch_route: BatchRoute = "independent",
         kv_policy: KVPolicy | None = None,
+        thinking_tokens: int | None = None,
         trace: DepthTrace | None = None,
+        drafts: DraftsLike = None,
         **options: Any,
     ) -> Any:
         """Transformers' `generate`, under a budget per row.
@@ -101,16 +121,23 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             reroute: "step", "prefill" or a number of decode steps.
             batch_route: "independent" ranks blocks for each row; "shared" has one ranking.
             kv_policy: What skipped blocks leave in the cache; by default the model's own.
+            thinking_tokens: Most tokens that an answer may think for, which then ends with the
+                closing mark: at the end of a sentence or a line in the last quarter of the limit
+                (at most its last 64 tokens), or else at the limit. None = any number.
             trace: Collects plans and times.
+            drafts: What tokens are drafted from before one pass verifies them at the row's own
+                budget; the text is that without drafts. "ngram" drafts what followed the last
+                tokens where they stood before, while it pays; a budget, such as 0.5, drafts by
+                few blocks, for one row; "ngram+0.5" does so where n-grams do not. Rows of a batch
+                are drafted for in greedy decoding.
             **options: As in transformers: sampling, streamer, stopping criteria ... And
-                `draft_budget`: draft tokens at this budget and verify them at full depth; the
-                output is that of full depth. One sequence at a time.
+                `draft_budget`, an older name of `drafts`.
 
         Raises:
             BudgetError: A budget cannot be read or spent.
             PromptError: No tokens, or more than the context holds.
         """
-        prompt, draft_budget = _prompt_of(inputs, options), options.pop("draft_budget", None)
+        prompt, drafts = _prompt_of(inputs, options), _drafts_of(drafts, options)
         prepared, options = Prepared.read(self, options)
         device, mask = self.backbone.device, options.pop("attention_mask", None)
         prompt = prompt.to(device)
@@ -134,8 +161,12 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         prepared, is_cut = prepared.end_at(columns, end)
         processors = LogitsProcessorList(options.pop("logits_processor", None) or [])
         processors.append(FiniteLogits())
-        if draft_budget is not None:
-            options["draft_blocks"] = self._draft_blocks(draft_budget, sources, prepared, options)
+        if thinking_tokens is not None:
+            limit = read_thinking_tokens(thinking_tokens, self.thinking_marks)
+            processors.append(ThinkingProcessor(limit, ids))
+        if drafts:
+            options["draft_blocks"] = self._draft_blocks(drafts, sources, prepared, options)
+            options["ngrams"] = drafts.ngrams
         out = cast(Any, super()).generate(
             ids,
             generation_config=prepared,
@@ -173,22 +204,18 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
 
     def _draft_blocks(
         self,
-        budget: str | int | float,
+        drafts: Drafts,
         sources: tuple[BudgetSource, ...],
         prepared: Prepared,
         options: dict[str, Any],
-    ) -> int:
-        config = prepared.config
-        draft = read_blocks(budget, "draft_budget").blocks(self.backbone.num_blocks)
+    ) -> int | None:
         if prepared.is_guided or options.get("custom_generate") or not prepared.writes_tokens_alone:
             raise PolicyError(
-                "draft_budget goes with greedy decoding and sampling alone, and returns tokens: "
-                "leave it out, or beams, guidance_scale, custom_generate and "
-                "return_dict_in_generate"
+                "drafts go with greedy decoding and sampling alone, and return tokens: leave them "
+                "out, or beams, guidance_scale, custom_generate and return_dict_in_generate"
             )
-        batch = len(sources) * (config.num_return_sequences or 1)
-        check_speculation(batch, sources[0], self.backbone.num_blocks, draft)
-        return draft
+        copies = prepared.config.num_return_sequences or 1
+        return check_drafts(drafts, self.policy, sources * copies, self.backbone.num_blocks)
 
     def _sample(  # transformers calls the four methods below, and leaves its own untyped
         self,
@@ -199,13 +226,17 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
         synced_gpus: bool = False,
         streamer: Any = None,
         *,
+        ngrams: bool | None = None,
         draft_blocks: int | None = None,
         **inputs: Any,
     ) -> Any:
         """Greedy decoding and sampling: by a loop of Buddy's where only tokens are returned."""
         steps = (input_ids, logits_processor, stopping_criteria, generation_config)
-        if draft_blocks is not None:
-            return speculative_loop(self, *steps, streamer, draft_blocks=draft_blocks, **inputs)
+        if ngrams is not None and len(input_ids) > 1:
+            return drafted_rows_loop(self, *steps, streamer, **inputs)
+        if ngrams is not None:
+            inputs |= {"ngrams": ngrams, "draft_blocks": draft_blocks}
+            return speculative_loop(self, *steps, streamer, **inputs)
         if synced_gpus or generation_config.return_dict_in_generate:
             criteria = EndedRows(stopping_criteria, inputs["cache"])
             steps = (input_ids, logits_processor, criteria, generation_config)

@@ -38,7 +38,7 @@ class Stop:
             [rule.max_length for rule in criteria if isinstance(rule, MaxLengthCriteria)],
             default=0,
         )
-        self._ends = {
+        self.ends = {
             token
             for rule in criteria
             if isinstance(rule, EosTokenCriteria)
@@ -47,7 +47,7 @@ class Stop:
         self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)
         """Whether rows that have ended are filled up with pads, and fed no more; else, as in
         transformers, all rows are written to the end of the last."""
-        self._others = [
+        self.others = [
             rule for rule in criteria if not isinstance(rule, MaxLengthCriteria | EosTokenCriteria)
         ]
 
@@ -57,10 +57,10 @@ class Stop:
         """The rows that end with the newest column, which the host has too."""
         if self.columns and ids.shape[1] >= self.columns:
             return set(range(len(ids)))
-        ended = {row for row, token in enumerate(newest) if token in self._ends}
-        if self._others:
+        ended = {row for row, token in enumerate(newest) if token in self.ends}
+        if self.others:
             done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-            for other in self._others:
+            for other in self.others:
                 done = done | other(ids, logits)
             ended.update(done.nonzero()[:, 0].tolist())
         return ended
@@ -202,6 +202,21 @@ class EndedRows(StoppingCriteriaList):
         rows = enumerate(state.sequences.items())
         written = {at: self._before_pads.get(row, sequence) for row, (at, sequence) in rows}
         self._session.rewind(replace(state, sequences=written))
+
+
+def real_tokens(
+    ids: Int[Tensor, "batch columns"], mask: Int[Tensor, "batch columns"] | None
+) -> list[list[int]]:
+    """The tokens of each row, without pads.
+
+    Args:
+        ids: Rows.
+        mask: 0 = pad; None = there are none.
+    """
+    if mask is None:
+        rows: list[list[int]] = ids.tolist()
+        return rows
+    return [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
 
 
 def prefill_step(

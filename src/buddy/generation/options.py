@@ -28,9 +28,11 @@ OWN: Final = frozenset(
         "batch_route",
         "budget",
         "draft_budget",
+        "drafts",
         "kv_policy",
         "prefill_budget",
         "reroute",
+        "thinking_tokens",
         "trace",
     }
 )
@@ -56,8 +58,8 @@ takes_old_cache_name: Final = deprecate_kwarg("past_key_values", "6.0.0", new_na
 """Decorates what takes a `cache`: its name of before is taken too, with transformers' warning."""
 
 _DRAFTS = (
-    "Buddy drafts with its own blocks and needs no other model: draft_budget=0.5 drafts at half "
-    "depth and gives the output of full depth"
+    'Buddy drafts from the text itself (drafts="ngram") or with its own blocks (drafts=0.5), and '
+    "needs no other model"
 )
 _CODE = "it is code from a repository, and Buddy runs none"
 _POSITIONS = "positions follow from attention_mask: leave it out"

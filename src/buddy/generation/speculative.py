@@ -1,9 +1,10 @@
-"""Lossless decoding with one model: drafted at a low budget, verified at the asked one.
+"""Lossless decoding of one sequence: tokens are drafted, and verified together.
 
-A few tokens are drafted by few blocks; one pass at the asked budget over all of them says how many
-it would have chosen itself, and adds one of its own. Drafts and verification share weights and
-cache. Where the drafts are an exit, the verification goes on from it: it runs the other blocks
-alone. Else what a draft has left in the cache is cut off, and written anew by the verification.
+A few tokens are drafted, by what followed the last ones where they stood before, or by few blocks;
+one pass over all of them says how many the text's own budget would have chosen, and adds one of
+its own. It runs for each token what plain decoding runs. Drafts of few blocks share weights and
+cache with it. Where they are an exit of a full pass, it goes on from there: it runs the other
+blocks alone. Else what a draft has left in the cache is cut off, and written anew.
 
 Source: the acceptance rule is that of speculative sampling (Leviathan et al., 2023); drafting by
 the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
@@ -13,6 +14,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -20,18 +22,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 
-from buddy.budget.source import BudgetSource, ConstantBudget
+from buddy.budget.source import ConstantBudget
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.blocks import PassRun
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
-from buddy.engine.state.sequence import RouteRow, gather_routes
+from buddy.engine.state.sequence import RouteRow, SequenceState, gather_routes
 from buddy.engine.state.session import Session, SessionState
-from buddy.engine.steer import FixedPlanSteering
 from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.engine.stretch import Stretch, run_stretch
+from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
 from buddy.errors import PolicyError
-from buddy.generation.loop import Text, prefill_step
+from buddy.generation.drafter import NgramDrafter
+from buddy.generation.loop import Text, prefill_step, real_tokens
 from buddy.generation.next_token import (
     FiniteLogits,
     best_and_chance,
@@ -39,8 +42,8 @@ from buddy.generation.next_token import (
     next_token,
     process,
 )
+from buddy.generation.payoff import MOST_DRAFTED, DraftCost
 
-_LONGEST_DRAFT: Final = 8
 _DRAFTED_WORDS: Final = 0.25
 """The share of the token ids that drafts are made of, where an executor saves by it. Byte-pair
 encodings number frequent tokens first (SmolLM2's first quarter has 90 % of the tokens of Alpaca's
@@ -55,25 +58,7 @@ be thrown away is not worth drafting.
 """
 
 Chosen = tuple[Int[Tensor, " one"], Float[Tensor, "one vocab"]]
-"""A token, and the scores that it was chosen by."""
-
-
-def check_speculation(batch: int, source: BudgetSource, num_blocks: int, draft: int) -> None:
-    """Refuse what cannot be drafted for.
-
-    Raises:
-        PolicyError: Several rows, a reduced budget, or a draft that saves nothing.
-    """
-    if batch != 1:
-        raise PolicyError(f"draft_budget is for one sequence at a time, got a batch of {batch}")
-    if source != ConstantBudget(num_blocks):
-        each = getattr(source, "each", None)
-        what = "not one number" if each is None else f"{each} of {num_blocks} blocks"
-        raise PolicyError(
-            f"draft_budget verifies at full depth, and the budget is {what}: leave the budget out"
-        )
-    if draft >= num_blocks:
-        raise PolicyError(f"draft_budget must be below the model's {num_blocks} blocks")
+"""A token, and its scores."""
 
 
 @torch.no_grad()
@@ -85,19 +70,41 @@ def speculative_loop(
     generation_config: Any,
     streamer: Any = None,
     *,
-    draft_blocks: int,
+    ngrams: bool,
+    draft_blocks: int | None,
     **inputs: Any,
 ) -> Int[Tensor, "one columns"]:
-    """Prefill, then drafts and verifications."""
+    """Prefill, then drafts and verifications.
+
+    N-grams draft where they pay, and `draft_blocks` where they do not; None = nothing does.
+    """
     text = _DraftedText(input_ids, stopping_criteria, streamer)
     logits = prefill_step(model, input_ids, inputs)
-    kind = _ExitWriter if model.policy.exits else _Writer
+    is_full = inputs["budget"][0] == ConstantBudget(model.num_blocks)
+    kind = _ExitWriter if model.policy.exits and is_full else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = process(logits_processor, input_ids, logits)
     text.write([(next_token(scores, generation_config.do_sample), scores)])
+    drafter = None
+    if ngrams:
+        drafter = NgramDrafter(*real_tokens(input_ids, inputs["attention_mask"]))
+    cost, fed = DraftCost(), input_ids.shape[1]
     while not text.is_ended:
-        drafted, proposed = writer.draft(text.ids, min(_LONGEST_DRAFT, text.room - 1))
-        writer.verify(text, drafted, proposed)
+        most = min(MOST_DRAFTED, text.room - 1)
+        drafted, proposed = text.ids[0, :0], list[Tensor]()
+        started_s = perf_counter()
+        if drafter is not None:
+            for token in text.ids[0, fed:].tolist():
+                drafter.add(token)
+            fed = text.ids.shape[1]
+            drafted = text.ids.new_tensor(drafter.draft(cost.of_token(1), most=most))
+        if draft_blocks is not None and not len(drafted):
+            writer.verify(text, *writer.draft(text.ids, most))
+            continue
+        written = writer.verify(text, drafted, proposed)
+        if drafter is not None:
+            drafter.judged(written - 1)
+            cost.add(1, len(drafted), perf_counter() - started_s)
     return text.end()
 
 
@@ -137,18 +144,23 @@ class _Writer:
     """Drafts and verifies on one session, whose one sequence has had its prompt."""
 
     def __init__(
-        self, model: Any, inputs: dict[str, Any], processor: Any, do_sample: bool, blocks: int
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        processor: Any,
+        do_sample: bool,
+        blocks: int | None,
     ) -> None:
         self._model, self._processor, self._sample = model, processor, do_sample
         self._session: Session = inputs["cache"]
         (self._sequence_id,) = self._session.sequences
-        self._draft_blocks, self._draft_budget = blocks, ConstantBudget(blocks)
-        self._full_budget = ConstantBudget(model.num_blocks)
+        self._draft_blocks = blocks or model.num_blocks
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
         vocab = model.backbone.vocab
         saves = self._executor is not None and self._executor.makes_some_logits
         self._num_logits = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
+        self._steering: TokenwiseSteering | None = None
         self._is_plain = not do_sample and all(isinstance(rule, FiniteLogits) for rule in processor)
 
     def draft(
@@ -182,13 +194,22 @@ class _Writer:
 
     def verify(
         self, text: _DraftedText, drafted: Int[Tensor, " drafted"], proposed: list[Tensor]
-    ) -> None:
-        """Write the drafted tokens that full depth accepts, and one of its own."""
+    ) -> int:
+        """Write the drafted tokens that the text's budget accepts, and one of its own.
+
+        Args:
+            text: So far.
+            drafted: Tokens that may follow.
+            proposed: What each was drawn from; none where they are no draws.
+
+        Returns:
+            How many were written.
+        """
         before = self._session.state
         started_s = 0.0 if self._trace is None else self._trace.clock()
         fed = torch.cat([text.ids[:, -1:], drafted[None]], 1)
         try:
-            logits, out = self._full(fed)
+            logits, out = self._verified(fed)
             if self._is_plain:
                 chosen = self._agreed(text, drafted, logits.float())
             else:
@@ -199,7 +220,8 @@ class _Writer:
             self._session.rewind(before)
             raise
         if self._trace is not None:
-            self._trace.record(out, started_s, tokens=written, rows=(0,), batch=1, of_lanes=written)
+            self._trace.record(out, started_s, tokens=1, rows=(0,), batch=1, kept=(written,))
+        return written
 
     def _agreed(
         self,
@@ -207,7 +229,7 @@ class _Writer:
         drafted: Int[Tensor, " drafted"],
         logits: Float[Tensor, "tokens vocab"],
     ) -> Iterator[Chosen]:
-        """Plain greedy decoding: up to the first place at which full depth's best is another."""
+        """Plain greedy decoding: up to the first place at which the best token is another."""
         best = best_token(process(self._processor, text.ids, logits))
         num_agreed = int((best[:-1] == drafted).cumprod(0).sum())
         for place in range(num_agreed + 1):
@@ -223,7 +245,11 @@ class _Writer:
         """A token at a time, written before the next: processors read the text."""
         for place in range(len(drafted)):
             scores = process(self._processor, text.ids, logits[place, None].float())
-            token, is_accepted = self._judge(drafted[place, None], proposed[place], scores)
+            if proposed:
+                token, is_accepted = self._judge(drafted[place, None], proposed[place], scores)
+            else:  # drawn as without drafts, so that a seed gives the same text
+                token = next_token(scores, self._sample)
+                is_accepted = bool(token == drafted[place])
             yield token, scores
             if not is_accepted:
                 return
@@ -244,88 +270,82 @@ class _Writer:
     def _keep(
         self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
     ) -> None:
-        """Go on from what was written: the policy is shown just that."""
-        session, policy, sequence_id = self._session, self._policy, self._sequence_id
-        old = before.sequences[sequence_id]
-        seen = PassRun(out.lanes, session.kv, fed[0]).observe(policy.context_layer).first(tokens)
-        route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
-        after = replace(
-            old,
-            length=old.length + tokens,
-            steps=old.steps + 1,
-            block_mask=out.plan.host[tokens - 1],
-            blocks=self._model.num_blocks,
-            executed=old.executed + int(out.executed[:tokens].sum()),
-            route=RouteRow(route, 0, 1),
-        )
-        session.rewind(SessionState({sequence_id: after}, before.columns + tokens))
+        """Go on from what was written."""
+        after = self._state_after(fed, tokens, before, out)
+        if after is not None:
+            keep_tokens(self._session, {self._sequence_id: after}, before.columns + tokens)
+
+    def _state_after(
+        self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
+    ) -> SequenceState | None:
+        """What the sequence carries on from the tokens that were written; None = what it has."""
+        return None if self._steering is None else self._steering.after(0, tokens)
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
         """The draft's logits after the text so far, of which some tokens are drafted."""
-        return self._forward(here[:, -1:], self._draft_budget, self._num_logits)[0]
+        (sequence,) = self._session.find([self._sequence_id])
+        sequence = replace(sequence, source=ConstantBudget(self._draft_blocks))
+        return self._forward(here[:, -1:], sequence, num_logits=self._num_logits)[0]
 
-    def _full(
+    def _verified(
         self, fed: Int[Tensor, "one tokens"]
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        """Full depth's logits after each token.
-
-        The policy is not asked: `_keep` shows it what is written.
-        """
-        plan = DepthPlan.full(fed.shape[1], self._model.num_blocks, fed.device)
-        return self._forward(fed, self._full_budget, steering=FixedPlanSteering(plan))
+        """Logits after each token, as plain decoding makes them."""
+        (sequence,) = self._session.find([self._sequence_id])
+        self._steering = None
+        if fed.shape[1] > 1:
+            self._steering = TokenwiseSteering(self._policy, [sequence])
+        return self._forward(fed, sequence, steering=self._steering)
 
     def _forward(
         self,
         token_ids: Int[Tensor, "one tokens"],
-        budget: ConstantBudget,
+        sequence: SequenceState,
+        *,
         num_logits: int | None = None,
-        steering: FixedPlanSteering | None = None,
+        steering: TokenwiseSteering | None = None,
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        (sequence,) = self._session.find([self._sequence_id])
         step = Step(
             sequence_ids=[self._sequence_id],
             feed=Feed(token_ids=token_ids[0], counts=(token_ids.shape[1],)),
-            sequences=[replace(sequence, source=budget)],
+            sequences=[sequence],
             steering=steering,
             columns=token_ids.shape[1],
             num_logits=num_logits,
         )
         backbone = self._model.backbone
         out = run_step(backbone, self._policy, self._session, step, executor=self._executor)
-        return logits_of(backbone, out, num_logits=num_logits), out
+        return logits_of(backbone, out, self._executor, num_logits=num_logits), out
 
 
 class _ExitWriter(_Writer):
     """Drafts by the first blocks and verifies by the others, from the residuals at the exit.
 
+    Of drafts that are none of its own, it computes all blocks. It is for texts of full depth.
+
     Source: LayerSkip (Elhoushi et al., 2024), section on self-speculative decoding.
     """
 
-    _drafts: list[StepOutput]
-
-    def draft(
-        self, ids: Int[Tensor, "one columns"], most: int
-    ) -> tuple[Int[Tensor, " drafted"], list[Tensor]]:
-        """Tokens after `ids`, and what each was drawn from; nothing is committed."""
-        self._drafts = []
-        return super().draft(ids, most)
+    _drafts: Sequence[StepOutput] = ()
 
     def _next(self, here: Int[Tensor, "one columns"], drafted: int) -> Float[Tensor, "one vocab"]:
+        if not drafted:
+            self._drafts = []
         exit_ = range(self._draft_blocks)
         out = self._stretch(here[0, -1:], drafted, exit_, num_logits=self._num_logits)
-        self._drafts.append(out)
+        self._drafts = [*self._drafts, out]
         return logits_of(self._model.backbone, out, num_logits=self._num_logits)
 
-    def _full(
+    def _verified(
         self, fed: Int[Tensor, "one tokens"]
     ) -> tuple[Float[Tensor, "tokens vocab"], StepOutput]:
-        """Full depth's logits after each token.
+        """Logits after each token.
 
         All but the last have run the first blocks, whose keys and values still stand in slots that
         are not committed; nobody has written there since.
         """
         if not self._drafts:
-            return super()._full(fed)
+            return super()._verified(fed)
         num_blocks, exit_ = self._model.num_blocks, self._draft_blocks
         tokens = fed.shape[1]
         # The last drafted token predicts no draft, so it has not run yet.
@@ -337,6 +357,27 @@ class _ExitWriter(_Writer):
         plan = DepthPlan.full(tokens, num_blocks, fed.device)
         out = replace(rest, plan=plan, executed=executed)
         return logits_of(self._model.backbone, out), out
+
+    def _state_after(
+        self, fed: Int[Tensor, "one tokens"], tokens: int, before: SessionState, out: StepOutput
+    ) -> SequenceState | None:
+        """What the sequence carries on; the policy is shown what was written alone."""
+        if not self._drafts:
+            return super()._state_after(fed, tokens, before, out)
+        self._drafts = ()
+        session, policy = self._session, self._policy
+        old = before.sequences[self._sequence_id]
+        seen = PassRun(out.lanes, session.kv, fed[0]).observe(policy.context_layer).first(tokens)
+        route = policy.observe(None if old.route is None else gather_routes([old.route]), seen)
+        return replace(
+            old,
+            length=old.length + tokens,
+            steps=old.steps + tokens,
+            block_mask=out.plan.host[tokens - 1],
+            blocks=self._model.num_blocks,
+            executed=old.executed + int(out.executed[:tokens].sum()),
+            route=RouteRow(route, 0, 1),
+        )
 
     def _stretch(
         self,

@@ -29,8 +29,10 @@ for, or a full context."""
 class TracedStep:
     """One forward pass, as it was noted; what is read off it waits until somebody asks.
 
+    A pass over drafted tokens is noted as the passes of a token each whose place it took.
+
     Attributes:
-        tokens: New columns fed, 1 in decode; with drafts, those that a verification kept.
+        tokens: New columns fed, 1 in decode.
         fed: New tokens of all rows, pads left out.
         rows: Of the batch, those that took part, in the order of the lanes.
         batch: Rows in all.
@@ -73,7 +75,7 @@ class TracedStep:
 class DepthTrace:
     """Collects steps; pass one to `generate(..., trace=trace)`. Step 0 is the prefill.
 
-    Drafts are no steps.
+    What drafts is no step, nor is a token that was taken back.
 
     Attributes:
         num_blocks: Of the model.
@@ -97,7 +99,7 @@ class DepthTrace:
         tokens: int,
         rows: Sequence[int],
         batch: int,
-        of_lanes: int | None = None,
+        kept: Sequence[int] | None = None,
     ) -> None:
         """Add one forward pass that has just ended.
 
@@ -107,13 +109,16 @@ class DepthTrace:
             tokens: Columns that were fed.
             rows: Of the batch, those that took part, in the order of the lanes.
             batch: Rows in all.
-            of_lanes: Lanes that count, where the others were taken back.
+            kept: New tokens of each row that are not taken back; None = all.
         """
         ended_s = self.clock()
+        if kept is not None:
+            self._record_kept(out, (started_s, ended_s), rows, batch, kept)
+            return
         self.num_blocks = out.plan.host.shape[1]
         step = TracedStep(
             tokens=tokens,
-            fed=out.lanes.num if of_lanes is None else of_lanes,
+            fed=out.lanes.num,
             rows=tuple(rows),
             batch=batch,
             started_s=started_s,
@@ -124,6 +129,35 @@ class DepthTrace:
             _last=out.lanes.last,
         )
         self.steps.append(step)
+
+    def _record_kept(
+        self,
+        out: StepOutput,
+        span_s: tuple[Any, Any],
+        rows: Sequence[int],
+        batch: int,
+        kept: Sequence[int],
+    ) -> None:
+        """Add a step for the first token of each row that is kept, one for the second, ..."""
+        self.num_blocks = out.plan.host.shape[1]
+        started_s, ended_s = span_s
+        share_s = (ended_s - started_s) / max(kept)
+        for number in range(max(kept)):
+            places = [place for place, count in enumerate(kept) if count > number]
+            lanes = out.lanes.first[places] + number
+            step = TracedStep(
+                tokens=1,
+                fed=len(places),
+                rows=tuple(rows[place] for place in places),
+                batch=batch,
+                started_s=started_s + number * share_s,
+                ended_s=ended_s - (max(kept) - 1 - number) * share_s,
+                engine=out.engine,
+                _plan=out.plan.select(lanes),
+                _executed=out.executed[torch.from_numpy(lanes)],
+                _last=np.arange(len(places)),
+            )
+            self.steps.append(step)
 
     def finish(self, reasons: tuple[FinishReason, ...], context: int) -> None:
         """Note why each sequence ended, and how many tokens one may have."""

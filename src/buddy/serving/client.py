@@ -34,6 +34,8 @@ class EngineFacts:
     """Tokens that prompt and answer may have together."""
     has_predictor: bool
     """Whether `auto` can be asked for."""
+    why_no_drafts: str | None = None
+    """Why answers cannot be drafted; None = they can."""
     means: tuple[int, int] | None = None
     """The smallest and the largest mean of an answer that can be asked for, in blocks."""
     most_answers: int | None = None

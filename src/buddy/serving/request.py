@@ -7,10 +7,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from buddy.budget.resolved import ResolvedBudget
+from buddy.budget.resolved import Phase, ResolvedBudget
+from buddy.budget.thinking import ThinkingLimit
 from buddy.errors import BuddyError
 
 FinishReason = Literal["stop", "length"]
+Drafts = Literal["none", "ngram"]
+"""What answers are drafted from; the text is the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +100,11 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     """The same of the prompt's tokens; with them nothing of it is taken from an earlier one."""
     grammar: Grammar | None = None
+    thinking: ThinkingLimit | None = None
+    """How long it may think; None = any number of tokens."""
     continues: bool = False
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
+    drafts: Drafts = "none"
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
     owner: str = ""
@@ -152,6 +158,16 @@ class Delta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseUsage:
+    """What the tokens of a phase took."""
+
+    tokens: int = 0
+    """That were fed; cached ones were not, nor is the last one of an answer."""
+    blocks_executed: int = 0
+    """Blocks that these ran, all together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
     """What an answer took."""
 
@@ -170,6 +186,8 @@ class Usage:
     """fixed, mean, auto, deadline or default."""
     lowered_from: int | None
     """What it would have had without load; None where nothing was lowered."""
+    phases: Mapping[Phase, PhaseUsage] | None = None
+    """By phase, where phases have budgets of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ from buddy.serving.client import EngineClient
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import ControlConfig, Controller
 from buddy.serving.control.metrics import ServingMetrics
-from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.calibrate import cost_of
 from buddy.serving.rows.engine import ServingThread
+from buddy.serving.rows.options import BatcherOptions
 
 
 def start_engine(

@@ -57,6 +57,12 @@ class Standard:
         layer.weight.div_(self.deviation.to(layer.weight.device))
         layer.bias.sub_(layer.weight @ self.mean.to(layer.weight.device))
 
+    @torch.no_grad()
+    def unfold(self, layer: nn.Linear) -> None:
+        """Make a layer that reads summaries as they are into one for standardised summaries."""
+        layer.bias.add_(layer.weight @ self.mean.to(layer.weight.device))
+        layer.weight.mul_(self.deviation.to(layer.weight.device))
+
 
 def router_summaries(
     model: BuddyForCausalLM, router: Router, examples: Sequence[Example]

@@ -247,6 +247,38 @@ def test_a_run_saves_the_mean_of_its_weights_and_goes_on_with_both(folder, tmp_p
     )
 
 
+def test_a_router_of_standardised_inputs_goes_on_as_it_learns_and_is_saved_folded(folder, tmp_path):
+    settings = ("router.standardise=true", "optim.average=0.7", "log.tensorboard=false")
+    settings += ("optim.steps=5", "log.evaluate_every=0")
+
+    def stop(step, numbers):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    recipe = read_recipe(Recipe, folder / "recipe.toml", settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "parts", listener=RunListener(stepped=stop))
+    outs = [tmp_path / "whole", tmp_path / "parts"]
+    for out in outs:
+        train(recipe, out, resume=True)
+    expected, found = map(trained, outs)
+    assert found.keys() == expected.keys() >= {"parameter.standard.mean"}
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert evaluation(outs[0]) == evaluation(outs[1])
+    model = BuddyForCausalLM.from_pretrained(outs[0] / "checkpoint")
+    name, layer = "parameter.mean.router.decision.down", model.router.decision.down
+    mean, deviation = (expected[f"parameter.standard.{one}"] for one in ("mean", "deviation"))
+    assert torch.equal(layer.weight, expected[f"{name}.weight"] / deviation)
+    bias = expected[f"{name}.bias"] - layer.weight @ mean
+    torch.testing.assert_close(layer.bias, bias, atol=1e-4, rtol=1e-4)  # sums in another order
+    rows = Source(path=str(folder / "rows.jsonl"), template="alpaca", start=40)
+    examples = read_all((rows,), load_tokenizer(str(folder)), max_tokens=60)
+    assert evaluation(outs[0])[1]["cross_entropy"] == pytest.approx(
+        evaluate(model, examples, [4])[0][0].cross_entropy, rel=1e-6
+    )
+
+
 def test_a_taught_run_goes_on_under_its_own_teacher_alone(folder, whole, tmp_path):
     shutil.copytree(whole[0] / "checkpoint", tmp_path / "teacher")
     taught = (
@@ -311,6 +343,7 @@ def test_a_state_names_no_setting_that_older_versions_lack(folder, tmp_path):
     assert not {"teacher", "taught_by"} & identity.keys()
     assert not {"average", "prompt_loss"} & identity["optim"].keys()
     assert "curriculum_steps" not in identity["budget"]
+    assert "standardise" not in identity["router"]
 
 
 def test_two_processes_end_where_one_does(folder, whole, tmp_path):

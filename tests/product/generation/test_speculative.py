@@ -232,7 +232,8 @@ def test_what_cannot_be_drafted_for_is_refused():
     ids = random_ids(2, 5)
     for rows, options, words in (
         (ids, {"draft_budget": "3 blocks"}, "one sequence at a time"),
-        (ids[:1], {"draft_budget": "3 blocks", "budget": "4 blocks"}, "leave the budget out"),
+        (ids[:1], {"draft_budget": "3 blocks", "budget": "3 blocks"}, "the answer's 3 of 6"),
+        (ids[:1], {"draft_budget": "3 blocks", "budget": lambda _: 4}, "all run as many blocks"),
         (ids[:1], {"draft_budget": 1.0}, "must be below"),
         (ids[:1], {"draft_budget": "3 blocks", "num_beams": 2}, "greedy decoding and sampling"),
         (

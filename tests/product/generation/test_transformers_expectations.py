@@ -179,7 +179,7 @@ def test_below_full_depth_every_token_runs_the_budget(case, engine):
 
 
 FUNCTION_OF_THE_CALLER = {"custom_generate": lambda model, input_ids, **inputs: input_ids + 1}
-DRAFTS = "draft_budget=0.5 drafts at half depth"
+DRAFTS = "Buddy drafts from the text itself"
 REFUSED = {
     "inputs_embeds": (torch.zeros(1, 7, 32), "blocks are chosen from token ids"),
     "position_ids": (torch.arange(7)[None] * 2, "positions follow from attention_mask"),

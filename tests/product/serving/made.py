@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from buddy import BuddyForCausalLM
 from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Delta, Failed, Finished, GenerationRequest, Sampling
-from buddy.serving.rows.batcher import Batcher, BatcherOptions
+from buddy.serving.rows.batcher import Batcher
+from buddy.serving.rows.options import BatcherOptions
 from buddy.serving.rows.row import Submitted
 from tests.budgets import fixed
 from tests.tiny import CONFIGS, random_predictor, random_router

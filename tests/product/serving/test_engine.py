@@ -14,9 +14,9 @@ from buddy.serving.client import EngineClient, Overloaded, Unavailable
 from buddy.serving.control.protocol import NoControl
 from buddy.serving.request import Grammar
 from buddy.serving.rows import passes
-from buddy.serving.rows.batcher import BatcherOptions
 from buddy.serving.rows.engine import ServingThread
 from buddy.serving.rows.grammar import GrammarError
+from buddy.serving.rows.options import BatcherOptions
 from tests.budgets import auto, deadline, default, fixed
 from tests.product.serving.made import Told, alone, byte_buddy, byte_tokenizer, prompts, request
 from tests.tiny import CONFIGS

@@ -25,6 +25,8 @@ def step(rows=2, gaps=(0.02, 0.04), firsts=(0.3,), seconds=0.018, lanes=16):
         prompt_lanes=lanes,
         prompt_blocks=30 * lanes,
         seconds=seconds,
+        drafted=4,
+        accepted=2,
         gaps_s=gaps,
         firsts_s=firsts,
     )
@@ -73,7 +75,9 @@ def test_what_was_told_is_what_is_written(metrics):
     assert found["vllm:num_requests_running",] == 3
     assert found["vllm:num_requests_waiting",] == 2
     assert found["vllm:kv_cache_usage_perc",] == 3 / 8
-    assert found["vllm:generation_tokens_total",] == 5 * 3
+    assert found["vllm:generation_tokens_total",] == 5 * (3 + 2)
+    assert found["vllm:spec_decode_num_draft_tokens_total",] == 5 * 4
+    assert found["vllm:spec_decode_num_accepted_tokens_total",] == 5 * 2
     assert found["vllm:prompt_tokens_total",] == 100
     assert found["vllm:prefix_cache_queries_total",] == 100
     assert found["vllm:prefix_cache_hits_total",] == 20

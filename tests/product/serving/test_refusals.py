@@ -58,6 +58,8 @@ TEMPLATE_OPTION = "chat_template_kwargs.chat_template"
 THINKING, GENERATION = "chat_template_kwargs.enable_thinking", "add_generation_prompt"
 FIELDS = [
     ("chat", {"messages": []}, "messages"),
+    ("chat", {"drafts": "depth"}, "drafts"),
+    ("completion", {"drafts": True}, "drafts"),
     ("chat", {"messages": "w10"}, "messages"),
     ("chat", {"messages": [{"role": "user"}]}, "messages.0.content"),
     ("chat", {"messages": [{"role": "wizard", "content": "w"}]}, "messages.0.role"),

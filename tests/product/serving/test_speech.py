@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from buddy.budget.thinking import ThinkingMarks
 from buddy.serving.http.speech import Speech
-from buddy.serving.http.thinking import ThinkingMarks, ThinkingReader
+from buddy.serving.http.thinking import ThinkingReader
 from buddy.serving.http.tool_calls import HERMES, LLAMA, MISTRAL, CallReader, format_of
 
 MARKS = ThinkingMarks("<think>", "</think>", 1, 2)

@@ -85,9 +85,11 @@ def test_a_learning_rate_of_zero_leaves_the_router_as_it_starts():
     [
         {"relaxation": "softmax"},
         {"relaxation": "scaled-softmax", "dense_share": 0.5},
+        {"relaxation": "skipped-softmax", "dense_share": 1.0},
         {"relaxation": "sigmoid", "second_route": 1.0},
         {"relaxation": "gumbel"},
         {"method": "policy-gradient", "samples": 3},
+        {"method": "measured", "samples": 3},
         {"policy": "random"},
     ],
 )
@@ -111,9 +113,12 @@ def test_every_example_draws_its_own_budget_from_the_whole_range():
     assert any(len(one) > 1 for one in drawn)
 
 
-@pytest.mark.parametrize("is_taught", [False, True])
-def test_two_processes_make_the_gradient_of_one(is_taught, tmp_path):
-    settings = {"router": {"method": "policy-gradient"}}
+@pytest.mark.parametrize(
+    ("method", "is_taught"),
+    [("policy-gradient", False), ("policy-gradient", True), ("measured", False)],
+)
+def test_two_processes_make_the_gradient_of_one(method, is_taught, tmp_path):
+    settings = {"router": {"method": method}}
     if is_taught:
         tiny_model(seed=5).save_pretrained(tmp_path)
         settings["teacher"] = {"name": str(tmp_path), "share": 0.5}
@@ -145,12 +150,14 @@ def test_two_processes_make_the_gradient_of_one(is_taught, tmp_path):
         assert (whole.abs().max() > 0) == ("lora_A" not in name)
 
 
-@pytest.mark.parametrize("kind", ["mixed depths", "sampled plans", "a teacher"])
+@pytest.mark.parametrize("kind", ["mixed depths", "sampled plans", "measured", "a teacher"])
 def test_micro_batches_make_the_gradient_of_the_batch(kind, tmp_path):
     settings = {"router": {"relaxation": "gumbel", "second_route": 0.5, "dense_share": 1.0}}
     settings["budget"] = BudgetSettings(full_prompts=0.7, mixed_answers=0.5, stretch=2)
     if kind == "sampled plans":
         settings = {"router": {"method": "policy-gradient"}}
+    elif kind == "measured":
+        settings = {"router": {"method": "measured", "samples": 3}}
     elif kind == "a teacher":
         tiny_model(seed=5).save_pretrained(tmp_path)
         settings["teacher"] = {"name": str(tmp_path), "share": 0.5}
@@ -255,17 +262,18 @@ def test_policy_gradient_by_hand():
     assert_close(log_prob.grad, torch.tensor([-0.25, 0.25, 0.0, 0.0]), atol=1e-5, rtol=1e-5)
 
 
-def test_a_policy_gradient_learns_which_block_matters():
+@pytest.mark.parametrize(("method", "steps"), [("policy-gradient", 60), ("measured", 20)])
+def test_plans_that_are_compared_teach_which_block_matters(method, steps):
     made = trainer(
-        router={"method": "policy-gradient", "samples": 4, "temperature": 1.0},
+        router={"method": method, "samples": 4, "temperature": 1.0},
         lora={"rank": 0},
         budget=BudgetSettings(choices=("4 blocks",)),
-        optim={"steps": 60, "router_learning_rate": 3e-2},
+        optim={"steps": steps, "router_learning_rate": 3e-2},
     )
     with torch.no_grad():
         made.model.router.decision.up.weight.mul_(0.1)  # nearly every plan is tried at first
     before = evaluate(made.model, EXAMPLES, [4])[0][0].cross_entropy
-    for step in range(60):
+    for step in range(steps):
         made.step(step)
     assert evaluate(made.model, EXAMPLES, [4])[0][0].cross_entropy < before - 0.05
 

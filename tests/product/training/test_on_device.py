@@ -47,6 +47,7 @@ JOINT = {
         "optim": {"activation_checkpointing": True, "micro_batch_tokens": 32},
     },
     "policy-gradient": {"router": {"method": "policy-gradient", "samples": 2}},
+    "measured": {"router": {"method": "measured", "samples": 3}},
     "random": {"policy": "random"},
     "teacher": {
         "router": {"relaxation": "sigmoid"},

@@ -50,6 +50,18 @@ def test_softmax_by_hand_and_what_its_scale_is():
     assert_close(scores.grad[0], torch.tensor([-0.375, 0.375]))
 
 
+def test_gates_of_skipped_blocks_share_one_softmax_and_others_have_no_gradient():
+    scores = torch.tensor(
+        [[2.0, 0.0, 1.0, math.log(3.0)], [1.0, 2.0, 3.0, 4.0]], requires_grad=True
+    )
+    mask = torch.tensor([[True, False, True, False], [True] * 4])
+    gates = make_gates("skipped-softmax", 1.0)(scores, mask)
+    assert_close(gates, torch.tensor([[0, 0.25, 0, 0.75], [0, 0, 0, 0]]))
+    (gates * torch.tensor([[5.0, 1.0, 7.0, 3.0], [1.0, 2.0, 3.0, 4.0]])).sum().backward()
+    # p q times the difference of 2, as of a softmax of two
+    assert_close(scores.grad, torch.tensor([[0, -0.375, 0, 0.375], [0, 0, 0, 0]]))
+
+
 def test_sigmoid_is_one_half_in_the_middle_between_kept_and_dropped():
     scores = torch.tensor([[3.0, 1.0, -1.0]])
     gates = SigmoidGates(2.0)(scores, torch.tensor([[True, True, False]]))

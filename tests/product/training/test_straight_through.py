@@ -317,7 +317,8 @@ def test_tokens_that_skip_a_block_are_not_computed(batch, monkeypatch):
     assert computed == [int((row > 0).sum() * row.max()) for row in ran.T if row.any()]
 
 
-def test_the_straight_through_gradient_of_tokens_is_that_of_scaled_blocks(batch):
+@pytest.mark.parametrize("ran", [True, False])
+def test_the_straight_through_gradient_of_tokens_is_that_of_scaled_blocks(batch, ran):
     model = tiny_buddy()
     model.model.double()
     depths = mixed_depths(batch, seed=2)
@@ -331,10 +332,13 @@ def test_the_straight_through_gradient_of_tokens_is_that_of_scaled_blocks(batch)
         gated.gates, gated.rows = gates, rows
         return Choice(plan, gates=gates)
 
-    out = straight_through_pass(model.backbone, model.policy, batch, depths, gated)
+    out = straight_through_pass(
+        model.backbone, model.policy, batch, depths, gated, is_dense=not ran
+    )
     out.hidden[batch.rows, batch.columns].square().mean().backward()
     slope = gated.gates.grad
-    which, block = (plan.mask[:, 1:-1] & (slope[:, 1:-1].abs() > 1e-6)).nonzero()[3]
+    is_kind = plan.mask[:, 1:-1] == ran
+    which, block = (is_kind & (slope[:, 1:-1].abs() > 1e-6)).nonzero()[3]
     block = int(block) + 1
     lanes = torch.from_numpy((out.lanes_plan.host == plan.host[int(which)]).all(1)).view(
         batch.token_ids.shape
@@ -344,11 +348,12 @@ def test_the_straight_through_gradient_of_tokens_is_that_of_scaled_blocks(batch)
     def loss(factor):
         class Scaled(StraightThroughRun):
             def one_block(self, at, run, skip):
-                before = self.hidden
+                before, whole = self.hidden, self.lanes.whole
+                done = whole.merge(before, self.run_frame(at, whole, None)) - before
                 super().one_block(at, run, skip)
                 if at == block:
                     share = factor * lanes.flatten()[:, None]
-                    self.hidden = self.hidden + share * (self.hidden - before)
+                    self.hidden = self.hidden + share * done
 
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(straight_through, "StraightThroughRun", Scaled)
@@ -357,6 +362,16 @@ def test_the_straight_through_gradient_of_tokens_is_that_of_scaled_blocks(batch)
 
     by_hand = (loss(STEP) - loss(-STEP)) / (2 * STEP)
     assert_close(slope[which, block].double(), by_hand, rtol=5e-3, atol=1e-6)
+
+
+def test_gates_of_skipped_blocks_cost_the_sequences_that_skip_and_no_others(batch, monkeypatch):
+    model = tiny_buddy()
+    mask = torch.ones(4, NUM_BLOCKS, dtype=torch.bool)
+    mask[0, 2] = mask[3, 2] = False
+    computed = tokens_computed(model, monkeypatch)
+    gate_gradient(model, batch, DepthPlan(mask), True)
+    whole, half = batch.token_ids.numel(), batch.token_ids.numel() // 2
+    assert computed == [whole, whole, half, half, whole, whole, whole]
 
 
 def test_prompts_run_full_and_answers_change_their_depth_as_the_recipe_says(batch):

@@ -11,13 +11,14 @@ from buddy.budget.request import Blocks, BudgetRequest, read_blocks, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.named import BUDGETS, offer
-from buddy.errors import ServingError
+from buddy.errors import PolicyError, ServingError
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.settings import Range
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from buddy.depth.policy import Policy
     from buddy.engine.steer import BatchRoute
     from buddy.serving.client import EngineClient
     from buddy.serving.http.budget_rules import BudgetRules
@@ -118,6 +119,7 @@ class BudgetRuleOptions:
             num_blocks=model.num_blocks,
             has_predictor=model.predictor is not None,
             means=None if model.ledger is None else model.ledger.range,
+            find_marks=lambda: model.thinking_marks,
             min_budget=self.min_budget,
             num_pinned=model.policy.num_pinned,
             default=self.default_budget,
@@ -140,6 +142,13 @@ def serve(
             "weights."
         ),
     ] = "independent",
+    drafts: Annotated[
+        Literal["none", "ngram"],
+        typer.Option(
+            help="Of requests that name none. ngram: verify together what followed the last tokens "
+            "where they stood before, while it pays; the text is the same."
+        ),
+    ] = "none",
     drain_s: Annotated[
         float,
         options.number(Range(0, 3600), help="Seconds that SIGTERM leaves answers to finish."),
@@ -177,8 +186,9 @@ def serve(
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
         resolved = resolve(model)
         loaded = load_to_run(resolved, budget_rules.rules, console, execution)
+        _check_drafts(drafts, loaded.policy)
         tokenizer, rules = resolved.load_tokenizer(), budget_rules.rules(loaded)
-        defaults = Defaults.read(loaded.generation_config)
+        defaults = Defaults.read(loaded.generation_config, drafts)
         client = _start(loaded, tokenizer, model, capacity, rules, batch_route)
         reader = PromptReader(tokenizer, loaded.config.vocab_size, client.facts.context)
         service = Service(engine=client, reader=reader, rules=rules, defaults=defaults)
@@ -187,6 +197,19 @@ def serve(
         is_whole = answer(app, service, listener, drain_s=drain_s)
     if not is_whole:  # the log says why
         raise typer.Exit(1)
+
+
+def _check_drafts(drafts: str, policy: "Policy") -> None:
+    """Refuse to draft for every answer where none can be drafted.
+
+    Raises:
+        PolicyError: The policy plans no drafts.
+    """
+    from buddy.engine.tokenwise import why_no_drafts
+
+    reason = why_no_drafts(policy)
+    if drafts != "none" and reason is not None:
+        raise PolicyError(f"--drafts {drafts}: {reason}")
 
 
 def _start(

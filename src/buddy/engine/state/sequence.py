@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class SequenceState:
     """Steps that it took part in."""
     executed: int = 0
     """Blocks that its tokens ran, all together."""
+    note: Any = None
+    """What its source has noted of them."""
     prompt_length: int = 0
     """Tokens of its prompt that were fed."""
     prompt_executed: int = 0

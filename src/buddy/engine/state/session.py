@@ -116,7 +116,7 @@ class Session:
         """Take in a sequence that begins with the first tokens of another one.
 
         They are not computed again: what the cache has of them is copied. They count as tokens of
-        its prompt; its blocks, as counted, begin at none.
+        its prompt; its blocks, as counted, begin at none, and its source has noted nothing yet.
 
         Args:
             sequence_id: Of the other sequence, which goes on as it is.

@@ -197,6 +197,11 @@ def _resolve(
             "budget 'auto' is chosen for each prompt, and one for all is needed here: "
             'name a budget such as 0.75 or "18 blocks"'
         )
+    if budget.think is not None:
+        raise BudgetError(
+            "a budget for think is not measured by an evaluation yet: expected one number, or "
+            "prompt:1.0,answer:0.5"
+        )
     if budget.mean is not None and not means:
         raise BudgetError(
             "a mean is spent over the tokens of an answer: measure it by buddy eval answers or "

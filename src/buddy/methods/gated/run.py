@@ -8,6 +8,7 @@ import torch
 
 from buddy.checkpoint.resolve import ModelName
 from buddy.data.examples import Example
+from buddy.drawn import drawn_by
 from buddy.methods.gated.gates import GatedPart, Pass
 from buddy.methods.gated.passing import GatedRun, kept_by_row, last_hidden
 from buddy.methods.gated.recipe import GatedRecipe, GateSettings, gates_of
@@ -28,8 +29,7 @@ def make_part(method: str, settings: GateSettings, model: BuddyForCausalLM, seed
     """Fresh gates of a method for a model, drawn by a seed."""
     kind, config = gates_of(method), model.config
     sizes = {"num_blocks": model.num_blocks, "hidden_size": config.hidden_size}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with drawn_by(seed):
         part = kind(kind.settings(**sizes, **kind.sizes(settings, config)))
     return part.to(model.device)
 

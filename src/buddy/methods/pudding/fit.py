@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from buddy.drawn import drawn_by
 from buddy.methods.pudding.policy import PuddingClassifier, PuddingConfig
 from buddy.methods.pudding.recipe import FitSettings
 from buddy.methods.pudding.targets import Targets
@@ -34,8 +35,7 @@ class PuddingFit:
 
     def __init__(self, config: PuddingConfig, targets: Targets, settings: FitSettings) -> None:
         self._targets, self._settings = targets, settings
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
+        with drawn_by(settings.seed):
             self._part = PuddingClassifier(config)
         with torch.no_grad():
             self._part.up.bias.copy_(targets.log_likelihoods.mean(0).flatten())

@@ -89,6 +89,7 @@ class ServingMetrics:
         self._ended = dict.fromkeys(_REASONS.values(), 0)
         self._rejected = dict.fromkeys(REJECTIONS, 0)
         self._prompt = self._generated = self._hit = 0
+        self._drafted = self._accepted = 0
         self._lowered = self._blocks = self._tokens = self._prompt_lanes = 0
         self._now: Gauges | None = None
         self.depth_cap = num_blocks
@@ -108,7 +109,9 @@ class ServingMetrics:
         self._blocks += step.row_blocks
         self._tokens += step.rows
         self._prompt_lanes += step.prompt_lanes
-        self._generated += len(step.gaps_s) + len(step.firsts_s)
+        self._generated += len(step.gaps_s) + len(step.firsts_s) + step.accepted
+        self._drafted += step.drafted
+        self._accepted += step.accepted
         for gap in step.gaps_s:
             self._gaps.add(gap)
         for first in step.firsts_s:
@@ -182,6 +185,18 @@ class ServingMetrics:
                 "Tokens of prompts that the prefix cache had.",
                 self._hit,
             ),
+            (
+                Counter,
+                "spec_decode_num_draft_tokens",
+                "Tokens of answers that were drafted.",
+                self._drafted,
+            ),
+            (
+                Counter,
+                "spec_decode_num_accepted_tokens",
+                "Tokens of answers that were drafted rightly.",
+                self._accepted,
+            ),
         ):
             yield _family(kind(f"vllm:{name}", help_text, labels=labels), [(model, *numbers)])
         yield _family(
@@ -229,7 +244,7 @@ class ServingMetrics:
         lowered = "Requests over that had less depth than without load."
         for name, help_text, count in (
             ("blocks", "Blocks that ran for tokens of answers.", self._blocks),
-            ("tokens", "Tokens of answers that were fed.", self._tokens),
+            ("tokens", "Tokens of answers that were fed, drafts too.", self._tokens),
             ("prefill_tokens", "Tokens of prompts that were fed.", self._prompt_lanes),
             ("lowered_requests", lowered, self._lowered),
         ):

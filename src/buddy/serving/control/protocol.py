@@ -77,7 +77,7 @@ class StepShape:
     """The counts of a pass, of which its cost is made."""
 
     rows: int = 0
-    """Rows that have one token of an answer fed."""
+    """Tokens of answers that are fed: one of each row, and what is drafted."""
     union: int = 0
     """Blocks that any lane runs."""
     row_blocks: int = 0
@@ -135,7 +135,11 @@ class StepReport(StepShape):
     seconds: float
     """The pass alone, with scores of prompts, without sampling and delivery."""
     gaps_s: tuple[float, ...] = ()
-    """The time between two tokens, of each row that got one and had one before."""
+    """The time since its last token, of each row that got any and had one before."""
+    drafted: int = 0
+    """Tokens of answers that were drafted, and fed to be verified."""
+    accepted: int = 0
+    """Those of them that answers have."""
     firsts_s: tuple[float, ...] = ()
     """The time since it was submitted, of each row that got its first token."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from buddy.budget.resolved import ResolvedBudget
+from buddy.budget.thinking import ThinkingLimit
 from buddy.errors import BudgetError, PromptError, shown
 from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
@@ -148,8 +149,12 @@ def _requests(
             "fewer",
             param="n",
         )
+    drafts = body.drafts or defaults.drafts
+    if drafts != "none" and facts.why_no_drafts is not None:
+        raise Refusal(400, facts.why_no_drafts, param="drafts", code="unsupported")
     prompt_logprobs = scored_top(body, prompts)
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
+    thinking = _thinking(body, service.reader)
     if grammar is not None:
         _refuse_given("min_tokens", body.min_tokens, _ENDS_WHOLE)
     shown = frozenset(service.reader.special.values() if body.skip_special_tokens is False else ())
@@ -172,7 +177,9 @@ def _requests(
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
+            thinking=thinking,
             continues=isinstance(body, CompletionBody),
+            drafts=drafts,
             ignore_eos=bool(body.ignore_eos),
             is_first=(place, answer) == (0, 0),
         )
@@ -233,6 +240,20 @@ def _stop(body: RequestFields, reader: PromptReader) -> tuple[tuple[str, ...], f
             code="invalid_value",
         )
     return stop, frozenset({*given, *(token for token in tokens if token is not None)})
+
+
+def _thinking(body: RequestFields, reader: PromptReader) -> ThinkingLimit | None:
+    if body.thinking_tokens is None:
+        return None
+    if reader.thinking is None:
+        raise Refusal(
+            400,
+            "thinking_tokens ends thinking with its closing mark, such as </think>, and the "
+            "model's chat template has none: leave it out",
+            param="thinking_tokens",
+            code="unsupported",
+        )
+    return ThinkingLimit(reader.thinking, body.thinking_tokens)
 
 
 def _grammar(body: RequestFields) -> Grammar | None:

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from buddy.serving.http.refusals import Refusal, not_json, refusal_of_validation
+from buddy.serving.request import Drafts
 
 MOST_ANSWERS: Final = 16
 """Answers to one prompt (`n`)."""
@@ -210,9 +211,11 @@ class RequestFields(RequestBody):
     model: str | None = None
     """The served model, or `MODEL@BUDGET`; may be left out."""
     budget: Budget | None = None
-    """0.6, "60%", "18 blocks", "auto", {"prefill": 1.0, "decode": 0.5}, {"mean": 0.7},
-    {"ms_per_token": 12} or {"tokens_per_s": 80}; but for a mean, an
-    object may also have min and max."""
+    """0.6, "60%", "18 blocks", "auto", {"prompt": 1.0, "answer": 0.5},
+    {"prompt": 1.0, "think": 0.5, "answer": 1.0}, {"mean": 0.7}, {"ms_per_token": 12} or
+    {"tokens_per_s": 80}; but for a mean, an object may also have min and max."""
+    thinking_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
+    """Most tokens that an answer may think for; the model's closing mark then ends its thinking."""
     reasoning_effort: str | None = None
     """A budget by name, where the server gives names to budgets."""
     stream: bool | None = None
@@ -248,6 +251,9 @@ class RequestFields(RequestBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the prompt's tokens, and so many alternatives of each; not streamed."""
     response_format: ResponseFormat | None = None
+    drafts: Drafts | None = None
+    """What tokens are drafted from before they are verified together: "ngram" drafts what followed
+    the last tokens where they stood before, while it pays. The text is the same."""
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
 

@@ -1,12 +1,13 @@
 """What a request says of its budget, in any place that it may, in blocks of the model served."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from buddy.budget.blocks import check_spendable, least_blocks
 from buddy.budget.request import BudgetLike, BudgetRequest, DefaultBudget, read_blocks, read_budget
 from buddy.budget.resolved import Limits, ResolvedBudget
+from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError, shown
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -25,6 +26,8 @@ class BudgetRules:
     has_predictor: bool
     means: tuple[int, int] | None = None
     """The smallest and the largest mean that the model's ledger spends, in blocks."""
+    find_marks: Callable[[], ThinkingMarks | None] = lambda: None
+    """Finds the marks around what the model thinks aloud."""
     min_budget: BudgetLike | None = None
     """Below it no elastic budget goes; None = what the model can run."""
     num_pinned: int = 1
@@ -62,6 +65,7 @@ class BudgetRules:
             least=self.floor,
             has_predictor=self.has_predictor,
             means=self.means,
+            find_marks=self.find_marks,
         )
 
     def _default(self) -> BudgetRequest:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
+from buddy.budget.thinking import ThinkingMarks
 from buddy.data.chat import apply_chat
 from buddy.data.tokens import encode
 from buddy.errors import PromptError, shown
 from buddy.hub.wrap_errors import explained
 from buddy.serving.http.bodies import Message
 from buddy.serving.http.refusals import Refusal
-from buddy.serving.http.thinking import ThinkingMarks
 from buddy.serving.http.token_bytes import TokenBytes
 from buddy.serving.http.tool_calls import CallFormat, format_of, new_id
 
@@ -106,7 +106,7 @@ class PromptReader:
     @cached_property
     def thinking(self) -> ThinkingMarks | None:
         """The marks around what the model thinks aloud; None where it does not."""
-        return ThinkingMarks.of(self._tokenizer, str(self._tokenizer.chat_template))
+        return ThinkingMarks.of(self._tokenizer)
 
     @cached_property
     def calls(self) -> CallFormat | None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from buddy import __version__
+from buddy.budget.resolved import Phase
 from buddy.serving.http import schema
 from buddy.serving.http.echo import Echo
 from buddy.serving.http.prompts import PromptReader, finite
 from buddy.serving.http.refusals import Refusal
 from buddy.serving.http.speech import Said, Speech
 from buddy.serving.http.tool_calls import Call
-from buddy.serving.request import Delta, Finished, PromptScores, TokenLogprobs
+from buddy.serving.request import Delta, Finished, PromptScores, TokenLogprobs, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 """Ends a stream."""
@@ -289,6 +290,17 @@ class Reply:
         completion_tokens = sum(usage.completion_tokens for usage in used)
         lowered = [usage.lowered_from for usage in used if usage.lowered_from is not None]
         in_answers = sum(usage.blocks_per_token * usage.completion_tokens for usage in used)
+        depth = schema.DepthUsage(
+            budget_blocks=max(usage.budget_blocks for usage in used),
+            blocks_executed=sum(usage.blocks_executed for usage in used),
+            blocks_per_token=in_answers / max(1, completion_tokens),
+            num_blocks=self._num_blocks,
+            distinct_plans=max(usage.distinct_plans for usage in used),
+            source=used[0].source,
+            lowered_from=max(lowered, default=None),
+        )
+        if phases := _phases(used):
+            depth["phases"] = phases
         return schema.UsageBody(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -296,15 +308,7 @@ class Reply:
             prompt_tokens_details=schema.PromptDetails(
                 cached_tokens=sum(usage.cached_tokens for usage in prompts)
             ),
-            buddy=schema.DepthUsage(
-                budget_blocks=max(usage.budget_blocks for usage in used),
-                blocks_executed=sum(usage.blocks_executed for usage in used),
-                blocks_per_token=in_answers / max(1, completion_tokens),
-                num_blocks=self._num_blocks,
-                distinct_plans=max(usage.distinct_plans for usage in used),
-                source=used[0].source,
-                lowered_from=max(lowered, default=None),
-            ),
+            buddy=depth,
         )
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -350,6 +354,16 @@ class Reply:
         if self._extras.usage:
             more = schema.ChunkExtras(usage=None) | more  # null in all chunks but the last
         return event(schema.Chunk(**self._head, object=self._shape.chunk, choices=parts, **more))
+
+
+def _phases(used: Sequence[Usage]) -> dict[Phase, schema.PhaseUsageBody]:
+    """What the phases of all answers took, where these have budgets of their own."""
+    phases: dict[Phase, schema.PhaseUsageBody] = {}
+    for phase, spent in (item for usage in used for item in (usage.phases or {}).items()):
+        total = phases.setdefault(phase, schema.PhaseUsageBody(tokens=0, blocks_executed=0))
+        total["tokens"] += spent.tokens
+        total["blocks_executed"] += spent.blocks_executed
+    return phases
 
 
 def _compact(body: Any) -> str:

@@ -26,6 +26,7 @@ from buddy.serving.http.bodies import (
     Unsupported,
 )
 from buddy.serving.http.refusals import Refusal
+from buddy.serving.request import Drafts
 
 _MANY: Final = 2**31 - 1
 _NAMES: Final = {
@@ -155,11 +156,14 @@ class ResponsesBody(RequestBody):
     """A message of the system before them."""
     budget: Budget | None = None
     """As in a chat."""
+    thinking_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
+    drafts: Drafts | None = None
+    """As in a chat."""
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
@@ -191,11 +195,13 @@ class ResponsesBody(RequestBody):
             model=self.model,
             messages=self._messages(),
             budget=self.budget,
+            thinking_tokens=self.thinking_tokens,
             reasoning_effort=self.reasoning.effort if self.reasoning is not None else None,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             seed=self.seed,
+            drafts=self.drafts,
             stream=self.stream,
             response_format=None
             if wanted is None

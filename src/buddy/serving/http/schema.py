@@ -5,6 +5,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from buddy.budget.resolved import Phase
 from buddy.serving.client import EngineState
 from buddy.serving.request import FinishReason
 
@@ -33,6 +34,14 @@ class ErrorBody(_Reply):
     error: Error
 
 
+class PhaseUsageBody(_Reply):
+    """What the tokens of a phase took."""
+
+    tokens: int
+    """That were fed; cached ones were not, nor is the last one of an answer."""
+    blocks_executed: int
+
+
 class DepthUsage(_Reply):
     """What an answer took of the model's depth."""
 
@@ -49,6 +58,8 @@ class DepthUsage(_Reply):
     """fixed, mean, auto, deadline or default."""
     lowered_from: int | None
     """What it would have had without load; null where nothing was lowered."""
+    phases: NotRequired[dict[Phase, PhaseUsageBody]]
+    """By phase, where phases have budgets of their own: prompt, think, answer."""
 
 
 class PromptDetails(_Reply):

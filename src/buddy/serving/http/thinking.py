@@ -1,62 +1,7 @@
-"""Thinking aloud: what a model writes between two marks before it answers."""
+"""Parts an answer, as it comes, into what was thought first and the rest."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
-
+from buddy.budget.thinking import ThinkingMarks
 from buddy.serving.overlap import overlap
-from buddy.serving.request import Thought
-
-_SPACE: Final = 4
-"""Tokens after the closing mark of a prompt that may be space."""
-_PAIRS: Final = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingMarks:
-    """The marks of a family around its thinking.
-
-    Attributes:
-        opens: Text before it.
-        closes: Text after it.
-        open_token: The token of the first.
-        close_token: The token of the second.
-    """
-
-    opens: str
-    closes: str
-    open_token: int
-    close_token: int
-
-    @classmethod
-    def of(cls, tokenizer: Any, template: str) -> "ThinkingMarks | None":
-        """The marks that a chat template has, each a token; None where it has none."""
-        for opens, closes in _PAIRS:
-            if closes not in template:
-                continue
-            ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (opens, closes)]
-            if all(len(tokens) == 1 for tokens in ids):
-                return cls(opens, closes, ids[0][0], ids[1][0])
-        return None
-
-    def is_open(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends within thinking."""
-        for token in reversed(prompt):
-            if token in (self.open_token, self.close_token):
-                return token == self.open_token
-        return False
-
-    def is_closed(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with thinking that is over: the answer has none of its own."""
-        return self.close_token in prompt[-_SPACE:]
-
-    def thought(self, prompt: Sequence[int]) -> Thought:
-        """What an answer may begin with."""
-        return Thought(self.open_token, self.close_token, self.is_open(prompt))
 
 
 class ThinkingReader:

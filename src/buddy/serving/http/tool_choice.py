@@ -13,7 +13,7 @@ from buddy.serving.http.speech import Speech
 from buddy.serving.http.thinking import ThinkingReader
 from buddy.serving.http.tool_calls import CallReader
 from buddy.serving.json_schema import can_follow
-from buddy.serving.request import Grammar
+from buddy.serving.request import Grammar, Thought
 
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
@@ -116,7 +116,8 @@ def chat_grammar(
     marks = reader.thinking
     if grammar is None or marks is None or marks.is_closed(prompt):
         return grammar
-    return replace(grammar, after=marks.thought(prompt))
+    thought = Thought(marks.open_token, marks.close_token, marks.is_open(prompt))
+    return replace(grammar, after=thought)
 
 
 def _schema(tool: Tool, called: CalledTools) -> dict[str, Any]:

@@ -35,6 +35,9 @@ _INSTEAD: Final = {
     **dict.fromkeys(("repeat_penalty",), _PENALTY),
     **dict.fromkeys(("think", "thinking", "enable_thinking"), _THINKING),
     **dict.fromkeys(("reasoning",), "use reasoning_effort"),
+    **dict.fromkeys(
+        ("thinking_token_budget", "thinking_budget", "reasoning_budget"), "use thinking_tokens"
+    ),
 }
 """Others' names of what this server does by another."""
 _NOT_DONE: Final = frozenset(
@@ -52,7 +55,7 @@ _NOT_DONE: Final = frozenset(
         *("length_penalty", "early_stopping", "penalty_alpha", "repeat_last_n", "stop_regex"),
         *("eta_cutoff", "epsilon_cutoff", "smoothing_factor", "logit_bias_exp", "top_p_decay"),
         *("guided_regex", "guided_choice", "guided_grammar", "grammar", "regex", "ebnf"),
-        *("structural_tag", "thinking_token_budget", "thinking_budget", "reasoning_budget"),
+        "structural_tag",
         # What the model is asked.
         *("documents", "chat_template", "truncate_prompt_tokens", "prompt_embeds", "images"),
         *("mm_processor_kwargs", "lora", "lora_path", "adapter", "adapters", "system", "context"),

@@ -8,49 +8,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from buddy.engine.planned_prompt import plan_prompt
-from buddy.engine.steer import BatchRoute, check_batch_route
 from buddy.engine.step import StepOutput
 from buddy.errors import BuddyError, is_failure
 from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, GrammarError, Usage
+from buddy.serving.rows.drafts import NO_DRAFTS, RowDrafter
 from buddy.serving.rows.failures import why_failed
 from buddy.serving.rows.new_row import make_row
-from buddy.serving.rows.passes import LEAST_CUT, Pass, PassRunner, cut
+from buddy.serving.rows.options import BatcherOptions
+from buddy.serving.rows.passes import LEAST_CUT, Pass, PassRunner, Ran, cut
 from buddy.serving.rows.pool import Pool
 from buddy.serving.rows.row import Row, Submitted, best_beginning
 from buddy.serving.rows.sampler import Picked, pick
-from buddy.settings import Range, check_ranges
+from buddy.serving.rows.taking import take_token
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatcherOptions:
-    """How requests are run side by side."""
-
-    rows: Annotated[int, Range(1, 1024)] = 16
-    """Requests that run at once."""
-    batch_route: BatchRoute = "shared"
-    """Whose scores rank the blocks of a pass; a request with a seed is always routed apart."""
-    kept_prefixes: Annotated[int, Range(0, 1024)] = 8
-    """Past sequences that others may begin with; 0 = none."""
-    least_shared: Annotated[int, Range(1, 2**20)] = 16
-    """Tokens below which a beginning is computed anew."""
-    slots: Annotated[int, Range(1, 2**20)] = 256
-    """Tokens of a row that there is room for at first."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, BuddyError)
-        check_batch_route(self.batch_route)
 
 
 class Batcher:
@@ -77,6 +58,7 @@ class Batcher:
         self._ends, self._device = frozenset(ends), model.backbone.device
         session = model.new_session(options.rows, options.slots)
         self._runner = PassRunner(model, session, options.batch_route)
+        self._drafter = RowDrafter()
         self._plans_ahead = self._runner.policy.plans_ahead
         num_kept = options.kept_prefixes if self._plans_ahead else 0
         session.kv.reserve(options.rows + num_kept, 0)  # while it is empty: later all is copied
@@ -146,8 +128,18 @@ class Batcher:
         self._set_depths(orders)
         decoding = [row for row in self.rows if not row.prompt_left]
         parts = self._parts(orders, is_idle=not decoding)
-        for one_pass in self._runner.divide(decoding, parts):
+        drafting = [] if parts else [row for row in decoding if self._is_drafted_for(row)]
+        started_s = time.perf_counter()
+        drafts = self._drafter.draft(decoding, drafting) if drafting else NO_DRAFTS
+        for one_pass in self._runner.divide(decoding, parts, drafts):
             self._pass(one_pass)
+        if drafting:
+            self._drafter.measured(time.perf_counter() - started_s)
+
+    def _is_drafted_for(self, row: Row) -> bool:
+        """Whether drafts change nothing but the time that a row takes."""
+        is_steady = not row.is_seeded or self._runner.steady_lanes > 0
+        return row.drafter is not None and is_steady
 
     # Who takes part
 
@@ -240,7 +232,7 @@ class Batcher:
         if not rows:
             return
         try:
-            out, measured = self._runner.run(taking)
+            ran = self._runner.run(taking)
         except BaseException as error:  # the session is as it was
             if len(rows) == 1:
                 self._fail(rows[0], error)
@@ -251,22 +243,75 @@ class Batcher:
                 raise
             return
         self.steps += 1
+        out = ran.out
         for place, row in enumerate(rows):
             self._end_prompt(row, out.plan.host[out.lanes.last[place]])
         ready = [place for place, row in enumerate(rows) if not (row.prompt_left or row.is_gone)]
-        if not ready:
-            self._control.report(measured())
+        if ran.steering is not None:
+            self._judge(ran)
             return
         lanes = out.lanes.last[ready]
-        chosen = [rows[place] for place in ready]
-        picked = self._pick(out, lanes, chosen)
+        picked, report = self._choose(ran, ready, lanes)
+        self._control.report(replace(ran.measured(), **report))
+        self._take(ran, ready, lanes, picked)
+
+    def _judge(self, ran: Ran) -> None:
+        """Take of each row's draft what it would have chosen, token by token, and one more."""
+        rows, lanes = ran.members.rows, ran.out.lanes
+        drafts = [ran.members.drafted(row) for row in rows]
+        first = lanes.last - np.array([len(drafted) for drafted in drafts])
+        places, kept, report = list(range(len(rows))), [0] * len(rows), dict[str, Any]()
+        try:
+            for number in range(1 + max(map(len, drafts))):
+                at = first[places] + number
+                picked, waits = self._choose(ran, places, at)
+                report = report or waits
+                self._take(ran, places, at, picked)
+                for place in places:
+                    kept[place] = number + 1
+                places = [
+                    place
+                    for place, choice in zip(places, picked, strict=True)
+                    if not rows[place].is_gone and drafts[place][number:][:1] == [choice.token]
+                ]
+                if not places:
+                    break
+                for place in places:
+                    self._runner.take(ran, rows[place], int(first[place]) + number + 1)
+        finally:
+            self._runner.keep(ran, kept)
+        for row, drafted, count in zip(rows, drafts, kept, strict=True):
+            if row.drafter is not None and drafted:
+                row.drafter.judged(count - 1)
+        report |= {"drafted": sum(map(len, drafts)), "accepted": sum(kept) - len(rows)}
+        self._control.report(replace(ran.measured(), **report))
+
+    def _choose(
+        self, ran: Ran, places: Sequence[int], lanes: NDArray[np.int64]
+    ) -> tuple[list[Picked], dict[str, Any]]:
+        """The next tokens of rows of a pass, and what a report says of how these waited.
+
+        Args:
+            ran: The pass.
+            places: Of the rows in it.
+            lanes: Whose logits the token of each is chosen from.
+        """
+        chosen = [ran.members.rows[place] for place in places]
+        picked = self._pick(ran.out, lanes, chosen) if chosen else []
         now_s = time.perf_counter()
         gaps = tuple(now_s - row.last_s for row in chosen if row.answer)
         firsts = tuple(now_s - row.submitted.at_s for row in chosen if not row.answer)
-        self._control.report(replace(measured(), gaps_s=gaps, firsts_s=firsts))
-        for row, lane, choice in zip(chosen, lanes.tolist(), picked, strict=True):
+        return picked, {"gaps_s": gaps, "firsts_s": firsts}
+
+    def _take(
+        self, ran: Ran, places: Sequence[int], lanes: NDArray[np.int64], picked: list[Picked]
+    ) -> None:
+        """Let rows of a pass go on with these tokens."""
+        now_s = time.perf_counter()
+        for place, lane, choice in zip(places, lanes.tolist(), picked, strict=True):
+            row = ran.members.rows[place]
             try:
-                self._accept(row, choice, out.plan.host[lane], now_s)
+                self._accept(row, choice, ran.out.plan.host[lane], now_s)
             except BaseException as error:  # such as a decoder that panics
                 self._fail(row, error)
 
@@ -298,37 +343,13 @@ class Batcher:
         """Take a row's next token, tell its client, and end it where it ends."""
         if row.is_gone:
             return
-        request, token = row.request, picked.token
         if picked.error is not None:
             self._tell(row.submitted, Failed(message=picked.error, param=picked.param))
             self._let_go(row, "failed")
             return
-        is_end = token in request.stop_tokens or (token in self._ends and not request.ignore_eos)
-        if not is_end:
-            row.picker.take(token)
-        row.note_token(token, runs, now_s)
-        if is_end:
-            text = row.stop.push(row.text.flush())[0] + row.stop.flush()
-            if text or picked.logprobs is not None:
-                self._deliver(row, Delta(text=text, tokens=(), logprobs=picked.at(row.text.length)))
-            self._finish(row, "stop")
-            return
-        offset = row.text.length
-        text, is_stopped = row.text.push(token), False
-        if len(row.answer) > request.min_tokens or not request.min_tokens:
-            text, is_stopped = row.stop.push(text)
-        reason: FinishReason | None = "stop" if is_stopped else None
-        grammar = row.picker.grammar
-        if not is_stopped and grammar is not None and grammar.is_done:
-            reason = "stop"
-        elif not is_stopped and len(row.answer) >= request.max_tokens:
-            reason = "length"
-        if reason is not None and not is_stopped:
-            rest, is_stopped = row.stop.push(row.text.flush())
-            text += rest if is_stopped else rest + row.stop.flush()
-            reason = "stop" if is_stopped else reason
-        logprobs = picked.at(offset)
-        self._deliver(row, Delta(text=text, tokens=(token,), logprobs=logprobs, runs=(runs,)))
+        told, reason = take_token(row, picked, runs, now_s, self._ends)
+        if told is not None:
+            self._deliver(row, told)
         if reason is not None:
             self._finish(row, reason)
 

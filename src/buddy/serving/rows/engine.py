@@ -13,14 +13,16 @@ import torch
 from buddy.backbone.backbone import check_token_ids
 from buddy.budget.blocks import least_blocks
 from buddy.budget.resolved import ResolvedBudget
+from buddy.engine.tokenwise import why_no_drafts
 from buddy.errors import BuddyError, PromptError
 from buddy.generation.options import token_numbers
 from buddy.inference import InferenceModel
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control.protocol import Control, Gauges, NoControl
 from buddy.serving.request import Deliver, Delta, Event, Failed, GenerationRequest
-from buddy.serving.rows.batcher import Batcher, BatcherOptions
+from buddy.serving.rows.batcher import Batcher
 from buddy.serving.rows.grammar import GrammarMaker
+from buddy.serving.rows.options import BatcherOptions
 from buddy.serving.rows.row import Submitted
 
 _LOG: Final = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class ServingThread:
             means=None if model.ledger is None else model.ledger.range,
             most_answers=None if max_queue is None else options.rows + max_queue,
             engine=model.executor.describe(),
+            why_no_drafts=why_no_drafts(model.policy),
             least_ms_per_token=self._control.least_ms_per_token,
         )
         self._numbers = count()

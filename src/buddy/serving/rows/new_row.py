@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from buddy.budget.thinking import ThinkingWatch
+from buddy.generation.drafter import NgramDrafter
 from buddy.inference import InferenceModel
+from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.row import Row, Submitted
 from buddy.serving.rows.sampler import Picker
 from buddy.serving.rows.scoring import PromptScorer
@@ -37,6 +40,7 @@ def make_row(
             submitted.grammar,
             ends=ends | request.stop_tokens,
             min_tokens=request.min_tokens,
+            thinking=_watch(request),
         ),
         text=TokenText(
             tokenizer, request.prompt if request.continues else (), request.shown_tokens
@@ -45,8 +49,27 @@ def make_row(
         wanted=request.budget.wanted(lambda: _choose(model, request.prompt)),
         budget_source=request.budget.token_source(model.ledger),
         prompt=prompt,
+        drafter=_drafter(request),
         scorer=scorer,
     )
+
+
+def _drafter(request: GenerationRequest) -> NgramDrafter | None:
+    """Who drafts for it; None where nobody does. Its depth may change at a mark of thinking."""
+    if request.drafts != "ngram":
+        return None
+    marks = request.budget.marks
+    return NgramDrafter(
+        request.prompt, () if marks is None else (marks.open_token, marks.close_token)
+    )
+
+
+def _watch(request: GenerationRequest) -> ThinkingWatch | None:
+    """Who says when its thinking is to end; None where it may take any time."""
+    limit = request.thinking
+    if limit is None:
+        return None
+    return ThinkingWatch(limit, is_open=limit.marks.is_open(request.prompt))
 
 
 def _choose(model: InferenceModel, prompt: Sequence[int]) -> int:

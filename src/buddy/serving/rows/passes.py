@@ -1,7 +1,7 @@
 """A pass: the last token of every row that decodes and parts of prompts, fed in one step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -22,8 +22,10 @@ from buddy.engine.state.lanes import Lanes
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
 from buddy.engine.step import Step, StepOutput, logits_of
+from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
 from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import StepReport
+from buddy.serving.rows.drafts import NO_DRAFTS, Drafts
 from buddy.serving.rows.row import Row
 from buddy.serving.rows.scoring import TOGETHER, PromptScorer
 
@@ -35,10 +37,12 @@ class Pass:
     Attributes:
         decoding: Rows that have their last token fed.
         parts: Rows that have some of their prompt fed, and how many tokens of it.
+        drafts: What is fed after the last tokens of some; none beside parts of prompts.
     """
 
     decoding: list[Row]
     parts: list[tuple[Row, int]]
+    drafts: Drafts = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
@@ -48,34 +52,61 @@ class Pass:
     @property
     def counts(self) -> tuple[int, ...]:
         """New tokens of each row."""
-        return (1,) * len(self.decoding) + tuple(count for _, count in self.parts)
+        fed = (1 + len(self.drafted(row)) for row in self.decoding)
+        return (*fed, *(count for _, count in self.parts))
+
+    def drafted(self, row: Row) -> Sequence[int]:
+        """Tokens that are drafted for a row."""
+        return self.drafts.get(row.number, ())
 
     def without_gone(self) -> "Pass":
         """The same without rows whose requests were let go meanwhile."""
-        return Pass(
+        return self._of(
             [row for row in self.decoding if not row.is_gone],
             [part for part in self.parts if not part[0].is_gone],
         )
 
     def apart(self) -> list["Pass"]:
         """The rows without a seed together, and each with one by itself."""
-        rest = Pass(
+        rest = self._of(
             [row for row in self.decoding if not row.is_seeded],
             [part for part in self.parts if not part[0].is_seeded],
         )
-        seeded = [Pass([row], []) for row in self.decoding if row.is_seeded]
-        seeded += [Pass([], [part]) for part in self.parts if part[0].is_seeded]
+        seeded = [self._of([row], []) for row in self.decoding if row.is_seeded]
+        seeded += [self._of([], [part]) for part in self.parts if part[0].is_seeded]
         return [rest, *seeded] if rest.rows else seeded
 
     def halves(self) -> tuple["Pass", "Pass"]:
         """Two of which each has some of the rows; of both kinds, each has one kind."""
         if self.decoding and self.parts:
-            return Pass(self.decoding, []), Pass([], self.parts)
+            return self._of(self.decoding, []), self._of([], self.parts)
         decoding, parts = len(self.decoding) // 2, len(self.parts) // 2
         return (
-            Pass(self.decoding[:decoding], self.parts[:parts]),
-            Pass(self.decoding[decoding:], self.parts[parts:]),
+            self._of(self.decoding[:decoding], self.parts[:parts]),
+            self._of(self.decoding[decoding:], self.parts[parts:]),
         )
+
+    def _of(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> "Pass":
+        """Some of the rows."""
+        return replace(self, decoding=decoding, parts=parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A pass that has run.
+
+    Attributes:
+        members: Who took part.
+        out: What it returned.
+        measured: Says what it took. It is for a GPU known when the tokens have been read: ask then,
+            or it is waited for.
+        steering: Of a pass with drafts; None = of another.
+    """
+
+    members: Pass
+    out: StepOutput
+    measured: Callable[[], StepReport]
+    steering: TokenwiseSteering | None
 
 
 _TOGETHER: Final = 16
@@ -143,13 +174,15 @@ class PassRunner:
             return stop - row.num_fed
         return _TOGETHER if row.prompt_left >= LEAST_CUT else row.prompt_left
 
-    def divide(self, decoding: list[Row], parts: list[tuple[Row, int]]) -> list[Pass]:
+    def divide(
+        self, decoding: list[Row], parts: list[tuple[Row, int]], drafts: Drafts = NO_DRAFTS
+    ) -> list[Pass]:
         """All in one pass where the fast path takes it; else prompts in passes of their own.
 
         The general path pads all sequences of a pass to the longest. A row with a seed is in a pass
         with others where its numbers are what they are without them.
         """
-        whole = Pass(decoding, parts)
+        whole = Pass(decoding, parts, drafts)
         passes = [whole] if self.steady_lanes else whole.apart()
         passes = [small for large in passes for small in self._fitting(large)]
         return [
@@ -167,36 +200,50 @@ class PassRunner:
     def _fits(self, whole: Pass) -> bool:
         return fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts)
 
-    def run(self, members: Pass) -> tuple[StepOutput, Callable[[], StepReport]]:
+    def run(self, members: Pass) -> Ran:
         """Run a pass, and note in its rows what they were fed and what ran for it.
 
-        What it took is for a GPU known when the tokens have been read: ask then, or it is waited
-        for.
+        Of a row that is drafted for, its last token alone is noted: what was drafted is for the
+        caller to judge, with `take` and `keep`.
         """
         started = self._clock.mark()
-        out = run_step(
-            self._backbone,
-            self.policy,
-            self._session,
-            self._step(members),
-            executor=self._executor,
-        )
-        executed, scored = out.executed.numpy(), 0
+        step = self._step(members)
+        out = run_step(self._backbone, self.policy, self._session, step, executor=self._executor)
+        steering = step.steering if isinstance(step.steering, TokenwiseSteering) else None
+        scored = 0
         for place, row in enumerate(members.rows):
             count, last = out.lanes.counts[place], int(out.lanes.last[place])
-            if not row.prompt_left:
-                row.ran.append(out.plan.host[last])
+            if steering is not None:
+                count, last = 1, last - len(members.drafted(row))
             if row.scorer is not None:
                 scored += self._score(row.scorer, out, last + 1 - count, count)
-            row.num_fed += count
-            row.executed += int(executed[last + 1 - count : last + 1].sum())
+            _note_fed(row, out, last, count)
         ended = self._clock.mark()
 
         def measured() -> StepReport:
             seconds = self._clock.seconds(started, ended)
             return _measured(len(members.decoding), out, seconds, scored * self.head_blocks)
 
-        return out, measured
+        return Ran(members, out, measured, steering)
+
+    def take(self, ran: Ran, row: Row, lane: int) -> None:
+        """Note that a row goes on with a token that was drafted, and was fed in this lane."""
+        _note_fed(row, ran.out, lane, 1)
+
+    def keep(self, ran: Ran, tokens: Sequence[int]) -> None:
+        """Take back what was drafted and is not gone on with.
+
+        Args:
+            ran: A pass with drafts.
+            tokens: That each of its rows keeps.
+        """
+        assert ran.steering is not None
+        after = {
+            row.sequence: ran.steering.after(place, count)
+            for place, (row, count) in enumerate(zip(ran.members.rows, tokens, strict=True))
+            if row.sequence is not None
+        }
+        keep_tokens(self._session, after)
 
     def try_one(self) -> None:
         """Feed a token of nobody's, which fails where the engine can serve nobody any more."""
@@ -209,7 +256,9 @@ class PassRunner:
             self._session.leave(number)
 
     def _step(self, members: Pass) -> Step:
-        tokens = [row.last for row in members.decoding]
+        tokens: list[int] = []
+        for row in members.decoding:
+            tokens += row.last, *members.drafted(row)
         for row, count in members.parts:
             tokens += row.prompt[row.num_fed : row.num_fed + count].tolist()
         rows = members.rows
@@ -227,6 +276,10 @@ class PassRunner:
             for row, _ in members.parts
             if row.sequence is not None and row.planned is not None
         }
+        alone = [place for place, row in enumerate(rows) if row.is_seeded]
+        steering = None
+        if any(map(members.drafted, members.decoding)):
+            steering = TokenwiseSteering(self.policy, sequences, self._batch_route, alone)
         are_prompts = (False,) * len(members.decoding) + (True,) * len(members.parts)
         return Step(
             sequence_ids=sequence_ids,
@@ -238,11 +291,8 @@ class PassRunner:
             sequences=sequences,
             batch_route=self._batch_route,
             planned_prompts=prompts,
-            routed_alone=[
-                sequence_id
-                for sequence_id, row in zip(sequence_ids, rows, strict=True)
-                if row.is_seeded
-            ],
+            routed_alone=[sequence_ids[place] for place in alone],
+            steering=steering,
         )
 
     def _score(self, scorer: PromptScorer, out: StepOutput, first: int, count: int) -> int:
@@ -268,6 +318,13 @@ class PassRunner:
         return logits_of(self._backbone, out, self._executor, hidden=out.hidden[which])
 
 
+def _note_fed(row: Row, out: StepOutput, last: int, count: int) -> None:
+    """Note in a row that it was fed so many tokens, up to this lane, and what ran for them."""
+    if not row.prompt_left:
+        row.ran.append(out.plan.host[last])
+    row.note_fed(count, int(out.executed[last + 1 - count : last + 1].sum()))
+
+
 def head_blocks(backbone: Backbone) -> float:
     """How many blocks have as many weights as the output projection, in whatever format they are.
 
@@ -281,16 +338,15 @@ def head_blocks(backbone: Backbone) -> float:
 
 
 def _measured(rows: int, out: StepOutput, seconds: float, scored_blocks: float) -> StepReport:
-    """What a pass took; its first lanes are those of answers."""
-    executed = out.executed.numpy()
-    context = np.array(out.lanes.stops[:rows])
+    """What a pass took; the lanes of its first rows are those of answers."""
+    executed, answers = out.executed.numpy(), sum(out.lanes.counts[:rows])
     return StepReport(
-        rows=rows,
+        rows=answers,
         union=int(out.plan.host.any(0).sum()),
-        row_blocks=int(executed[:rows].sum()),
-        block_context=int(executed[:rows] @ context) if rows else 0,
-        prompt_lanes=out.lanes.num - rows,
-        prompt_blocks=int(executed[rows:].sum()),
+        row_blocks=int(executed[:answers].sum()),
+        block_context=int(executed[:answers] @ (out.lanes.slot[:answers] + 1)) if rows else 0,
+        prompt_lanes=out.lanes.num - answers,
+        prompt_blocks=int(executed[answers:].sum()),
         scored_blocks=scored_blocks,
         seconds=seconds,
     )

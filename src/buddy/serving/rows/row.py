@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from buddy.budget.resolved import Phase
 from buddy.budget.source import BudgetSource
 from buddy.engine.planned_prompt import PlannedPrompt
+from buddy.generation.drafter import NgramDrafter
 from buddy.serving.control.protocol import RowView
-from buddy.serving.request import Deliver, GenerationRequest, Usage
+from buddy.serving.request import Deliver, GenerationRequest, PhaseUsage, Usage
 from buddy.serving.rows.grammar import GrammarState
 from buddy.serving.rows.pool import Fed, common
 from buddy.serving.rows.sampler import Picker
@@ -44,6 +46,8 @@ class Row:
     """Scores the prompt, until it has told what it found."""
     budget_source: BudgetSource | None = None
     """Says the depth of each token of the answer, where their mean is named and not their depth."""
+    drafter: NgramDrafter | None = None
+    """Drafts its answer; None = it is not drafted for."""
     depth: int = field(init=False)
     """Blocks of the next token."""
     tokens_at_depth: int = 0
@@ -61,8 +65,10 @@ class Row:
     answer: list[int] = field(default_factory=list)
     ran: list[NDArray[np.bool_]] = field(default_factory=list)
     """What each token of the answer that was fed ran."""
-    executed: int = 0
-    """Blocks that ran for tokens that were fed, all together."""
+    is_thinking: bool = False
+    """Whether the next token is one of thinking, where that has a budget of its own."""
+    spent: dict[Phase, PhaseUsage] = field(default_factory=dict)
+    """What tokens of each phase that were fed took."""
     made_by: int = 0
     """Blocks that made the answer's logits, all together."""
     distinct_plans: set[bytes] = field(default_factory=set)
@@ -79,6 +85,8 @@ class Row:
     def __post_init__(self) -> None:
         budget = self.request.budget
         self.depth = budget.prompt if budget.is_contract else self.wanted
+        if budget.marks is not None:
+            self.is_thinking = budget.marks.is_open(self.request.prompt)
 
     @property
     def number(self) -> int:
@@ -125,18 +133,39 @@ class Row:
         if blocks != self.depth:
             self.depth, self.tokens_at_depth = blocks, 0
 
+    @property
+    def executed(self) -> int:
+        """Blocks that ran for tokens that were fed, all together."""
+        return sum(spent.blocks_executed for spent in self.spent.values())
+
+    def note_fed(self, count: int, blocks: int) -> None:
+        """The next tokens, of the prompt or one of the answer, were fed, and ran these blocks."""
+        budget = self.request.budget
+        phase = budget.phase(is_prompt=self.prompt_left > 0, is_thought=self.is_thinking)
+        spent = self.spent.get(phase, PhaseUsage())
+        self.spent[phase] = PhaseUsage(
+            tokens=spent.tokens + count, blocks_executed=spent.blocks_executed + blocks
+        )
+        self.num_fed += count
+
     def note_token(self, token: int, runs: NDArray[np.bool_], now_s: float) -> None:
         """A token has come, from logits that these blocks made."""
         budget = self.request.budget
         depth = int(runs.sum())
         self.made_by += depth
         self.distinct_plans.add(runs.tobytes())
+        if budget.marks is not None:
+            (self.is_thinking,) = budget.marks.are_thought((token,), is_open=self.is_thinking)
         if budget.is_contract:
             self.depth = self.wanted
+            if self.is_thinking and budget.think is not None:
+                self.depth = budget.think
         is_exact = budget.is_contract and self.budget_source is None
-        self.most_blocks = self.depth if is_exact else max(self.most_blocks, depth)
+        self.most_blocks = max(self.most_blocks, self.depth if is_exact else depth)
         self.least_blocks = depth if self.least_blocks is None else min(self.least_blocks, depth)
         self.answer.append(token)
+        if self.drafter is not None:
+            self.drafter.add(token)
         self.last, self.last_s = token, now_s
         self.tokens_at_depth += 1
 
@@ -174,6 +203,7 @@ class Row:
             distinct_plans=len(self.distinct_plans),
             source=budget.kind,
             lowered_from=free if is_lowered else None,
+            phases=dict(self.spent) if budget.has_phases else None,
         )
 
 

@@ -18,16 +18,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buddy.budget.thinking import ThinkingWatch
 from buddy.depth.wide import widened, widest_float
 from buddy.errors import BuddyError
 from buddy.generation.next_token import best_token
+from buddy.generation.thinking import close_thinking
 from buddy.serving.request import Sampling, TokenLogprobs
 from buddy.serving.rows.grammar import GrammarState
 
-_CANDIDATES: Final = 1024
-"""Tokens that nearly every nucleus is within; where one is not, all are sorted."""
+_CANDIDATES: Final = 1024  # nearly every nucleus is within them; where one is not, all are sorted
+# In the place of a token: logits that are no numbers, none that may follow, a wider nucleus.
 _DAMAGED, _NOTHING, _WIDER = -1, -2, -3
-"""In the place of a token: logits that are no numbers, none that may follow, a wider nucleus."""
 _ERRORS: Final = {
     _DAMAGED: "the logits of this answer are not finite: the model's weights are damaged, or too "
     "large for their number format",
@@ -61,6 +62,7 @@ class Picker:
         grammar: That the text follows.
         ends: Tokens that end the answer, which may not come before `min_tokens`.
         min_tokens: Tokens that the answer has at least.
+        thinking: Watches its limit of thinking; None = it has none.
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class Picker:
         *,
         ends: Collection[int] = (),
         min_tokens: int = 0,
+        thinking: ThinkingWatch | None = None,
     ) -> None:
         self.sampling, self.top_logprobs, self.grammar = sampling, top_logprobs, grammar
-        self._ends, self._to_come = np.array([*ends], np.int64), min_tokens
+        self._ends, self._to_come, self.thinking = np.array([*ends], np.int64), min_tokens, thinking
         self.is_greedy = sampling.temperature == 0
-        self.seen: NDArray[np.int64] | None = None
-        if sampling.repetition_penalty != 1:
-            self.seen = np.unique(np.array(prompt, np.int64))
+        is_counted = sampling.repetition_penalty != 1
+        self.seen = np.unique(np.array(prompt, np.int64)) if is_counted else None
         counts = sampling.presence_penalty or sampling.frequency_penalty
         self.answer = np.empty(0, np.int64) if counts else None
         self._generator: torch.Generator | None = None
@@ -100,7 +102,12 @@ class Picker:
     @property
     def changes(self) -> bool:
         """Whether its next token is chosen from other logits than the model's."""
-        return self._changes_all or len(self.held) > 0
+        return self._changes_all or len(self.held) > 0 or self.closes is not None
+
+    @property
+    def closes(self) -> int | None:
+        """The mark that must end its thinking now."""
+        return self.thinking.closes if self.thinking else None
 
     @property
     def is_plain(self) -> bool:
@@ -119,6 +126,8 @@ class Picker:
             GrammarError: Its grammar does not allow it.
         """
         self._to_come -= 1
+        if self.thinking is not None:
+            self.thinking.take(token)
         if self.seen is not None:
             self.seen = np.append(self.seen, token)
         if self.answer is not None:
@@ -155,6 +164,7 @@ def pick(logits: Float[Tensor, "rows vocab"], pickers: Sequence[Picker]) -> list
     if changes:
         errors = _follow_grammars(logits, pickers)
         _hold_ends(logits, pickers)
+        close_thinking(logits, [picker.closes for picker in pickers])
         best, may_follow = _best(logits)
     drawing = [row for row, picker in enumerate(pickers) if not picker.is_greedy]
     numbers = {row: pickers[row].draw() for row in drawing}

@@ -5,9 +5,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from buddy.data.examples import Example
+from buddy.drawn import drawn_by
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.training.batches import check_context, check_rows, draw_rows, rows_identity
@@ -67,8 +66,7 @@ def train_budget(
     check_context(recipe.data.max_tokens, model)
     live, rows = RewardModel(model), run.read_rows()
     run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.optim.seed)
+    with drawn_by(recipe.optim.seed):
         predictor = BudgetPredictor(live.router.config, recipe.predictor).to(model.device)
     check_rows(rows.train, recipe.optim.batch_size)  # before anything is measured
 

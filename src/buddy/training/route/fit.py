@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from buddy.data.examples import Example
+from buddy.drawn import drawn_by
 from buddy.model import BuddyForCausalLM
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.router import Router, RouterConfig
@@ -52,8 +53,7 @@ def new_router(
         token_width=model.backbone.kv_width,
         decision=DecisionConfig(rank=settings.rank, omega=1.0),
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with drawn_by(seed):
         router = Router(config, rank_scores(order, model.num_blocks))
     return router.to(model.device)
 

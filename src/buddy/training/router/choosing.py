@@ -23,7 +23,7 @@ def plain_choice(policy: DepthPolicy) -> Choose:
 def training_choice(
     settings: RouterSettings, policy: DepthPolicy, *, places: Sequence[int], seed: int
 ) -> Choose:
-    """The choice that the recipe names: gates of a relaxation, or sampled plans.
+    """The choice that the recipe names: gates of a relaxation, sampled plans, or plans alone.
 
     Args:
         settings: Of the router.
@@ -31,9 +31,9 @@ def training_choice(
         places: Of the rows in the whole batch, over all processes.
         seed: Of the step's noise; plans of one row share theirs.
     """
-    if settings.policy != "routed":
+    if settings.policy != "routed" or settings.method == "measured":
         return plain_choice(policy)
-    free = [block for block in range(policy.num_blocks) if block not in _pinned(policy)]
+    free = free_blocks(policy)
     samples = settings.method == "policy-gradient"
     gates = make_gates(settings.relaxation, settings.temperature)
 
@@ -57,8 +57,10 @@ def training_choice(
     return choose
 
 
-def _pinned(policy: DepthPolicy) -> set[int]:
-    return {block % policy.num_blocks for block in policy.pinned}
+def free_blocks(policy: DepthPolicy) -> list[int]:
+    """The blocks that a plan may skip; they are neighbours."""
+    pinned = {block % policy.num_blocks for block in policy.pinned}
+    return [block for block in range(policy.num_blocks) if block not in pinned]
 
 
 def _spread(

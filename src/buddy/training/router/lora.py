@@ -13,6 +13,7 @@ from buddy.checkpoint.adapter import FOLDER, WEIGHTS, read_adapter_config
 from buddy.checkpoint.listed_files import check_files
 from buddy.checkpoint.manifest import check_base, read_manifest
 from buddy.checkpoint.tensors import read_tensors
+from buddy.drawn import drawn_by
 from buddy.errors import ModelError, RecipeError
 from buddy.hub.quiet import quiet_peft
 from buddy.training.router.recipe import LoraSettings
@@ -55,8 +56,7 @@ def add_lora(
         exclude_modules=list(without) or None,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(), quiet_peft():
-        torch.manual_seed(seed)
+    with drawn_by(seed), quiet_peft():
         return cast(nn.Module, get_peft_model(cast(Any, model), config))
 
 

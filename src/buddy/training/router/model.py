@@ -11,6 +11,7 @@ from buddy.backbone.nf4 import check_nf4
 from buddy.checkpoint.resolve import ModelName, Resolved
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
+from buddy.drawn import drawn_by
 from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
 from buddy.policies.measured import read_importance
@@ -101,8 +102,7 @@ def new_router(recipe: Recipe, backbone: Backbone, prior: Prior | None) -> Route
         planner=settings.planner,
         decision=DecisionConfig(rank=settings.rank, omega=settings.omega),
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.optim.seed)
+    with drawn_by(recipe.optim.seed):
         return Router(config, None if prior is None else prior.values())
 
 

@@ -22,8 +22,8 @@ from buddy.training.recipe import (
     StepLogSettings,
 )
 
-Relaxation = Literal["softmax", "scaled-softmax", "sigmoid", "gumbel"]
-GradientEstimator = Literal["straight-through", "policy-gradient"]
+Relaxation = Literal["softmax", "scaled-softmax", "skipped-softmax", "sigmoid", "gumbel"]
+GradientEstimator = Literal["straight-through", "policy-gradient", "measured"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
 OWN_PRIORS: Final = ("default", "none")
@@ -89,24 +89,30 @@ class RouterSettings(RecipeTable):
     """`default` (the model's own, measured if need be), `none`, or a `buddy importance` record."""
     normalisation: PriorConfig = field(default_factory=PriorConfig)
     """How the importance in that record becomes the prior; `default` and `none` have no such."""
+    standardise: bool = False
+    """Learn from summaries less their mean over training prompts, over their deviation; both are
+    folded into the router afterwards. If false, before the first step, and steps move it less."""
     spread: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation over prompts of the scores at the start; 0 starts from the prior."""
     orders: tuple[OrderSettings, ...] = ()
     """Kinds of input whose measured orders the router starts from; others start from the prior."""
     method: GradientEstimator = "straight-through"
-    """Gradient of a relaxation of the top-k, or of the probability of sampled plans."""
+    """Gradient of a relaxation of the top-k, of the probability of sampled plans, or of the error
+    of scores as predictions of what measured swaps of blocks cost."""
     relaxation: Relaxation = "softmax"
     """Continuous stand-in for the top-k in the backward pass."""
     temperature: Annotated[float, Range(1e-4, 1e4)] = 1.0
-    """Temperature of the sigmoid, of the Gumbel noise's softmax, and of sampled plans."""
+    """Temperature of the sigmoid, of the Gumbel noise's softmax, and of sampled plans and swaps."""
     samples: Annotated[int, Range(1, 64)] = 2
-    """Plans per example; `policy-gradient` only."""
+    """Plans per example: sampled by `policy-gradient`, or the router's own and the swaps of it that
+    `measured` runs."""
     dense_share: Annotated[float, SHARE] = 0.0
-    """Share of steps that compute skipped blocks too, for their gates' gradients."""
+    """Share of steps that compute skipped blocks too, for their gates' gradients; without, those
+    are zero. `straight-through` only."""
     second_route: Annotated[float, SHARE] = 0.0
     """Share of examples that are routed again within their answer, as decoding does."""
     coefficient: Annotated[float, Range(0, 1000)] = 1.0
-    """Weight of the policy gradient beside the cross-entropy."""
+    """Weight of the policy gradient, or of what is measured, beside the cross-entropy."""
 
     def __post_init__(self) -> None:
         RecipeTable.__post_init__(self)
@@ -119,6 +125,19 @@ class RouterSettings(RecipeTable):
             raise RecipeError(
                 f"orders start a router, and policy {self.policy!r} has none: leave them out, as "
                 "by --set router.orders=[]"
+            )
+        for name, is_set in (
+            ("standardise", self.standardise),
+            ("method measured", self.method == "measured"),
+        ):
+            if is_set and self.policy != "routed":
+                raise RecipeError(
+                    f"{name} is of a router, and policy {self.policy!r} has none: leave it out"
+                )
+        if self.standardise and self.planner.pool == "scores":
+            raise RecipeError(
+                'standardise is of a router that pools tokens, and planner.pool is "scores": set '
+                "one of the two"
             )
         named = [source for order in self.orders for source in order.sources]
         if len(set(named)) < len(named):
@@ -135,9 +154,24 @@ class RouterSettings(RecipeTable):
             raise RecipeError(
                 f"rank is {self.rank}: expected two for each of the {len(self.orders)} orders"
             )
-        if self.method == "policy-gradient" and self.samples < 2:
+        if self.method != "straight-through" and self.samples < 2:
             raise RecipeError(
-                f"policy-gradient compares plans: samples must be at least 2, got {self.samples}"
+                f"{self.method} compares plans: samples must be at least 2, got {self.samples}"
+            )
+        if self.method != "straight-through" and self.dense_share > 0:
+            raise RecipeError(
+                f"dense_share is of gates, and method {self.method} has none: set it to 0, got "
+                f"{self.dense_share:g}"
+            )
+        if self.relaxation == "skipped-softmax" and self.dense_share == 0:
+            raise RecipeError(
+                "relaxation skipped-softmax is of gates of skipped blocks, and dense_share is 0, "
+                "so that these get no gradient: set it to 1"
+            )
+        if self.method == "measured" and self.relaxation != "softmax":
+            raise RecipeError(
+                f"relaxation is of gates, and method measured has none: leave it out, got "
+                f"{self.relaxation}"
             )
 
 
@@ -305,16 +339,21 @@ class Recipe:
                 f"optim.micro_batch_tokens must be at least {row:,}, the tokens of one example "
                 f"(data.max_tokens times its plans), or 0, got {most:,}"
             )
-        if self.router.method == "policy-gradient":
+        if self.router.method != "straight-through":
             for name, share in (
                 ("budget.full_prompts", self.budget.full_prompts),
                 ("router.second_route", self.router.second_route),
             ):
                 if share > 0:
                     raise RecipeError(
-                        f"policy-gradient samples one plan for prompt and answer: set {name} to 0, "
-                        "or router.method to straight-through"
+                        f"{self.router.method} compares plans that are one for prompt and answer: "
+                        f"set {name} to 0, or router.method to straight-through"
                     )
+        if self.optim.fsdp and self.router.method == "measured":
+            raise RecipeError(
+                "optim.fsdp gathers the blocks of training passes, and router.method measured runs "
+                "others beside them: set one of the two"
+            )
         if self.optim.fsdp and self.model.quant is not None:
             raise RecipeError(
                 f"optim.fsdp shares weights in their own number format, and model.quant is "

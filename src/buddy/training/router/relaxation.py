@@ -44,6 +44,21 @@ class SoftmaxGates:
         return torch.softmax(scores, dim=1) * (scores.shape[1] if self.scale_by_blocks else 1)
 
 
+class SkippedGates:
+    """Softmax over the blocks that are skipped: those that run get no gradient.
+
+    What a block does at a gate of 0 and at one of 1 is not compared: tuned weights are near to an
+    optimum at 1, where the derivative of a dear block is as small as that of a cheap one.
+    """
+
+    def __call__(
+        self, scores: Float[Tensor, "batch middle"], mask: Bool[Tensor, "batch middle"]
+    ) -> Float[Tensor, "batch middle"]:
+        """Softmax of the scores of skipped blocks; zero at others."""
+        is_whole = mask.all(1, keepdim=True)
+        return torch.softmax(scores.masked_fill(mask & ~is_whole, -torch.inf), dim=1) * ~mask
+
+
 class SigmoidGates:
     """Sigmoid around the boundary: steep where a block is nearly chosen, flat far from it."""
 
@@ -70,6 +85,8 @@ def make_gates(relaxation: Relaxation, temperature: float) -> Gates:
     """The relaxation of that name; `gumbel` is the scaled softmax of noisy scores."""
     if relaxation == "sigmoid":
         return SigmoidGates(temperature)
+    if relaxation == "skipped-softmax":
+        return SkippedGates()
     return SoftmaxGates(scale_by_blocks=relaxation != "softmax")
 
 

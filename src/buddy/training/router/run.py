@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from buddy.training.router.model import build_model, check_recipe
 from buddy.training.router.orders import fit_orders
 from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
 from buddy.training.router.sharding import shard
+from buddy.training.router.standardised import StandardisedInputs
 from buddy.training.router.start import start_router
 from buddy.training.router.trainer import JointTrainer, StepReport
 from buddy.training.run import Rows, Run, RunListener, Steps
@@ -48,11 +49,12 @@ _HOW = ("micro_batch_tokens", "activation_checkpointing", "fsdp")
 """Settings that say how a step is computed, and not what."""
 _NEWER = (
     ("model", "quant"),
+    ("router", "standardise"),
     ("optim", "average"),
     ("optim", "prompt_loss"),
     ("budget", "curriculum_steps"),
 )
-"""Settings that states of older versions do not have; 0 or None is what was done before."""
+"""Settings that states of older versions do not have; 0, False or None is what was done before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,7 @@ class TrainingMethod:
             model = self.build(recipe, run.named, "cpu" if is_sharded else device)
         rows = run.read_rows()
         run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
-        start_router(model, rows.train, spread=recipe.router.spread, seed=recipe.optim.seed)
-        if recipe.router.orders:
-            fit_orders(model, rows.train, recipe.router.orders, recipe.optim.seed)
+        inputs = _start(model, rows.train, recipe)
         identity, evaluate = _identity(recipe, model, rows.train), self.evaluate
         sharded = None
         if is_sharded:
@@ -121,7 +121,7 @@ class TrainingMethod:
             gather=gather_object if accelerator.num_processes > 1 else list,
             sharded=sharded,
         )
-        steps = _AdapterSteps(run, trainer, evaluate, rows, identity)
+        steps = _AdapterSteps(run, trainer, evaluate, rows, identity, inputs)
         accelerator.wait_for_everyone()
         if is_main:
             with run.claimed():
@@ -132,6 +132,21 @@ class TrainingMethod:
         accelerator.wait_for_everyone()
         accelerator.end_training()
         return out / CHECKPOINT
+
+
+def _start(
+    model: BuddyForCausalLM, examples: Sequence[Example], recipe: Recipe
+) -> StandardisedInputs | None:
+    """Start the router; what stands before it while it learns, if anything does."""
+    settings, seed = recipe.router, recipe.optim.seed
+    standard = start_router(model, examples, spread=settings.spread, seed=seed)
+    if settings.orders:
+        fit_orders(model, examples, settings.orders, seed)
+    if not settings.standardise:
+        return None
+    assert model.router is not None  # the recipe has seen to both
+    assert standard is not None
+    return StandardisedInputs(model.router.decision, standard)
 
 
 def _check_places(recipe: Recipe) -> None:
@@ -205,6 +220,7 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]],
         rows: Rows,
         identity: dict[str, Any],
+        inputs: StandardisedInputs | None,
     ) -> None:
         recipe = run.recipe
         if trainer.teacher is not None:
@@ -216,6 +232,7 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         self._budgets = budget_range(
             BudgetSettings(choices=recipe.log.evaluate_budgets), trainer.model.num_blocks
         )
+        self._inputs = inputs
         self._report: StepReport | None = None
         self._routes = RouteCounts()
         self._evaluations: list[Evaluation] = []
@@ -294,10 +311,15 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         self._evaluations = [Evaluation(**values) for values in carried.get("evaluation", [])]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is trained, and its mean over steps where one is kept."""
-        mean = self.trainer.mean
-        means = {} if mean is None else {f"mean.{name}": w for name, w in mean.values.items()}
-        return {**self.trainer.parameters, **means}
+        """What is trained, its mean over steps, and what its inputs are measured against."""
+        mean, inputs = self.trainer.mean, self._inputs
+        tensors = dict(self.trainer.parameters)
+        if mean is not None:
+            tensors |= {f"mean.{name}": w for name, w in mean.values.items()}
+        if inputs is not None:
+            standard = inputs.standard
+            tensors |= {"standard.mean": standard.mean, "standard.deviation": standard.deviation}
+        return tensors
 
     def finish(self) -> None:
         """Write checkpoint and record, of the weights that were evaluated."""
@@ -339,10 +361,15 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
             + ("" if begun > then[1] else ", or more")
         )
 
-    def _saved_weights(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _saved_weights(self) -> Iterator[None]:
         """Give the model the weights that are evaluated and saved, within the context."""
-        mean = self.trainer.mean
-        return nullcontext() if mean is None else mean.in_place()
+        with ExitStack() as stack:
+            if self.trainer.mean is not None:
+                stack.enter_context(self.trainer.mean.in_place())
+            if self._inputs is not None:
+                stack.enter_context(self._inputs.folded())
+            yield
 
 
 train: Final = TrainingMethod().train

@@ -26,7 +26,7 @@ _SMALLEST: Final = 1e-4
 
 def start_router(
     model: BuddyForCausalLM, examples: Sequence[Example], *, spread: float, seed: int
-) -> None:
+) -> Standard | None:
     """Set the Decision Module's weights before the first step.
 
     Args:
@@ -36,26 +36,31 @@ def start_router(
             omega.
         seed: Of the random directions, and of the choice of prompts.
 
+    Returns:
+        What summaries are measured against, folded into the first layer; None where there is none.
+
     Raises:
         RecipeError: Scores are to be spread over prompts that are all alike.
     """
     router = model.router
     if router is None or router.config.planner.pool == "scores":
-        return
+        return None
     summaries = draw_summaries(partial(router_summaries, model, router), examples, seed)
+    standard = Standard.of(summaries)
     with torch.no_grad():
-        _standardise(router, summaries, seed)
+        _standardise(router, standard, seed)
         if spread > 0:
             _spread(router, summaries, spread, seed)
+    return standard
 
 
-def _standardise(router: Router, summaries: Float[Tensor, "prompts summary"], seed: int) -> None:
+def _standardise(router: Router, standard: Standard, seed: int) -> None:
     down = router.decision.down
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(down.weight.shape, generator=generator).to(down.weight.device)
     down.weight.copy_(directions / down.in_features**0.5)
     down.bias.zero_()
-    Standard.of(summaries).fold(down)
+    standard.fold(down)
 
 
 def _spread(

@@ -105,21 +105,32 @@ class StraightThroughRun(PackedRun):
             super().one_block(block, run, skip)
             return
         before = self.hidden
-        dense = self._done_dense(block, skip) if self._is_dense else None
+        left_undone = self._left_undone(block, skip) if self._is_dense else None
         super().one_block(block, run, skip)
-        done = (self.hidden - before).detach() if dense is None else dense
+        done = (self.hidden - before).detach()
+        if left_undone is not None:
+            done = done + left_undone
         gate = self._gates[self._plan_of_lane, block]
         straight = (gate - gate.detach())[:, None].to(done.dtype)
         self.hidden = self.hidden + straight * done
 
     @torch.no_grad()
-    def _done_dense(self, block: int, skip: LaneSet) -> Float[Tensor, "lanes hidden"] | None:
-        """What the block would do to every lane of the sequences in which some skip it."""
+    def _left_undone(self, block: int, skip: LaneSet) -> Float[Tensor, "lanes hidden"] | None:
+        """What the block would do to the lanes that skip it; zero at others, None without any.
+
+        Only sequences with such a lane are computed.
+        """
         if skip is not None and len(skip) == 0:
             return None
-        frame = self.lanes.whole
-        out = self.run_frame(block, frame, None)
-        return frame.merge(self.hidden, out) - self.hidden
+        sequence = self.lanes.sequence
+        chosen = None if skip is None else np.flatnonzero(np.isin(sequence, sequence[skip]))
+        frame = self.frame(chosen, block)
+        out = frame.merge(self.hidden, self.run_frame(block, frame, None)) - self.hidden
+        if skip is None:
+            return out
+        skips = torch.zeros(len(sequence), 1, dtype=out.dtype)
+        skips[skip] = 1
+        return out * skips.to(out.device)
 
 
 def straight_through_pass(

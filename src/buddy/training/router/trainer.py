@@ -24,6 +24,7 @@ from buddy.training.losses import Teaching, group_advantages, mean_by_row, weigh
 from buddy.training.router.averaging import WeightMean
 from buddy.training.router.budgets import Draws, budget_range, draw_step
 from buddy.training.router.choosing import training_choice
+from buddy.training.router.measured import measured_loss
 from buddy.training.router.objective import Spots, find_spots
 from buddy.training.router.recipe import Recipe
 from buddy.training.router.sharding import ShardedBlocks
@@ -259,6 +260,10 @@ class JointTrainer:
             if out.log_prob is not None:
                 loss = loss + recipe.router.coefficient * policy_gradient_loss(
                     by_row, out.log_prob, samples, len(examples)
+                )
+            if recipe.router.method == "measured" and self._router_learns:
+                loss = loss + recipe.router.coefficient * measured_loss(
+                    model, batch, budgets, weights, recipe.router, places=places, seed=seed
                 )
             loss.backward()  # type: ignore[no-untyped-call]
         return row_reports(by_row, budgets, out.plan.executed_sets, weights)

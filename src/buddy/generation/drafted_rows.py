@@ -1,0 +1,138 @@
+"""Greedy decoding of several rows that are drafted for: each goes on by as many as are right.
+
+So rows are at different places after a pass, and a pass feeds each another number of tokens. A
+row's tokens are those of plain decoding, whoever is beside it.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from buddy.engine.executors.native.decoder import MOST_LANES
+from buddy.engine.feed import Feed
+from buddy.engine.run import run_step
+from buddy.engine.step import Step, logits_of
+from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
+from buddy.generation.draft_checks import check_drafted_rows
+from buddy.generation.drafter import NgramDrafter
+from buddy.generation.loop import Stop, prefill_step, real_tokens
+from buddy.generation.next_token import best_token, process
+from buddy.generation.payoff import MOST_DRAFTED, DraftCost
+
+
+class _Row:
+    """The answer of a row so far.
+
+    Args:
+        prompt: Token ids.
+        most: Tokens of the answer.
+        ends: Tokens that end it.
+    """
+
+    def __init__(self, prompt: list[int], most: int, ends: set[int]) -> None:
+        self.drafter, self._most, self._ends = NgramDrafter(prompt), most, ends
+        self.answer: list[int] = []
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return self._most - len(self.answer)
+
+    def add(self, token: int) -> None:
+        """Go on by a token."""
+        self.answer.append(token)
+        self.drafter.add(token)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more tokens come."""
+        return not self.left or self.answer[-1] in self._ends
+
+    def take(self, drafted: Sequence[int], best: Sequence[int]) -> int:
+        """Go on by the best tokens, as far as what was drafted before each is right.
+
+        Args:
+            drafted: Tokens that were fed after the last one.
+            best: The best token after the last one, and after each of these.
+
+        Returns:
+            How many tokens it went on by.
+        """
+        for number, token in enumerate(best):
+            self.add(token)
+            if self.is_ended or drafted[number : number + 1] != [token]:
+                break
+        self.drafter.judged(number)
+        return number + 1
+
+
+@torch.no_grad()
+def drafted_rows_loop(
+    model: Any,
+    input_ids: Int[Tensor, "batch tokens"],
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Int[Tensor, "batch columns"]:
+    """Prefill, then a pass for what each row has drafted.
+
+    Raises:
+        ModelError: A row's logits are not finite.
+        PolicyError: An option is for rows that go on together.
+    """
+    stop = Stop(stopping_criteria)
+    check_drafted_rows(generation_config, logits_processor, stop, streamer, inputs)
+    session, trace, device = inputs["cache"], inputs["trace"], input_ids.device
+    most = stop.columns - input_ids.shape[1]
+    rows = [
+        _Row(prompt, most, stop.ends) for prompt in real_tokens(input_ids, inputs["attention_mask"])
+    ]
+    logits = process(logits_processor, input_ids, prefill_step(model, input_ids, inputs))
+    for row, token in zip(rows, best_token(logits).tolist(), strict=True):
+        row.add(token)
+    ids_of_rows, cost = list(session.sequences), DraftCost()
+    executor, policy = model.executor.fast_path(), model.inference_policy()
+    while places := [place for place, row in enumerate(rows) if not row.is_ended]:
+        begun_s, started_s = perf_counter(), 0.0 if trace is None else trace.clock()
+        room = min(MOST_DRAFTED, MOST_LANES // len(places) - 1)
+        drafts = [
+            rows[place].drafter.draft(
+                cost.of_token(len(places)), len(places), min(room, rows[place].left - 1)
+            )
+            for place in places
+        ]
+        sequence_ids = [ids_of_rows[place] for place in places]
+        steering = None
+        if any(drafts):
+            steering = TokenwiseSteering(policy, session.find(sequence_ids))
+        tokens = [
+            token
+            for place, drafted in zip(places, drafts, strict=True)
+            for token in (rows[place].answer[-1], *drafted)
+        ]
+        counts = tuple(1 + len(drafted) for drafted in drafts)
+        feed = Feed(token_ids=torch.tensor(tokens, device=device), counts=counts)
+        step = Step(sequence_ids=sequence_ids, feed=feed, steering=steering)
+        out = run_step(model.backbone, policy, session, step, executor=executor)
+        logits = process(
+            logits_processor, input_ids, logits_of(model.backbone, out, executor).float()
+        )
+        best, kept = best_token(logits).tolist(), list[int]()
+        for place, drafted, last in zip(places, drafts, out.lanes.last.tolist(), strict=True):
+            kept.append(rows[place].take(drafted, best[last - len(drafted) : last + 1]))
+        if steering is not None:
+            states = [steering.after(at, count) for at, count in enumerate(kept)]
+            keep_tokens(session, dict(zip(sequence_ids, states, strict=True)))
+        if trace is not None:
+            trace.record(out, started_s, tokens=1, rows=places, batch=len(rows), kept=kept)
+        cost.add(len(places), sum(map(len, drafts)), perf_counter() - begun_s)
+    longest = max(len(row.answer) for row in rows)
+    pad = int(generation_config._pad_token_tensor) if stop.pads else 0  # else all are as long
+    answers = [row.answer + [pad] * (longest - len(row.answer)) for row in rows]
+    return torch.cat([input_ids, input_ids.new_tensor(answers)], 1)

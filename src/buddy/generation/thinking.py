@@ -1,0 +1,76 @@
+"""Ends thinking at a limit: from then on the closing mark is the one token that may follow."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor
+
+from buddy.budget.thinking import ThinkingLimit, ThinkingMarks, ThinkingWatch
+from buddy.errors import PolicyError
+
+
+def close_thinking(logits: Float[Tensor, "rows vocab"], closing: Sequence[int | None]) -> None:
+    """Let nothing but the closing mark follow in some rows, in place.
+
+    Args:
+        logits: Of each row.
+        closing: Of each row, the mark's token; None where any token may follow.
+    """
+    for row, token in enumerate(closing):
+        if token is not None:
+            logits[row] = -math.inf
+            logits[row, token] = 0.0
+
+
+class ThinkingProcessor(LogitsProcessor):
+    """Keeps a limit in each row of a generation. It keeps no state, so that beams may change rows.
+
+    Args:
+        limit: Of each row.
+        prompts: What the rows begin with, each as often as it is answered.
+    """
+
+    def __init__(self, limit: ThinkingLimit, prompts: Int[Tensor, "batch columns"]) -> None:
+        self._limit, self._columns = limit, prompts.shape[1]
+        self._are_open = [limit.marks.is_open(prompt) for prompt in prompts.tolist()]
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows columns"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """The scores as they are, but in rows whose thinking is to end."""
+        copies = len(input_ids) // len(self._are_open)
+        closing = []
+        for row, answer in enumerate(input_ids[:, self._columns :].tolist()):
+            watch = ThinkingWatch(self._limit, is_open=self._are_open[row // copies])
+            for token in answer:
+                watch.take(token)
+            closing.append(watch.closes)
+        if any(token is not None for token in closing):
+            scores = scores.clone()
+            close_thinking(scores, closing)
+        return scores
+
+    def __deepcopy__(self, memo: Any) -> "ThinkingProcessor":
+        """Itself, as it never changes; drafts copy processors."""
+        return self
+
+
+def read_thinking_tokens(tokens: Any, marks: ThinkingMarks | None) -> ThinkingLimit:
+    """A limit of thinking as a caller writes it.
+
+    Raises:
+        PolicyError: It is no number of tokens, or the model does not think.
+    """
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise PolicyError(
+            f"thinking_tokens must be a whole number of tokens of at least 0, got {tokens!r}"
+        )
+    if marks is None:
+        raise PolicyError(
+            "thinking_tokens ends thinking with its closing mark, such as </think>, and this "
+            "model's chat template has none: leave it out"
+        )
+    return ThinkingLimit(marks, tokens)
