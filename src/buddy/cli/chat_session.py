@@ -128,8 +128,7 @@ class ChatSession:
         """Have the policy measure what it needs of the model, before the answer is timed."""
         resolved = self.check_budget(budget)
         depths = [resolved.blocks or self.model.num_blocks]  # what auto needs is trained
-        if resolved.prefill is not None:
-            depths.append(resolved.prefill)
+        depths += [each for each in (resolved.prefill, resolved.think) if each is not None]
         with fetch_progress(self.console) as on_progress:
             self.model.policy.prepare_for(depths, on_progress)
 
@@ -230,6 +229,7 @@ class ChatSession:
             write_answer,
             self.model,
             max_new_tokens=sampling.max_new_tokens,
+            thinking_tokens=sampling.thinking_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
         )

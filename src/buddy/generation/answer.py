@@ -29,6 +29,7 @@ from buddy.generation.loop import decode_loop
 from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared, token_numbers
 from buddy.generation.padded import check_prompts, check_shapes, left_padded
+from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
 from buddy.generation.trace import DepthTrace, finish_reasons
 
 _FOLLOWED: Final = frozenset(
@@ -57,6 +58,7 @@ def write_answer(
     streamer: Any,
     trace: DepthTrace,
     max_new_tokens: int,
+    thinking_tokens: int | None,
     temperature: float,
     top_p: float,
 ) -> Int[Tensor, "one columns"]:
@@ -70,6 +72,7 @@ def write_answer(
         streamer: The same.
         trace: The same.
         max_new_tokens: The same.
+        thinking_tokens: The same.
         temperature: The same; 0 takes the likeliest token.
         top_p: The same.
 
@@ -79,6 +82,7 @@ def write_answer(
     Raises:
         BudgetError: The budget cannot be read or spent.
         ModelError: The logits are not finite.
+        PolicyError: Thinking has a limit, and the model does not think.
         PromptError: No tokens, or more than the context holds.
     """
     config, backbone = copy.deepcopy(model.generation_config), model.backbone
@@ -100,6 +104,9 @@ def write_answer(
     if ends:
         criteria.append(EosTokenCriteria(config._eos_token_tensor))
     processors: list[LogitsProcessor] = [FiniteLogits()]
+    if thinking_tokens is not None:
+        limit = read_thinking_tokens(thinking_tokens, model.thinking_marks)
+        processors.append(ThinkingProcessor(limit, ids))
     if temperature not in (0, 1):
         processors.append(TemperatureLogitsWarper(temperature))
     if temperature != 0 and top_p < 1:
