@@ -53,10 +53,10 @@ def one_thread():
 def noted_elsewhere(tmp_path_factory, monkeypatch):
     """Note what is found out of the models of tests in a folder of the tests' own."""
     from buddy.checkpoint import quick_prior  # not before pytest checks shapes of what is imported
-    from buddy.hub import verified
+    from buddy.hub import notes, verified
 
     folder = tmp_path_factory.getbasetemp() / "home"
-    for module in (verified, quick_prior):
+    for module in (notes, verified, quick_prior):
         monkeypatch.setattr(module, "cache_home", lambda: folder)
 
 

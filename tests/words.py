@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny import VOCAB
 
 
-def word_tokenizer():
-    """Words w3 ... w96, each one token; anything else is w2."""
-    words = {"<pad>": 0, "<s>": 1, **{f"w{i}": i for i in range(2, VOCAB)}}
+def word_tokenizer(size=VOCAB):
+    """Words w3 and so on, each one token; anything else is w2."""
+    words = {"<pad>": 0, "<s>": 1, **{f"w{i}": i for i in range(2, size)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(

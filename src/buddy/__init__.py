@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "BuddyForCausalLM": "buddy.model",
-    "RoutedOutput": "buddy.model",
+    "RoutedOutput": "buddy.generation.output",
     "DepthTrace": "buddy.generation.trace",
     "load_tokenizer": "buddy.checkpoint.resolve",
     "Budget": "buddy.budget.blocks",

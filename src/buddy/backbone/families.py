@@ -111,6 +111,9 @@ FAMILIES: Final[dict[str, Family]] = {
 }
 """`config.model_type` -> where its parts are."""
 
+PLAIN: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose blocks are RMS norms, rotary attention and a gated MLP, in the Llama layout."""
+
 
 def find_family(config: Any) -> Family:
     """The row of the table that fits a Hugging Face config.

@@ -18,9 +18,16 @@ from buddy.backbone.quantised import (
     quantise_backbone,
     quantised_layer,
 )
-from buddy.checkpoint.adapter import CONFIG, FOLDER, WEIGHTS, load_adapter, merge_adapter
+from buddy.checkpoint.adapter import (
+    CONFIG,
+    FOLDER,
+    WEIGHTS,
+    load_adapter,
+    merge_adapter,
+    read_adapter_config,
+)
 from buddy.checkpoint.card import CARD, read_card
-from buddy.checkpoint.listed_files import MANIFEST, check_files
+from buddy.checkpoint.listed_files import MANIFEST, check_file, check_files
 from buddy.checkpoint.manifest import Manifest, check_base, check_policy, check_tokenizer
 from buddy.checkpoint.parts import (
     ROUTING_FILE,
@@ -38,6 +45,7 @@ from buddy.errors import CheckpointError
 from buddy.hub.device import pick_device
 from buddy.hub.loading import is_stored_in, load_model, outline_model
 from buddy.hub.mapped_load import MappedWeights
+from buddy.hub.noted import load_quickly, outline_quickly
 from buddy.hub.progress import OnFetch
 from buddy.hub.tokenizer import read_tokenizer
 from buddy.hub.wrap_errors import reason
@@ -74,20 +82,40 @@ class LoadOptions(WeightOptions, total=False):
     trained on it: see `backbone.nf4`."""
 
 
-def load_parts(name: ModelName, **options: Unpack[LoadOptions]) -> ModelParts:
+def load_parts(
+    name: ModelName, *, only_runs: bool = False, **options: Unpack[LoadOptions]
+) -> ModelParts:
     """Load a base model, or a Buddy checkpoint and the base model that it was made for.
+
+    Args:
+        name: As `resolve` takes it.
+        only_runs: The model is run by sessions, and nothing else is asked of it: a skeleton will
+            do, where this machine knows the model.
+        **options: How it is loaded.
 
     Raises:
         ModelError: It cannot be found, fetched or understood.
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated, foreign or unsafe.
     """
-    return _parts(resolve(name), load_model, **options)
+    model = resolve(name)
+    is_quick = only_runs and _is_merged_plainly(model)
+    return _parts(model, load_quickly if is_quick else load_model, **options)
+
+
+def _is_merged_plainly(model: Resolved) -> bool:
+    """Whether no adapter of a model needs PEFT to be merged."""
+    checkpoint = model.checkpoint
+    if checkpoint is None or f"{FOLDER}/{CONFIG}" not in checkpoint.manifest.files:
+        return True
+    check_file(checkpoint.folder, f"{FOLDER}/{CONFIG}", checkpoint.manifest.files)
+    return read_adapter_config(checkpoint.folder / FOLDER).is_plain
 
 
 def outline_parts(
     name: ModelName,
     *,
+    only_runs: bool = False,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
     on_progress: OnFetch | None = None,
@@ -101,7 +129,7 @@ def outline_parts(
         BuddyError: As `load_parts`.
     """
     options: LoadOptions = {"policy": policy, "kv_policy": kv_policy, "on_progress": on_progress}
-    return _parts(resolve(name), outline_model, **options)
+    return _parts(resolve(name), outline_quickly if only_runs else outline_model, **options)
 
 
 def _parts(

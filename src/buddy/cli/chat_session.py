@@ -1,16 +1,17 @@
 """ChatSession: a loaded model that answers messages, streaming, and says what it ran."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from rich.console import Console
 
 from buddy.budget.request import BudgetRequest
 from buddy.budget.resolved import ResolvedBudget
-from buddy.cli.loading import load_checked
+from buddy.cli.loading import load_to_run
 from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions, parse_reroute
 from buddy.cli.views.display import fetch_progress, prepare_engine, show_summary
 from buddy.errors import PromptError
@@ -26,7 +27,7 @@ _USUAL_WISHES: Final = frozenset(
 here."""
 
 if TYPE_CHECKING:
-    from buddy.model import BuddyForCausalLM
+    from buddy.inference import InferenceModel
 
 
 def check_message(role: str, content: str) -> None:
@@ -42,7 +43,7 @@ def check_message(role: str, content: str) -> None:
         raise PromptError("the prompt is empty: write what the model is to answer")
 
 
-def check_budget(model: "BuddyForCausalLM", budget: BudgetRequest) -> ResolvedBudget:
+def check_budget(model: "InferenceModel", budget: BudgetRequest) -> ResolvedBudget:
     """A budget in blocks of a model.
 
     Raises:
@@ -93,8 +94,12 @@ class ChatSession:
         self.reroute = check_reroute(parse_reroute(routing.reroute))
         self.drafts = routing.drafts
         resolved = resolve(model)
-        self.model = load_checked(
-            resolved, lambda outline: check_budget(outline, budgets.request), console, routing
+        self.model = load_to_run(
+            resolved,
+            lambda outline: check_budget(outline, budgets.request),
+            console,
+            routing,
+            needs_all=self._needs_generate,
         )
         self.tokenizer = resolved.load_tokenizer()
         end_at_turns(self.model, self.tokenizer)
@@ -123,8 +128,7 @@ class ChatSession:
         """Have the policy measure what it needs of the model, before the answer is timed."""
         resolved = self.check_budget(budget)
         depths = [resolved.blocks or self.model.num_blocks]  # what auto needs is trained
-        if resolved.prefill is not None:
-            depths.append(resolved.prefill)
+        depths += [each for each in (resolved.prefill, resolved.think) if each is not None]
         with fetch_progress(self.console) as on_progress:
             self.model.policy.prepare_for(depths, on_progress)
 
@@ -190,14 +194,12 @@ class ChatSession:
             self.prepare_engine()
             # The summary says what a warning of it would.
             with _no_warnings(), _explained_by_wishes(self.model.generation_config):
-                self.model.generate(
+                self._write(sampling)(
                     ids,
                     budget=budgets.request,
                     reroute=self.reroute,
-                    drafts=self.drafts,
                     streamer=collector,
                     trace=trace,
-                    **sampling.for_generate(),
                 )
         except KeyboardInterrupt:
             collector.end()
@@ -209,6 +211,27 @@ class ChatSession:
             ids.shape[1],
             trace,
             interrupted,
+        )
+
+    def _needs_generate(self, model: "InferenceModel") -> bool:
+        from buddy.generation.answer import needs_generate
+
+        return bool(self.drafts) or needs_generate(model.generation_config)
+
+    def _write(self, sampling: SamplingOptions) -> Callable[..., object]:
+        """What writes an answer to a prompt: `generate`, where it is needed."""
+        from buddy.generation.answer import write_answer
+
+        if self._needs_generate(self.model):
+            generate = cast(Any, self.model).generate
+            return partial(generate, drafts=self.drafts, **sampling.for_generate())
+        return partial(
+            write_answer,
+            self.model,
+            max_new_tokens=sampling.max_new_tokens,
+            thinking_tokens=sampling.thinking_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
         )
 
     def show_summary(self, answer: Answer, budgets: BudgetOptions) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from buddy.checkpoint.resolve import ModelName
+    from buddy.inference import InferenceModel
     from buddy.model import BuddyForCausalLM
 
 _AS_SAVED: Final = ExecutionOptions()
@@ -41,12 +42,7 @@ def load_checked(
     from buddy.model import BuddyForCausalLM
 
     with fetch_progress(console) as on_progress:
-        routing: dict[str, Any] = {
-            "policy": execution.policy,
-            "kv_policy": execution.kv_policy,
-            "engine": execution.engine,
-            "on_progress": on_progress,
-        }
+        routing = _routing(execution, on_progress)
         resolved = resolve(name)
         check(BuddyForCausalLM.outline(resolved, **routing))
         return BuddyForCausalLM.from_pretrained(
@@ -57,6 +53,59 @@ def load_checked(
             **routing,
             **options,
         )
+
+
+def load_to_run(
+    name: "ModelName",
+    check: "Callable[[InferenceModel], object]",
+    console: "Console",
+    execution: ExecutionOptions,
+    *,
+    needs_all: "Callable[[InferenceModel], bool]" = lambda outline: False,
+) -> "InferenceModel":
+    """Load a model whose sessions are run; transformers' `generate` it has only where it must.
+
+    Args:
+        name: As for `load_checked`, and so are the next three.
+        check: The same.
+        console: The same.
+        execution: The same.
+        needs_all: Given the model without weights, whether it must be a `BuddyForCausalLM`.
+
+    Raises:
+        BuddyError: As `load_checked`.
+    """
+    from buddy.checkpoint.resolve import resolve
+    from buddy.cli.views.display import fetch_progress
+    from buddy.hub.loading import named_dtype
+    from buddy.inference import InferenceModel
+
+    with fetch_progress(console) as on_progress:
+        resolved = resolve(name)
+        routing = _routing(execution, on_progress)
+        outline = InferenceModel.describe(resolved, **routing)
+        check(outline)
+        options: dict[str, Any] = {
+            "dtype": named_dtype(execution.dtype),
+            "quant": cast(Any, execution.quant),
+            **routing,
+        }
+        if not needs_all(outline):
+            model = InferenceModel.load(resolved, **options)
+            if not needs_all(model):  # what was not fetched yet may ask for more
+                return model
+        from buddy.model import BuddyForCausalLM
+
+        return BuddyForCausalLM.from_pretrained(resolved, merge_adapter=True, **options)
+
+
+def _routing(execution: ExecutionOptions, on_progress: Any) -> dict[str, Any]:
+    return {
+        "policy": execution.policy,
+        "kv_policy": execution.kv_policy,
+        "engine": execution.engine,
+        "on_progress": on_progress,
+    }
 
 
 def load_to_measure(

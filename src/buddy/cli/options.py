@@ -239,6 +239,14 @@ MaxNewTokens = Annotated[
     int,
     count(1, "--max-new-tokens", "--max-tokens", help="Most tokens of an answer."),
 ]
+ThinkingTokens = Annotated[
+    int | None,
+    count(
+        0,
+        help="Most tokens that an answer thinks for, before its closing mark is put. Any number if "
+        "not given.",
+    ),
+]
 Temperature = Annotated[
     float, checked(_check_temperature, help="0 takes the likeliest token; higher is more random.")
 ]
@@ -339,6 +347,7 @@ class SamplingOptions:
     """How tokens are chosen, and when to stop."""
 
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS
+    thinking_tokens: ThinkingTokens = None
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed = 0
@@ -347,6 +356,7 @@ class SamplingOptions:
         """Arguments of transformers' `generate`; answers stream, so there are no beams."""
         arguments: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
+            "thinking_tokens": self.thinking_tokens,
             "num_beams": 1,
             "num_return_sequences": 1,
             "do_sample": self.temperature != 0,

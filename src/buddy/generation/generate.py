@@ -34,7 +34,7 @@ from buddy.generation.padded import (
 )
 from buddy.generation.speculative import speculative_loop
 from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
-from buddy.generation.trace import DepthTrace, FinishReason
+from buddy.generation.trace import DepthTrace, FinishReason, finish_reasons
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,26 +70,6 @@ def _drafts_of(drafts: DraftsLike, options: dict[str, Any]) -> Drafts:
     if drafts is not None:
         raise PolicyError("draft_budget is an older name of drafts: pass drafts alone")
     return Drafts(budget=read_blocks(older, "draft_budget"))
-
-
-def finish_reasons(
-    sequences: Int[Tensor, "sequences columns"], config: Any, *, is_cut: bool
-) -> tuple[FinishReason, ...]:
-    """Why each sequence ended.
-
-    Args:
-        sequences: What was written.
-        config: The options, as transformers' `generate` has left them.
-        is_cut: Whether the context allowed fewer tokens than were asked for.
-    """
-    early: FinishReason = "stop"
-    if sequences.shape[1] < config.max_length:
-        return (early,) * len(sequences)
-    ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
-    # A sequence that ended earlier is filled up with pads, where there is an end of text.
-    ends += [int(config._pad_token_tensor)] if ends else []
-    late: FinishReason = "context" if is_cut else "length"
-    return tuple(early if token in ends else late for token in sequences[:, -1].tolist())
 
 
 class BudgetedGeneration(BudgetReader, GenerationMixin):

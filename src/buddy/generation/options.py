@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationConfig
-from transformers.generation.utils import GenerationMixin
 from transformers.utils.deprecation import deprecate_kwarg
 
 from buddy.budget.request import BudgetLike
@@ -165,6 +164,8 @@ class Prepared:
         Raises:
             PolicyError: There is one that is not taken.
         """
+        from transformers.generation.utils import GenerationMixin
+
         given = options.pop("generation_config", None)
         if given is not None and not isinstance(given, GenerationConfig):
             raise PolicyError(

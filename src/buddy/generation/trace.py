@@ -236,3 +236,23 @@ class DepthTrace:
                 for step in self.steps
             ],
         }
+
+
+def finish_reasons(
+    sequences: Int[Tensor, "sequences columns"], config: Any, *, is_cut: bool
+) -> tuple[FinishReason, ...]:
+    """Why each sequence ended.
+
+    Args:
+        sequences: What was written.
+        config: The options, as transformers' `generate` has left them.
+        is_cut: Whether the context allowed fewer tokens than were asked for.
+    """
+    early: FinishReason = "stop"
+    if sequences.shape[1] < config.max_length:
+        return (early,) * len(sequences)
+    ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
+    # A sequence that ended earlier is filled up with pads, where there is an end of text.
+    ends += [int(config._pad_token_tensor)] if ends else []
+    late: FinishReason = "context" if is_cut else "length"
+    return tuple(early if token in ends else late for token in sequences[:, -1].tolist())

@@ -8,6 +8,7 @@ is no file, no code and no object.
 import hashlib
 import json
 import shutil
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from buddy.errors import CheckpointError
 from buddy.hub.config import CONFIG, read_config
+from buddy.hub.notes import note_name, read_note, write_note
 from buddy.hub.quiet import quiet_transformers
 from buddy.hub.safe_paths import file_inside, find_inside, read_table
 from buddy.hub.wrap_errors import explained
@@ -73,23 +75,22 @@ def tokenizer_files(folder: Path) -> list[str]:
 def read_tokenizer(folder: Path) -> Any:
     """The Hugging Face tokenizer in a folder, padding on the left.
 
+    Which class of transformers it has is noted: to find out imports code for all its models.
+
     Raises:
         CheckpointError: There is none, or it is damaged or would run code.
     """
-    from transformers import AutoTokenizer, PreTrainedConfig
-
+    noted = _noted_class(folder)
     advice = "save one there with the tokenizer's save_pretrained"
-    config = read_config(folder) if (folder / CONFIG).exists() else PreTrainedConfig()
     with TemporaryDirectory(prefix="buddy-") as name:
         written = Path(name)
-        _write(folder, written)
+        _write(folder, written, is_known=noted is not None)
+        read = _reader(folder) if noted is None else noted.from_pretrained
         with (
             quiet_transformers(),
             explained(f"the tokenizer in {folder} cannot be loaded", advice),
         ):
-            tokenizer = AutoTokenizer.from_pretrained(
-                written, config=config, trust_remote_code=False, padding_side="left"
-            )
+            tokenizer = read(written, trust_remote_code=False, padding_side="left")
             tokenizer.name_or_path = str(folder)
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
@@ -97,13 +98,42 @@ def read_tokenizer(folder: Path) -> Any:
             tokenizer("a text", truncation=True, max_length=1)
             tried = tokenizer("a text", return_tensors="pt")
             tokenizer.decode(tried.input_ids[0], skip_special_tokens=True)
+    if noted is None:
+        write_note(_note_name(folder), {"class": type(tokenizer).__name__})
     return tokenizer
 
 
-def _write(folder: Path, written: Path) -> None:
-    """Link what may be read of the folder, and write its configs anew."""
+def _reader(folder: Path) -> Any:
+    """What finds a tokenizer's class and reads it."""
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    config = read_config(folder) if (folder / CONFIG).exists() else PreTrainedConfig()
+    return partial(AutoTokenizer.from_pretrained, config=config)
+
+
+def _noted_class(folder: Path) -> Any:
+    """The class that a tokenizer of these files had before; None where there was none."""
+    named = read_note(_note_name(folder)).get("class")
+    if not isinstance(named, str):
+        return None
+    import transformers
+
+    kind = getattr(transformers, named, None)
+    is_fast = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedTokenizerFast)
+    return kind if is_fast else None
+
+
+def _note_name(folder: Path) -> str:
+    """A name by which a tokenizer is noted: that of its files as they are, whatever is in them."""
+    states = ((name, file_inside(folder, name).stat()) for name in tokenizer_files(folder))
+    files_now = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    return note_name("tokenizer", folder.resolve(), *files_now)
+
+
+def _write(folder: Path, written: Path, *, is_known: bool) -> None:
+    """Link what may be read of the folder, and write its configs anew; check an unknown class."""
     for name in tokenizer_files(folder):
-        if name.endswith(".json"):
+        if name.endswith(".json") and not is_known:
             read_table(folder, name)  # refuses what transformers would fail at
         if name in (TOKENIZER_CONFIG, CONFIG):  # written anew below
             continue
@@ -118,7 +148,8 @@ def _write(folder: Path, written: Path) -> None:
     passed = {name: value for name, value in values.items() if _may_pass(name)}
     named = values.get("tokenizer_class") or config.get("tokenizer_class")
     if named is not None:
-        _check_class(folder, named, has_code=bool(values.get("auto_map")))
+        if not is_known:
+            _check_class(folder, named, has_code=bool(values.get("auto_map")))
         passed["tokenizer_class"] = named
     (written / TOKENIZER_CONFIG).write_text(json.dumps(passed), encoding="utf-8")
     # By these transformers tells tokenizers that it must correct.

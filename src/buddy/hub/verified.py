@@ -35,14 +35,20 @@ def verify_once(model: Any, release: Release = keep) -> None:
         FamilyError: Buddy would not compute it as transformers does.
     """
     backbone = Backbone(model)
-    key = _key(backbone, base_fingerprint(model, release))
-    path = cache_home() / "verified" / f"{key}.json"
-    if _says(path, key):
+    fingerprint = base_fingerprint(model, release)
+    if is_verified(backbone, fingerprint):
         return
     verify_backbone(backbone)
     for weight in model.parameters():
         release(weight)
-    _note(path, {"key": key, "model_type": backbone.config.model_type})
+    key = _key(backbone, fingerprint)
+    _note(_path(key), {"key": key, "model_type": backbone.config.model_type})
+
+
+def is_verified(backbone: Backbone, fingerprint: str) -> bool:
+    """Whether a model with this fingerprint of its weights is known to be right."""
+    key = _key(backbone, fingerprint)
+    return _says(_path(key), key)
 
 
 def _key(backbone: Backbone, fingerprint: str) -> str:
@@ -59,6 +65,10 @@ def _key(backbone: Backbone, fingerprint: str) -> str:
         backbone.attention,
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def _path(key: str) -> Path:
+    return cache_home() / "verified" / f"{key}.json"
 
 
 def _says(path: Path, key: str) -> bool:

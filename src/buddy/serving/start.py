@@ -4,7 +4,7 @@ from typing import Any
 
 from buddy.engine.steer import BatchRoute
 from buddy.generation.options import end_at_turns
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.client import EngineClient
 from buddy.serving.control.admission import AdmissionConfig
 from buddy.serving.control.controller import ControlConfig, Controller
@@ -15,7 +15,7 @@ from buddy.serving.rows.options import BatcherOptions
 
 
 def start_engine(
-    model: BuddyForCausalLM,
+    model: InferenceModel,
     tokenizer: Any,
     name: str,
     config: ControlConfig,

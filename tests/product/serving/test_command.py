@@ -25,7 +25,7 @@ def no_model_is_loaded(monkeypatch):
     def loaded(*arguments, **options):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("buddy.cli.loading.load_checked", loaded)
+    monkeypatch.setattr("buddy.cli.loading.load_to_run", loaded)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def serve(
     """
     _check_installed()
     from buddy.checkpoint.resolve import resolve
-    from buddy.cli.loading import load_checked
+    from buddy.cli.loading import load_to_run
     from buddy.cli.views.display import stderr
     from buddy.serving.http.app import check_origins, make_app
     from buddy.serving.http.auth import Keys
@@ -185,7 +185,7 @@ def serve(
     patience = Patience(body_bytes=int(max_body_mb * 1e6))
     with listen(address) as listener:  # before a model is loaded: a port in use is said at once
         resolved = resolve(model)
-        loaded = load_checked(resolved, budget_rules.rules, console, execution)
+        loaded = load_to_run(resolved, budget_rules.rules, console, execution)
         _check_drafts(drafts, loaded.policy)
         tokenizer, rules = resolved.load_tokenizer(), budget_rules.rules(loaded)
         defaults = Defaults.read(loaded.generation_config, drafts)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from buddy.engine.planned_prompt import plan_prompt
 from buddy.engine.step import StepOutput
 from buddy.errors import BuddyError, is_failure
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import Control, Ending, Orders, QueueView
 from buddy.serving.request import Delta, Event, Failed, Finished, FinishReason, GrammarError, Usage
 from buddy.serving.rows.drafts import NO_DRAFTS, RowDrafter
@@ -47,7 +47,7 @@ class Batcher:
 
     def __init__(
         self,
-        model: BuddyForCausalLM,
+        model: InferenceModel,
         tokenizer: Any,
         control: Control,
         options: BatcherOptions,

@@ -36,7 +36,7 @@ from buddy.serving.control.protocol import StepShape
 from buddy.serving.rows.passes import fits_one_pass
 
 if TYPE_CHECKING:
-    from buddy.model import BuddyForCausalLM
+    from buddy.inference import InferenceModel
 
 SECONDS: Final = 5.0
 """That a measurement may take."""
@@ -83,7 +83,7 @@ class Bench:
     """
 
     def __init__(
-        self, model: "BuddyForCausalLM", rows: int, batch_route: BatchRoute = "shared"
+        self, model: "InferenceModel", rows: int, batch_route: BatchRoute = "shared"
     ) -> None:
         self._model, self._route = model, batch_route
         self.num_blocks = model.num_blocks
@@ -219,7 +219,7 @@ def samples(
 
 
 def measure(
-    model: "BuddyForCausalLM",
+    model: "InferenceModel",
     rows: int,
     *,
     batch_route: BatchRoute = "shared",
@@ -254,7 +254,7 @@ def measure(
     return shapes, taken
 
 
-def plain_lanes(model: "BuddyForCausalLM") -> int:
+def plain_lanes(model: "InferenceModel") -> int:
     """New tokens up to which a prompt's cost what an answer's do: where the kernel takes no more.
 
     Where it takes prompts of any length, their products are its own, and longer ones cost less.
@@ -264,7 +264,7 @@ def plain_lanes(model: "BuddyForCausalLM") -> int:
 
 
 def cost_of(
-    model: "BuddyForCausalLM",
+    model: "InferenceModel",
     rows: int,
     *,
     batch_route: BatchRoute = "shared",

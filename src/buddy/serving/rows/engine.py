@@ -16,7 +16,7 @@ from buddy.budget.resolved import ResolvedBudget
 from buddy.engine.tokenwise import why_no_drafts
 from buddy.errors import BuddyError, PromptError
 from buddy.generation.options import token_numbers
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.client import EngineFacts, EngineState, Unavailable
 from buddy.serving.control.protocol import Control, Gauges, NoControl
 from buddy.serving.request import Deliver, Delta, Event, Failed, GenerationRequest
@@ -45,7 +45,7 @@ class ServingThread:
 
     def __init__(
         self,
-        model: BuddyForCausalLM,
+        model: InferenceModel,
         tokenizer: Any,
         name: str,
         *,
@@ -262,6 +262,6 @@ class ServingThread:
             self._batcher.cancel(number)
 
 
-def end_tokens(model: BuddyForCausalLM) -> Sequence[int]:
+def end_tokens(model: InferenceModel) -> Sequence[int]:
     """Tokens that end an answer, of the model's generation config; there may be several or none."""
     return token_numbers(model.generation_config.eos_token_id)

@@ -8,7 +8,7 @@ import torch
 
 from buddy.budget.thinking import ThinkingWatch
 from buddy.generation.drafter import NgramDrafter
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.row import Row, Submitted
 from buddy.serving.rows.sampler import Picker
@@ -17,7 +17,7 @@ from buddy.serving.rows.text import StopStrings, TokenText
 
 
 def make_row(
-    submitted: Submitted, model: BuddyForCausalLM, tokenizer: Any, ends: frozenset[int]
+    submitted: Submitted, model: InferenceModel, tokenizer: Any, ends: frozenset[int]
 ) -> Row:
     """A row of which nothing has been fed.
 
@@ -72,7 +72,7 @@ def _watch(request: GenerationRequest) -> ThinkingWatch | None:
     return ThinkingWatch(limit, is_open=limit.marks.is_open(request.prompt))
 
 
-def _choose(model: BuddyForCausalLM, prompt: Sequence[int]) -> int:
+def _choose(model: InferenceModel, prompt: Sequence[int]) -> int:
     """Blocks that the Budget Predictor chooses for a prompt."""
     ids = torch.tensor([prompt], device=model.backbone.device)
     real = torch.ones_like(ids, dtype=torch.bool)

@@ -23,7 +23,7 @@ from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
 from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
-from buddy.model import BuddyForCausalLM
+from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import StepReport
 from buddy.serving.rows.drafts import NO_DRAFTS, Drafts
 from buddy.serving.rows.row import Row
@@ -135,7 +135,7 @@ class PassRunner:
         batch_route: Whose scores rank the blocks of a pass.
     """
 
-    def __init__(self, model: BuddyForCausalLM, session: Session, batch_route: BatchRoute) -> None:
+    def __init__(self, model: InferenceModel, session: Session, batch_route: BatchRoute) -> None:
         self._backbone: Backbone = model.backbone
         with torch.no_grad():
             model.executor.refresh()

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.families import rope_of_length
+from buddy.backbone.families import PLAIN, rope_of_length
 from buddy.backbone.quantised import QuantisedEmbedding, QuantisedLinear
 from buddy.engine.executors.native import layout
 from buddy.errors import ModelError
 
-_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ATTENTION: Final = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 _MLP: Final = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
@@ -24,10 +23,10 @@ def why_not(backbone: Backbone) -> str | None:
         return f"the model is on {backbone.device}, and the native kernel runs on a CPU"
     if backbone.dtype not in layout.FORMATS:
         return f"its weights are {backbone.dtype}, and the native kernel reads bfloat16 and float32"
-    if config.model_type not in _FAMILIES:
+    if config.model_type not in PLAIN:
         return (
             f"the native kernel does not know model type {config.model_type!r}, which is none of "
-            f"{', '.join(_FAMILIES)}"
+            f"{', '.join(PLAIN)}"
         )
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"its activation is {config.hidden_act!r}, expected silu"
