@@ -183,5 +183,5 @@ def test_phases_are_read_as_they_are_typed():
         read = read_budget(text)
         assert read == Phases(prompt=read_blocks(prompt), answer=read_blocks(answer))
     for text in ("prefill:1.0", "decode:0.5,prefill:1.0", "prompt:1,decode:1"):
-        with pytest.raises(BudgetError, match="write prompt:1.0,answer:0.5"):
+        with pytest.raises(BudgetError, match=r"write prompt:1\.0,answer:0\.5"):
             read_budget(text)
