@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError, PromptError
 from buddy.generation.answer import needs_generate, write_answer
 from buddy.generation.trace import DepthTrace
@@ -22,7 +23,7 @@ class Told:
         self.told.append("end")
 
 
-def generated(model, ids, *, budget, reroute, max_new_tokens, temperature, top_p):
+def generated(model, ids, *, temperature, top_p, **asked):
     sampling = {"do_sample": temperature != 0}
     if temperature != 0:
         sampling |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
@@ -30,14 +31,12 @@ def generated(model, ids, *, budget, reroute, max_new_tokens, temperature, top_p
     torch.manual_seed(5)
     out = model.generate(
         ids,
-        budget=budget,
-        reroute=reroute,
-        max_new_tokens=max_new_tokens,
         num_beams=1,
         num_return_sequences=1,
         streamer=told,
         trace=trace,
         **sampling,
+        **asked,
     )
     return out, told.told, trace
 
@@ -53,6 +52,7 @@ ASKED = {
     "budget": "4 blocks",
     "reroute": "step",
     "max_new_tokens": 12,
+    "thinking_tokens": None,
     "temperature": 0.0,
     "top_p": 1.0,
 }
@@ -69,11 +69,13 @@ ASKED = {
         {"temperature": 1.3, "top_p": 0.6},
         {"temperature": 1.0, "top_p": 0.6},
         {"max_new_tokens": 200},
+        {"thinking_tokens": 2, "temperature": 1.0},
     ],
 )
 @pytest.mark.parametrize("ends", ["never", "early", "last"])
 def test_tokens_streams_and_traces_are_those_of_generate(asked, ends):
     model, ids, asked = tiny_buddy(predictor=True), random_ids(1, 9), ASKED | asked
+    model.thinking_marks = ThinkingMarks("A", "B", int(ids[0, -1]), 95)
     if ends != "never":
         written = generated(model, ids, **asked)[0][0, 9:]
         at = 3 if ends == "early" else len(written) - 1

@@ -135,10 +135,11 @@ def test_what_a_skeleton_cannot_have_is_loaded_whole(options, tmp_path, monkeypa
     assert seen[0].items() >= options.items()
 
 
-def test_other_weights_of_the_same_config_are_verified_again(tmp_path):
-    place = saved("llama", tmp_path)
+def test_other_weights_of_the_same_config_are_verified_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("buddy.hub.verified.cache_home", lambda: tmp_path / "home")
+    place = saved("llama", tmp_path / "model")
     known(place)
-    tiny_model("llama", seed=1).save_pretrained(tmp_path)
+    tiny_model("llama", seed=1).save_pretrained(tmp_path / "model")
     whole = load_quickly(place, device="cpu")
     assert not isinstance(whole, Skeleton)
     assert isinstance(load_quickly(place, device="cpu"), Skeleton)

@@ -14,8 +14,7 @@ from typing import Final
 from buddy.generation.ngrams import LONGEST_MATCH
 
 _STARTS: Final = ((1, 0.2), (2, 0.4), (3, 0.5), (LONGEST_MATCH // 2, 0.7), (LONGEST_MATCH, 0.9))
-"""Shortest match of each kind, and the chance that its next token is right before any was seen
-(measured on dialogues, code and chat; see `benchmarks/drafts.py`)."""
+"""Shortest match of each kind, and what its chance is taken for before a draft of it was seen."""
 _WEIGHT: Final = 3.0
 """Tokens that this chance counts as."""
 _FORGET: Final = 0.01
