@@ -148,7 +148,7 @@ def test_what_a_ledger_gains_on_frozen_weights_is_as_the_record_has_it():
 
 
 def test_what_drafts_gain_is_as_the_record_has_it():
-    page = (DOCS / "benchmarks" / "speed.md").read_text()
+    page = (DOCS / "explanation" / "drafts.md").read_text()
     for cell in json.loads((ROOT / "results" / "drafts.json").read_text())["results"]["cells"]:
         assert f"{cell['speedup']:.2f} ({cell['least']:.2f} to {cell['most']:.2f})" in page
         assert cell["same_text"] == cell["prompts"]
