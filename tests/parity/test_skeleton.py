@@ -1,5 +1,6 @@
 """A skeleton computes what transformers' model of the same folder computes, bit for bit."""
 
+import json
 import shutil
 
 import pytest
@@ -154,7 +155,7 @@ def test_weights_that_do_not_fit_are_refused_as_ever(tmp_path):
         load_quickly(place, device="cpu")
 
 
-@pytest.mark.parametrize("damage", ["not JSON", "[]", '{"values": {}}', '{"values": 3}'])
+@pytest.mark.parametrize("damage", ["not JSON", "[]", "{}", '{"content": 3, "digest": 3}'])
 def test_a_damaged_note_is_as_none(damage, tmp_path, monkeypatch):
     monkeypatch.setattr("buddy.hub.notes.cache_home", lambda: tmp_path / "home")
     place = saved("llama", tmp_path / "model")
@@ -162,3 +163,16 @@ def test_a_damaged_note_is_as_none(damage, tmp_path, monkeypatch):
     (note,) = (tmp_path / "home" / "noted").iterdir()
     note.write_text(damage)
     known(place)
+
+
+@pytest.mark.parametrize("changed", [("rms_norm_eps", 1e-3), ("hidden_size", -1), ("head_dim", [])])
+def test_a_note_that_says_something_else_is_as_none(changed, tmp_path, monkeypatch):
+    monkeypatch.setattr("buddy.hub.notes.cache_home", lambda: tmp_path / "home")
+    place = saved("llama", tmp_path / "model")
+    known(place)
+    (note,) = (tmp_path / "home" / "noted").iterdir()
+    noted = json.loads(note.read_text())
+    noted["content"]["values"] |= dict([changed])
+    note.write_text(json.dumps(noted))
+    assert not isinstance(outline_quickly(place), Skeleton)
+    assert not isinstance(load_quickly(place, device="cpu"), Skeleton)

@@ -62,7 +62,8 @@ def check_drafted_rows(
         PolicyError: There is such an option.
     """
     others = [rule for rule in processors if not isinstance(rule, FiniteLogits)]
-    names = [type(part).__name__ for part in (*others, *stop.others)]
+    rules = (*others, *stop.others)
+    names = [getattr(rule, "option", type(rule).__name__) for rule in rules]
     wrong = {
         "do_sample": config.do_sample,
         "streamer": streamer is not None,

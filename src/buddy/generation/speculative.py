@@ -119,8 +119,8 @@ def _copied(processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
     except Exception as error:
         names = ", ".join(type(processor).__name__ for processor in processors)
         raise PolicyError(
-            f"draft_budget drafts with copies of the logits processors ({names}), and one cannot "
-            f"be copied ({error}): leave draft_budget out"
+            f"a budget drafts with copies of the logits processors ({names}), and one cannot be "
+            f'copied ({error}): leave the budget out of drafts, such as in drafts="ngram"'
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -31,7 +31,12 @@ class ThinkingProcessor(LogitsProcessor):
     Args:
         limit: Of each row.
         prompts: What the rows begin with, each as often as it is answered.
+
+    Attributes:
+        option: Under which name a user asks for it.
     """
+
+    option: Final = "thinking_tokens"
 
     def __init__(self, limit: ThinkingLimit, prompts: Int[Tensor, "batch columns"]) -> None:
         self._limit, self._columns = limit, prompts.shape[1]

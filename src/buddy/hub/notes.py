@@ -16,7 +16,7 @@ from buddy.errors import CheckpointError, ResultError
 from buddy.files import read_json, write_text
 from buddy.hub.folder import cache_home
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 def note_name(*parts: object) -> str:
@@ -26,12 +26,13 @@ def note_name(*parts: object) -> str:
 
 
 def read_note(name: str) -> dict[str, Any]:
-    """What was noted under a name; empty where nothing was."""
+    """What was noted under a name; empty where nothing was, or it is not as it was written."""
     try:
         noted = read_json(_path(name), CheckpointError)
-    except CheckpointError:
+        content: dict[str, Any] = noted["content"]
+        return content if noted["digest"] == _digest(content) else {}
+    except (CheckpointError, KeyError, TypeError):
         return {}
-    return noted if isinstance(noted, dict) else {}
 
 
 def write_note(name: str, content: dict[str, Any]) -> None:
@@ -39,7 +40,12 @@ def write_note(name: str, content: dict[str, Any]) -> None:
     path = _path(name)
     with suppress(OSError, ResultError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(content) + "\n")
+        noted = {"content": content, "digest": _digest(content)}
+        write_text(path, json.dumps(noted) + "\n")
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _path(name: str) -> Path:

@@ -5,6 +5,7 @@ import torch
 from transformers import StoppingCriteria
 
 from buddy import DepthTrace
+from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation import drafter, speculative
 from buddy.generation.drafts import Drafts, read_drafts
@@ -191,9 +192,11 @@ def test_kinds_of_drafts_are_read():
 
 def test_what_cannot_be_drafted_for_is_refused_by_name():
     buddy, ids = tiny_buddy(), repeating(2)
+    buddy.thinking_marks = ThinkingMarks("A", "B", 90, 91)
     for options, words in (
         ({"do_sample": True}, "got do_sample"),
         ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor"),
+        ({"thinking_tokens": 3}, "got thinking_tokens: leave it out"),
         ({"stopping_criteria": [EndsWith(3)]}, "EndsWith"),
         ({"batch_route": "shared"}, 'batch_route="shared"'),
         ({"cache": buddy.new_session(2, 32)}, "got cache"),

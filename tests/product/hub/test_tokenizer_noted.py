@@ -79,7 +79,7 @@ def test_a_note_of_no_tokenizer_is_as_none(noted, folder, home, unsearched):
     (note,) = home.iterdir()
     note.write_text(noted)
     read_tokenizer(folder)
-    assert json.loads(note.read_text()) == {"class": "TokenizersBackend"}
+    assert json.loads(note.read_text())["content"] == {"class": "TokenizersBackend"}
     os.utime(folder / "tokenizer.json", ns=(1, 1))
     unsearched()
     with pytest.raises((AssertionError, CheckpointError), match="searched"):
