@@ -46,7 +46,7 @@ class InferenceModel(ComposedModel, BudgetReader):
     """
 
     _named: Resolved | None = None
-    """Under which name it was found, where it was loaded by one."""
+    """The name that it was found by, where it was loaded by one."""
 
     @cached_property
     def thinking_marks(self) -> ThinkingMarks | None:
@@ -77,9 +77,8 @@ class InferenceModel(ComposedModel, BudgetReader):
         check_threads()
         options["merge_adapter"] = True
         named = resolve(name)
-        model: InferenceModel = cls.of_parts(load_parts(named, only_runs=True, **options), engine)
-        model._named = named
-        return model
+        parts = load_parts(named, only_runs=True, **options)
+        return cast(InferenceModel, cls.of_parts(parts, engine, named))
 
     @classmethod
     def describe(
@@ -100,22 +99,23 @@ class InferenceModel(ComposedModel, BudgetReader):
         parts = outline_parts(
             named, only_runs=True, policy=policy, kv_policy=kv_policy, on_progress=on_progress
         )
-        model: InferenceModel = cls.of_parts(parts, engine)
-        model._named = named
-        return model
+        return cast(InferenceModel, cls.of_parts(parts, engine, named))
 
     @classmethod
-    def of_parts(cls, parts: ModelParts, engine: EngineName = "auto") -> Any:
+    def of_parts(
+        cls, parts: ModelParts, engine: EngineName = "auto", named: Resolved | None = None
+    ) -> Any:
         """Put a model together.
 
         Args:
             parts: As a checkpoint gives them.
             engine: As for the constructor.
+            named: The name that the parts were found by; None = they were not.
 
         Raises:
             PolicyError: The policy cannot serve this model.
         """
-        return cls(
+        model = cls(
             parts.hf_model,
             policy=parts.policy,
             kv_policy=parts.kv_policy,
@@ -124,6 +124,8 @@ class InferenceModel(ComposedModel, BudgetReader):
             card=parts.card,
             **parts.routing,
         )
+        model._named = named
+        return model
 
     @takes_old_cache_name  # type: ignore[untyped-decorator]  # transformers' own
     def forward(

@@ -1,7 +1,7 @@
 """BuddyForCausalLM: a causal LM that runs under a budget, with transformers' own `generate`."""
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 
@@ -71,9 +71,8 @@ class BuddyForCausalLM(InferenceModel, Pretrained, BudgetedGeneration):
                 )
             options["device"] = device_map
         named = resolve(name)
-        model: BuddyForCausalLM = cls.of_parts(load_parts(named, **options), engine)
-        model._named = named
-        return model
+        parts = load_parts(named, **options)
+        return cast(BuddyForCausalLM, cls.of_parts(parts, engine, named))
 
     @classmethod
     def outline(
@@ -94,9 +93,7 @@ class BuddyForCausalLM(InferenceModel, Pretrained, BudgetedGeneration):
         """
         named = resolve(name)
         parts = outline_parts(named, policy=policy, kv_policy=kv_policy, on_progress=on_progress)
-        model: BuddyForCausalLM = cls.of_parts(parts, engine)
-        model._named = named
-        return model
+        return cast(BuddyForCausalLM, cls.of_parts(parts, engine, named))
 
     def save_pretrained(
         self, folder: str | Path, *, include_backbone: bool | None = None, tokenizer: Any = None

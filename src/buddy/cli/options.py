@@ -241,11 +241,7 @@ MaxNewTokens = Annotated[
 ]
 ThinkingTokens = Annotated[
     int | None,
-    count(
-        0,
-        help="Most tokens that an answer thinks for, before its closing mark is put. Any number if "
-        "not given.",
-    ),
+    count(0, help="Most tokens of thinking; its closing mark then ends it. All if not given."),
 ]
 Temperature = Annotated[
     float, checked(_check_temperature, help="0 takes the likeliest token; higher is more random.")

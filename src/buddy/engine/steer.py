@@ -1,13 +1,12 @@
 """Steering: who runs each block, and when it is asked.
 
 One loop serves methods that plan once, after a context layer (`BudgetedSteering`), methods that
-are asked before each block that they govern (`OnlineSteering`), plans that are fixed beforehand
-(`FixedPlanSteering`), and prompts that were planned whole (`PlannedPromptSteering`).
+are asked before each block that they govern (`OnlineSteering`), and prompts that were planned whole
+(`PlannedPromptSteering`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
@@ -104,21 +103,6 @@ def _ran(
         if part is not None:
             host[:, blocks.start : blocks.stop] = part.host[:, blocks.start : blocks.stop]
     return DepthPlan.of_lanes(host, lanes.device)
-
-
-@dataclass(frozen=True)
-class FixedPlanSteering(Steering):
-    """A plan that is known beforehand.
-
-    Attributes:
-        known: Of the lanes of the pass.
-    """
-
-    known: DepthPlan
-
-    def plan(self, blocks: range, run: Run) -> DepthPlan:
-        """The plan that is known."""
-        return self.known
 
 
 class OnlineSteering(Steering):

@@ -33,7 +33,7 @@ class ThinkingProcessor(LogitsProcessor):
         prompts: What the rows begin with, each as often as it is answered.
 
     Attributes:
-        option: Under which name a user asks for it.
+        option: The name by which a user asks for it.
     """
 
     option: Final = "thinking_tokens"

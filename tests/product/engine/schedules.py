@@ -8,9 +8,19 @@ from buddy.depth.plan import DepthPlan
 from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_hidden
 from buddy.engine.run import run_step
-from buddy.engine.steer import FixedPlanSteering
+from buddy.engine.steer import Steering
 from buddy.engine.step import Step
 from tests.tiny import VOCAB
+
+
+@dataclass(frozen=True)
+class FixedPlanSteering(Steering):
+    """A plan that is known beforehand, of the lanes of a pass."""
+
+    known: DepthPlan
+
+    def plan(self, blocks, run):
+        return self.known
 
 
 @dataclass

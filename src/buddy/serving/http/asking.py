@@ -7,7 +7,8 @@ from typing import Final
 
 from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit
-from buddy.errors import BudgetError, PromptError, shown
+from buddy.errors import BudgetError, PolicyError, PromptError, shown
+from buddy.generation.thinking import read_thinking_tokens
 from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.echo import scored_top
@@ -245,15 +246,11 @@ def _stop(body: RequestFields, reader: PromptReader) -> tuple[tuple[str, ...], f
 def _thinking(body: RequestFields, reader: PromptReader) -> ThinkingLimit | None:
     if body.thinking_tokens is None:
         return None
-    if reader.thinking is None:
-        raise Refusal(
-            400,
-            "thinking_tokens ends thinking with its closing mark, such as </think>, and the "
-            "model's chat template has none: leave it out",
-            param="thinking_tokens",
-            code="unsupported",
-        )
-    return ThinkingLimit(reader.thinking, body.thinking_tokens)
+    try:
+        return read_thinking_tokens(body.thinking_tokens, reader.thinking)
+    except PolicyError as error:
+        param = "thinking_tokens"
+        raise Refusal(400, str(error), param=param, code="unsupported") from error
 
 
 def _grammar(body: RequestFields) -> Grammar | None:
