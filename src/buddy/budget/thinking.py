@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from buddy.errors import PolicyError
+
 _SPACE: Final = 4
 """Tokens after the closing mark of a prompt that may be space."""
 _PAIRS: Final = (
@@ -124,6 +126,24 @@ class ThinkingWatch:
         at = self.limit.early if self._is_at_break else self.limit.tokens
         is_due = self._is_open and self._thought >= at
         return self.limit.marks.close_token if is_due else None
+
+
+def read_thinking_tokens(tokens: Any, marks: ThinkingMarks | None) -> ThinkingLimit:
+    """A limit of thinking as a caller writes it.
+
+    Raises:
+        PolicyError: It is no number of tokens, or the model does not think.
+    """
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise PolicyError(
+            f"thinking_tokens must be a whole number of tokens of at least 0, got {tokens!r}"
+        )
+    if marks is None:
+        raise PolicyError(
+            "thinking_tokens ends thinking with its closing mark, such as </think>, and this "
+            "model's chat template has none: leave it out"
+        )
+    return ThinkingLimit(marks, tokens)
 
 
 def _breaks(tokenizer: Any) -> frozenset[int]:

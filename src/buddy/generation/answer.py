@@ -23,13 +23,14 @@ from transformers.generation.stopping_criteria import (
 )
 
 from buddy.budget.request import BudgetLike
+from buddy.budget.thinking import read_thinking_tokens
 from buddy.engine.run import check_reroute
 from buddy.engine.state.sequence import Reroute
 from buddy.generation.loop import decode_loop
 from buddy.generation.next_token import FiniteLogits
 from buddy.generation.options import Prepared, token_numbers
 from buddy.generation.padded import check_prompts, check_shapes, left_padded
-from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
+from buddy.generation.thinking import ThinkingProcessor
 from buddy.generation.trace import DepthTrace, finish_reasons
 
 _FOLLOWED: Final = frozenset(

@@ -12,6 +12,7 @@ from transformers.generation.utils import GenerationMixin
 
 from buddy.budget.request import BudgetLike, read_blocks
 from buddy.budget.source import BudgetSource
+from buddy.budget.thinking import read_thinking_tokens
 from buddy.engine.run import check_reroute
 from buddy.engine.state.cache import KVPolicy
 from buddy.engine.state.sequence import Reroute
@@ -33,7 +34,7 @@ from buddy.generation.padded import (
     left_padded,
 )
 from buddy.generation.speculative import speculative_loop
-from buddy.generation.thinking import ThinkingProcessor, read_thinking_tokens
+from buddy.generation.thinking import ThinkingProcessor
 from buddy.generation.trace import DepthTrace, FinishReason, finish_reasons
 
 _LOG = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 
-from buddy.budget.thinking import ThinkingLimit, ThinkingMarks, ThinkingWatch
-from buddy.errors import PolicyError
+from buddy.budget.thinking import ThinkingLimit, ThinkingWatch
 
 
 def close_thinking(logits: Float[Tensor, "rows vocab"], closing: Sequence[int | None]) -> None:
@@ -61,21 +60,3 @@ class ThinkingProcessor(LogitsProcessor):
     def __deepcopy__(self, memo: Any) -> "ThinkingProcessor":
         """Itself, as it never changes; drafts copy processors."""
         return self
-
-
-def read_thinking_tokens(tokens: Any, marks: ThinkingMarks | None) -> ThinkingLimit:
-    """A limit of thinking as a caller writes it.
-
-    Raises:
-        PolicyError: It is no number of tokens, or the model does not think.
-    """
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-        raise PolicyError(
-            f"thinking_tokens must be a whole number of tokens of at least 0, got {tokens!r}"
-        )
-    if marks is None:
-        raise PolicyError(
-            "thinking_tokens ends thinking with its closing mark, such as </think>, and this "
-            "model's chat template has none: leave it out"
-        )
-    return ThinkingLimit(marks, tokens)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from buddy.budget.resolved import ResolvedBudget
-from buddy.budget.thinking import ThinkingLimit
+from buddy.budget.thinking import ThinkingLimit, read_thinking_tokens
 from buddy.errors import BudgetError, PolicyError, PromptError, shown
-from buddy.generation.thinking import read_thinking_tokens
 from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
 from buddy.serving.http.echo import scored_top
