@@ -75,14 +75,18 @@ Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
     return Card(text=text, facts=before.facts)
 
 
-def routed_card(name: str, sources: Sequence[Source], groups: Sequence[str]) -> Card:
+def routed_card(
+    name: str, sources: Sequence[Source], groups: Sequence[str], *, has_ledger: bool
+) -> Card:
     """The card of a router for frozen weights.
 
     Args:
         name: The model, as the recipe names it.
         sources: Of the rows.
         groups: Of prompts that have an order of their own.
+        has_ledger: Whether a ledger was fitted too.
     """
+    ledger = "A ledger spends means over the tokens of an answer. " if has_ledger else ""
     own = ", ".join(groups) or "none"
     text = f"""\
 # A Buddy checkpoint
@@ -93,7 +97,7 @@ by a router; the weights of `{name}` are untouched, so that full depth is that m
 ## Routing
 
 Removal orders were searched on answers (`buddy route`). Prompts with an order of their own: {own}.
-`record.json` beside this folder has every setting, and what routing gains.
+{ledger}`record.json` beside this folder has every setting, and what routing gains.
 
 {list_sources(sources)}
 """

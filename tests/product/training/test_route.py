@@ -23,10 +23,11 @@ from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
 from buddy.training.route.groups import Clusters, apart, split_groups
+from buddy.training.route.ledger import spread_levels
 from buddy.training.route.losses import Losses, race_batches, set_losses
 from buddy.training.route.measurements import Measurements
 from buddy.training.route.orders import OrderSearch, race, search_order
-from buddy.training.route.recipe import FitSettings, RouteRecipe, SearchSettings
+from buddy.training.route.recipe import FitSettings, LedgerFit, RouteRecipe, SearchSettings
 from buddy.training.route.run import COMMON, FULL, PRIOR, ROUTED, train_route
 from buddy.training.route.workers import Workers
 from buddy.training.run import Run, RunListener
@@ -420,9 +421,71 @@ def test_a_whole_run_leaves_full_depth_as_it_was(recipe, tmp_path):
     assert "a router" in (checkpoint / "README.md").read_text()
 
 
+@torch.no_grad()
+def test_a_whole_run_spends_means_by_a_ledger(recipe, tmp_path):
+    checkpoint = train_route(recipe, tmp_path / "out")
+    found = results(tmp_path / "out")["ledger"]
+    assert found["levels"] == [4, 5, 6]
+    assert [(row["mean"], row["prompt"]) for row in found["means"]] == [(5, 5), (5, 6)]
+    routed = BuddyForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    assert routed.ledger.levels == (4, 5, 6)
+    ids = torch.tensor([[5, 6, 7]])
+    assert routed(ids, budget="mean:5 blocks").executed_blocks.tolist() == [5]
+    # The slow way: each source's answers of the check, decoded a token at a time.
+    rows = read_examples(recipe.data.train[0], word_tokenizer(), max_tokens=40)
+    groups = split_groups(
+        by_source(rows), {}, recipe.search, prompts=recipe.fit.prompts, seed=recipe.seed
+    )
+    for case in found["means"]:
+        means = []
+        for group in groups.values():
+            lost = tokens = 0
+            for row in group.check:
+                out = routed(
+                    torch.tensor([row.prompt]), budget="mean:5 blocks",
+                    prefill_budget=f"{case['prompt']} blocks",
+                )  # fmt: skip
+                for fed, target in zip(row.answer, row.answer[1:], strict=False):
+                    out = routed(
+                        torch.tensor([[fed]]), cache=out.cache, budget="mean:5 blocks",
+                    )  # fmt: skip
+                    lost -= float(out.logits[0, -1].double().log_softmax(-1)[target])
+                    tokens += 1
+            means.append(lost / tokens)
+        assert case["both"] == pytest.approx(sum(means) / 2, abs=2e-3)
+        assert case["gain"] == pytest.approx(case["routed"] - case["both"], abs=1e-9)
+
+
+def test_a_ledger_is_left_out_where_none_is_asked_or_no_answer_is_fed(recipe, tmp_path):
+    none = replace(recipe, ledger=LedgerFit(rows=0))
+    checkpoint = train_route(none, tmp_path / "none")
+    assert results(tmp_path / "none")["ledger"] is None
+    assert BuddyForCausalLM.from_pretrained(checkpoint).ledger is None
+    path = tmp_path / "rows.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    words = [{**line, "completion": line["completion"].split()[0]} for line in lines]
+    path.write_text("\n".join(map(json.dumps, words)))
+    warned = []
+    train_route(recipe, tmp_path / "words", listener=RunListener(warned=warned.append))
+    assert results(tmp_path / "words")["ledger"] is None
+    assert any("no ledger: fewer than 4 answers" in text for text in warned)
+
+
+def test_levels_are_spread_from_the_least_to_all():
+    assert spread_levels(18, 30, 7) == (18, 20, 22, 24, 26, 28, 30)
+    assert spread_levels(4, 6, 7) == (4, 5, 6)
+    assert spread_levels(14, 24, 2) == (14, 24)
+
+
 def test_an_interrupted_run_goes_on_to_the_same_record(recipe, tmp_path):
     train_route(recipe, tmp_path / "whole")
-    for stage in ("searching orders", "confirming orders", "checking orders"):
+    for stage in (
+        "searching orders",
+        "confirming orders",
+        "checking orders",
+        "fitting a ledger",
+        "checking the ledger",
+    ):
 
         def stop(what, done, total, stage=stage):
             if what == stage and done > total // 3:
@@ -510,9 +573,9 @@ def test_the_command_shows_what_routing_gains(recipe, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}/checkpoint\n"
     shown = done.stderr
-    prose = ("Nats a token", "Gains are", "warning:")  # a terminal folds it
+    prose = ("Nats a token", "Gains are", "Of the ledger", "warning:")  # a terminal folds it
     assert all(len(line) <= 80 for line in shown.splitlines() if not line.startswith(prose))
-    for text in ("5 of 6 blocks", "prompts", "single", "routed", "mean", "all prompts"):
+    for text in ("5 of 6 blocks", "prompts", "single", "routed", "mean", "all prompts", "both"):
         assert text in shown
     record = json.loads((out / "record.json").read_text())
     assert record["config"]["search"]["rows"] == 6

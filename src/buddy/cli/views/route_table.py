@@ -26,6 +26,9 @@ def show_route(console: "Console", record: Mapping[str, Any]) -> None:
         _show(console, compared, num_blocks, ", prompts of no group")
     fewest = results["tables"]["groups"][-1]["blocks"]
     _show_orders(console, results, num_blocks - fewest)
+    spent = (results.get("ledger") or {}).get("means", ())
+    if spent:
+        _show_ledger(console, spent)
     console.print(
         "Gains are those of the best order for these prompts over that of "
         f"{_name(results['common'])}, which the others have, on rows that were not searched on.\n",
@@ -39,6 +42,13 @@ def show_route(console: "Console", record: Mapping[str, Any]) -> None:
         "standard error.",
         style="dim",
     )
+    if spent:
+        console.print(
+            "\nOf the ledger: one order: that of all prompts, every token at the mean; ledger: "
+            "under it, the mean spent by what each token gains; both: so under the router; gain: "
+            "of both over routed, ± its paired standard error. Without the answers' first tokens.",
+            style="dim",
+        )
 
 
 def _show(console: "Console", compared: Mapping[str, Any], num_blocks: int, what: str) -> None:
@@ -70,6 +80,18 @@ def _show_orders(console: "Console", results: Mapping[str, Any], removed: int) -
             so = "" if found["is_kept"] or found["order"] == results["common"] else ", not kept"
             said = f"{found['gain']:+.3f} ± {found['error']:.3f}{whose}{so}"
         table.add_row(_name(name), " ".join(map(str, order[:removed])), said)
+    show_table(console, table)
+    console.print()
+
+
+def _show_ledger(console: "Console", spent: Sequence[Mapping[str, Any]]) -> None:
+    table = plain_table("Means, spent by the ledger")
+    for name in ("mean", "prompt", "one order", "ledger", "routed", "both", "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for case in spent:
+        losses = (f"{case[way]:.3f}" for way in ("single", "alone", "routed", "both"))
+        gain = f"{case['gain']:+.3f} ± {case['gain_error']:.3f}"
+        table.add_row(str(case["mean"]), str(case["prompt"]), *losses, gain)
     show_table(console, table)
     console.print()
 

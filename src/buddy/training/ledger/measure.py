@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
@@ -27,6 +29,46 @@ class TokenLosses:
 
     token_ids: tuple[int, ...]
     losses: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How deep an answer is fed.
+
+    Attributes:
+        model: Whose policy chooses the blocks.
+        prompt: Blocks of the prompt's tokens.
+        spend: From the tokens that an answer feeds to the blocks of each.
+    """
+
+    model: BuddyForCausalLM
+    prompt: int
+    spend: Callable[[Sequence[int]], Sequence[int]]
+
+    @classmethod
+    def level(cls, model: BuddyForCausalLM, prompt: int, blocks: int) -> "Way":
+        """The same blocks at every token of the answer."""
+        return cls(model, prompt, lambda token_ids: [blocks] * len(token_ids))
+
+    def losses(self, batch: Batch, part: Sequence[Example]) -> Float[Tensor, "rows fed"]:
+        """What each fed token of some answers loses on the next, in nats, float64; pads lose none.
+
+        Args:
+            batch: Of the same answers.
+            part: The answers.
+        """
+        depths = torch.full_like(batch.token_ids, self.prompt)
+        for row, example in enumerate(part):
+            blocks = list(self.spend(example.answer[:-1]))
+            first = len(example.prompt)
+            depths[row, first : first + len(blocks)] = torch.tensor(blocks).to(depths)
+        losses = answer_pass(self.model, batch, depths)[1].cpu().double()
+        longest = max(len(example.answer) for example in part)
+        padded = torch.zeros(len(part), longest - 1, dtype=losses.dtype)
+        lengths = [len(example.answer) for example in part]
+        for row, mine in enumerate(torch.split(losses, lengths)):
+            padded[row, : len(mine) - 1] = mine[1:]
+        return padded
 
 
 def measure_levels(
@@ -48,19 +90,18 @@ def measure_levels(
         batch_size: Examples at a time.
         on_rows: Told how many examples are done.
     """
-    answers = []
+    answers, ways = [], [Way.level(model, prompt, blocks) for blocks in levels]
     for batch, part in _batches(model, examples, batch_size):
-        by_level = []
-        for level in levels:
-            depths = torch.full_like(batch.token_ids, level)
-            depths[batch.is_prompt] = prompt
-            by_level.append(answer_pass(model, batch, depths)[1].cpu().numpy())
-        losses = np.stack(by_level, 1)
-        for row, example in enumerate(part):
-            mine = losses[(batch.rows == row).cpu().numpy()]
-            answers.append(TokenLosses(example.answer[:-1], mine[1:]))
+        losses = torch.stack([way.losses(batch, part) for way in ways], 2)
+        answers += [token_losses(*one) for one in zip(part, losses, strict=True)]
         on_rows(len(answers))
     return answers
+
+
+def token_losses(example: Example, losses: Float[Tensor, "fed levels"]) -> TokenLosses:
+    """Those of one answer, without the pads that follow."""
+    fed = example.answer[:-1]
+    return TokenLosses(fed, losses[: len(fed)].numpy().astype(np.float32))
 
 
 def measure_depths(
@@ -84,17 +125,10 @@ def measure_depths(
         Of each answer, the nats of the tokens after its first, and the blocks of the tokens that
         were fed.
     """
-    lost, ran = [], []
+    lost, ran = list[float](), list[list[int]]()
     for batch, part in _batches(model, examples, batch_size):
-        depths = torch.full_like(batch.token_ids, prompt)
-        for row, example in enumerate(part):
-            blocks = list(spend(example.answer[:-1]))
-            ran.append(blocks)
-            first = len(example.prompt)
-            depths[row, first : first + len(blocks)] = torch.tensor(blocks).to(depths)
-        losses = answer_pass(model, batch, depths)[1].cpu().double()
-        for row in range(len(part)):
-            lost.append(float(losses[(batch.rows == row).cpu()][1:].sum()))
+        lost += Way(model, prompt, spend).losses(batch, part).sum(1).tolist()
+        ran += [list(spend(example.answer[:-1])) for example in part]
     return lost, ran
 
 

@@ -78,6 +78,16 @@ class FitSettings(RecipeTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerFit(RecipeTable):
+    """How a ledger is fitted to the routed model."""
+
+    rows: Annotated[int, Range(0, ROWS.high)] = 100
+    """Answers of a group that it is fitted on, at most; with 0 there is no ledger."""
+    levels: Annotated[int, Range(2, 64)] = 7
+    """Depths that a token may run at, spread from the least that is searched to all blocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RouteRecipe(RecipeTable):
     """How a router is made for a model; no weight of the model changes."""
 
@@ -89,5 +99,7 @@ class RouteRecipe(RecipeTable):
     """The orders."""
     fit: FitSettings = field(default_factory=FitSettings)
     """The Decision Module."""
+    ledger: LedgerFit = field(default_factory=LedgerFit)
+    """What spends a mean over the tokens of an answer."""
     seed: Annotated[int, RUN_SEED] = 0
     """Fixes what is drawn: which rows are of which part, where groups begin, the first weights."""

@@ -19,6 +19,7 @@ from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import DataError
 from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
+from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
@@ -38,6 +39,7 @@ from buddy.training.route.groups import (
     check_groups,
     split_groups,
 )
+from buddy.training.route.ledger import add_ledger
 from buddy.training.route.losses import Losses, race_batches
 from buddy.training.route.measurements import Measurements
 from buddy.training.route.orders import search_order
@@ -104,7 +106,7 @@ def train_route(
         check_groups(kinds)
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn([*notes, *notes_on_dtype(model.backbone)])
-    with run.claimed(), fast_passes(model.backbone):
+    with run.claimed():
         route = _Route(run, model, depths, Measurements(run, model, Workers(model.device)))
         return route.go(replace(rows, train=train, validation=validation))
 
@@ -134,29 +136,63 @@ class _Route:
 
     def go(self, rows: Rows) -> Path:
         recipe, model = self.run.recipe, self.model
-        prior = prior_order(model, self._ordering)
-        probe = new_router(model, prior, recipe.fit, recipe.seed)
-        groups, strangers = self._groups(rows, probe)
-        searched = self._search(groups, prior)
-        confirmed = self._confirm(groups, searched)
-        own = {
-            name: found["order"] if found["is_kept"] else confirmed.common
-            for name, found in confirmed.groups.items()
-        }
-        orders, common = {n: searched[own[n]] for n in groups}, searched[confirmed.common]
-        if set(orders.values()) == {common}:
-            self.run.warn(["no kind of prompt keeps an order of its own: all have the common one"])
-        router = new_router(model, common, recipe.fit, recipe.seed)
-        ranked = fit_router(
-            router,
-            {name: seen_summaries(model, router, group.fit) for name, group in groups.items()},
-            orders,
-            recipe.fit,
-            recipe.seed,
-            partial(self.run.listener.measured, "fitting the router"),
+        with fast_passes(model.backbone):
+            prior = prior_order(model, self._ordering)
+            probe = new_router(model, prior, recipe.fit, recipe.seed)
+            groups, strangers = self._groups(rows, probe)
+            searched = self._search(groups, prior)
+            confirmed = self._confirm(groups, searched)
+            own = {
+                name: found["order"] if found["is_kept"] else confirmed.common
+                for name, found in confirmed.groups.items()
+            }
+            orders, common = {n: searched[own[n]] for n in groups}, searched[confirmed.common]
+            if set(orders.values()) == {common}:
+                self.run.warn(
+                    ["no kind of prompt keeps an order of its own: all have the common one"]
+                )
+            router = new_router(model, common, recipe.fit, recipe.seed)
+            ranked = fit_router(
+                router,
+                {name: seen_summaries(model, router, group.fit) for name, group in groups.items()},
+                orders,
+                recipe.fit,
+                recipe.seed,
+                partial(self.run.listener.measured, "fitting the router"),
+            )
+            tables = self._check(groups, strangers, searched, own, prior, router)
+        ledger, spent = add_ledger(
+            self.measurements,
+            self._routed(self.model, router, confirmed.common),
+            groups,
+            common,
+            self.depths,
+            self._rounds,
         )
-        tables = self._check(groups, strangers, searched, own, prior, router)
-        return self._finish(rows, groups, searched, confirmed, router, ranked, tables)
+        return self._finish(
+            rows,
+            confirmed,
+            router,
+            ledger,
+            {
+                "orders": {name: list(order) for name, order in searched.items()},
+                "common": confirmed.common,
+                "confirmed": confirmed.groups,
+                "rows": {
+                    name: {part: len(getattr(group, part)) for part in Group.__slots__}
+                    for name, group in groups.items()
+                },
+                "pairs_ranked": ranked,
+                "tables": {name: [c.to_json() for c in table] for name, table in tables.items()},
+                "ledger": spent,
+            },
+        )
+
+    @property
+    def _rounds(self) -> int:
+        """Blocks that orders are searched for."""
+        blocks, least = self.model.num_blocks, self.run.recipe.search.least
+        return min(blocks - 2, blocks - min(*self.depths, round(least * blocks)))
 
     def _ordering(self, stage: str, done: int, total: int | None) -> None:
         self.run.listener.measured("measuring a quick order", done, total or 0)
@@ -192,8 +228,7 @@ class _Route:
 
         The common order is to beat the prior, and a group's the common one.
         """
-        settings, blocks = self.run.recipe.search, self.model.num_blocks
-        rounds = min(blocks - 2, blocks - min(*self.depths, round(settings.least * blocks)))
+        settings, blocks, rounds = self.run.recipe.search, self.model.num_blocks, self._rounds
         each = -(-max(settings.rows, 8 * len(groups)) // len(groups))
         mixed = [row for group in groups.values() for row in group.search[:each]]
         tasks: dict[str, Sequence[Example]] = {COMMON: mixed}
@@ -342,45 +377,43 @@ class _Route:
         ]
         return torch.stack(sets, 1)
 
+    def _routed(
+        self, model: BuddyForCausalLM, router: Router, common: str, **options: Any
+    ) -> BuddyForCausalLM:
+        """A model under the router."""
+        return BuddyForCausalLM(
+            model.model,
+            policy="routed",
+            kv_policy=model.kv_policy,
+            router=router,
+            prior=Prior(router.decision.prior.clone(), f"order searched on {common}"),
+            **options,
+        )
+
     def _finish(
         self,
         rows: Rows,
-        groups: Mapping[str, Group],
-        orders: Mapping[str, Sequence[int]],
         confirmed: _Confirmed,
         router: Router,
-        ranked: float,
-        tables: Mapping[str, Sequence[Compared]],
+        ledger: Ledger | None,
+        results: dict[str, Any],
     ) -> Path:
-        recipe = self.run.recipe
-        saved = self.run.load_as_saved()
-        routed_apart = [name for name in groups if confirmed.groups[name]["is_kept"]]
-        routed = BuddyForCausalLM(
-            saved.model,
-            policy="routed",
-            kv_policy=saved.kv_policy,
+        recipe, saved = self.run.recipe, self.run.load_as_saved()
+        apart = [name for name, found in confirmed.groups.items() if found["is_kept"]]
+        routed = self._routed(
+            saved,
+            router.cpu(),
+            confirmed.common,
             origin=saved.origin,
-            card=routed_card(recipe.model.name, recipe.data.train, routed_apart),
-            router=router.cpu(),
-            prior=Prior(router.decision.prior.clone(), f"order searched on {confirmed.common}"),
+            card=routed_card(
+                recipe.model.name, recipe.data.train, apart, has_ledger=ledger is not None
+            ),
+            ledger=ledger,
         )
         return self.run.finish(
             routed,
             kind=KIND,
             rows=rows,
             config={"num_blocks": self.model.num_blocks, "depths": list(self.depths)},
-            results={
-                "orders": {name: list(order) for name, order in orders.items()},
-                "common": confirmed.common,
-                "confirmed": confirmed.groups,
-                "rows": {
-                    name: {part: len(getattr(group, part)) for part in Group.__slots__}
-                    for name, group in groups.items()
-                },
-                "pairs_ranked": ranked,
-                "tables": {
-                    name: [compared.to_json() for compared in table]
-                    for name, table in tables.items()
-                },
-            },
+            results=results,
         )
