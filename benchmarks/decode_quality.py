@@ -8,6 +8,7 @@ policy, when to route again, whose scores rank the blocks of a batch, how many b
         --blocks 22 15 --out results/decode-quality.json
 """
 
+import itertools
 import random
 import statistics
 import time
@@ -20,7 +21,7 @@ from buddy.engine.state.cache import KV_POLICIES
 from buddy.generation.padded import left_padded
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
-from buddy.lab.evaluation.samples import mean_and_error
+from buddy.training.route.losses import Losses
 
 BASE = {"kv_policy": "lazy", "reroute": "step", "batch_route": "independent"}
 CONDITIONS = {
@@ -37,7 +38,7 @@ CONDITIONS = {
 
 @torch.no_grad()
 def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_budget=None):
-    """Mean cross-entropy of each row's answer, its distinct plans, and seconds of the prefill."""
+    """Nats of each row's answer, its distinct plans, and seconds of the prefill and of all."""
     prompts = [torch.tensor(example.prompt) for example in batch]
     ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)
@@ -61,7 +62,7 @@ def losses_of(model, batch, blocks, kv_policy, reroute, batch_route, prefill_bud
         new = torch.tensor(tokens)[:, None]
         out = model(new, mask, cache=out.cache, **options)
     took = [prefill_s / len(batch)] * len(batch), [(time.perf_counter() - started_s) / len(batch)]
-    return [statistics.mean(row) for row in losses], [len(row) for row in plans], *took
+    return [sum(row) for row in losses], [len(row) for row in plans], *took
 
 
 def measured(model, examples, blocks, batch=1, **options):
@@ -72,6 +73,28 @@ def measured(model, examples, blocks, batch=1, **options):
         for own, more in zip(found, made, strict=True):
             own += more
     return found
+
+
+def compared(nats, base, tokens):
+    """Nats a token, what they are over the base with the paired error, and the mean of answers."""
+    over, error = Losses(nats[:, None], tokens).behind(base)
+    return {
+        "nll": float(nats.sum() / tokens.sum()),
+        "over_base": float(over),
+        "over_base_stderr": float(error),
+        "answers": len(tokens),
+        "mean_of_answers": float((nats / tokens).mean()),
+    }
+
+
+def by_length(tokens, parts):
+    """Answers, which come short ones first, in so many parts: first and last length, and which."""
+    places = [len(tokens) * part // parts for part in range(parts + 1)]
+    return [
+        (int(tokens[first]), int(tokens[last - 1]), slice(first, last))
+        for first, last in itertools.pairwise(places)
+        if last - first > 1
+    ]
 
 
 def drawn(args):
@@ -94,6 +117,7 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--blocks", type=int, nargs="+", default=[22, 15])
     parser.add_argument("--conditions", nargs="*", choices=list(CONDITIONS), help="all if none")
+    parser.add_argument("--lengths", type=int, default=3, help="parts by length of the answer")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -105,24 +129,26 @@ def main():
         )
         for quant in {changes.get("quant") for changes in conditions.values()}
     }
+    tokens = torch.tensor([len(example.answer) for example in examples], dtype=torch.float64)
+    parts = by_length(tokens.tolist(), args.lengths)
     cells = []
     for blocks in args.blocks:
         base = None
         for name, changes in conditions.items():
             options = dict(changes)
             model = models[options.pop("quant", None)]
-            losses, plans, prefill_s, whole_s = measured(model, examples, blocks, **options)
-            base = base or losses
-            nll, error = mean_and_error(losses)
-            over, over_error = mean_and_error([a - b for a, b in zip(losses, base, strict=True)])
+            found, plans, prefill_s, whole_s = measured(model, examples, blocks, **options)
+            nats = torch.tensor(found, dtype=torch.float64)
+            base = nats if base is None else base
             cells.append(
                 {
                     "condition": name,
                     "blocks": blocks,
-                    "nll": nll,
-                    "stderr": error,
-                    "over_base": over,
-                    "over_base_stderr": over_error,
+                    **compared(nats, base, tokens),
+                    "by_length": [
+                        {"from": first, "to": last, **compared(nats[own], base[own], tokens[own])}
+                        for first, last, own in parts
+                    ],
                     "plans_per_answer": statistics.mean(plans),
                     "prefill_s": statistics.mean(prefill_s),
                     "whole_s": statistics.mean(whole_s),
@@ -135,7 +161,7 @@ def main():
             (
                 cell["condition"],
                 cell["blocks"],
-                f"{cell['nll']:.3f}±{cell['stderr']:.3f}",
+                f"{cell['nll']:.3f}",
                 f"{cell['over_base']:+.3f}±{cell['over_base_stderr']:.3f}",
                 f"{cell['plans_per_answer']:.1f}",
             )
