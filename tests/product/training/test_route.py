@@ -22,13 +22,21 @@ from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import compare, order_sets
 from buddy.training.route.fit import fit_router, new_router, rank_scores
-from buddy.training.route.groups import Clusters, apart, split_groups
+from buddy.training.route.groups import (
+    COMMON,
+    FULL,
+    PRIOR,
+    ROUTED,
+    Clusters,
+    apart,
+    split_groups,
+)
 from buddy.training.route.ledger import spread_levels
 from buddy.training.route.losses import Losses, race_batches, set_losses
 from buddy.training.route.measurements import Measurements
 from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, LedgerFit, RouteRecipe, SearchSettings
-from buddy.training.route.run import COMMON, FULL, PRIOR, ROUTED, train_route
+from buddy.training.route.run import train_route
 from buddy.training.route.workers import Workers
 from buddy.training.run import Run, RunListener
 from tests.product.training.examples import random_examples

@@ -7,9 +7,15 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from buddy.training.route.groups import COMMON, FULL, PRIOR, ROUTED
+from buddy.data.examples import Example
+from buddy.depth.select import select_blocks
+from buddy.routing.router import Router
+from buddy.training.route.fit import seen_prompts
+from buddy.training.route.groups import COMMON, FULL, PRIOR, ROUTED, Group
 from buddy.training.route.losses import Losses
+from buddy.training.route.measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,90 @@ class Compared:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def check_router(
+    measurements: Measurements,
+    router: Router,
+    depths: Sequence[int],
+    groups: Mapping[str, Group],
+    strangers: Mapping[str, Sequence[Example]],
+    orders: Mapping[str, Sequence[int]],
+    own: Mapping[str, str],
+    prior: Sequence[int],
+) -> dict[str, list[Compared]]:
+    """The table of the groups, and that of rows that belong to none: an entry for each depth.
+
+    Args:
+        measurements: Measures what is not measured yet.
+        router: What was fitted.
+        depths: In blocks.
+        groups: Whose rows for the check are compared.
+        strangers: Rows of no group, by source.
+        orders: Removal orders, by whose they are.
+        own: Whose order each group has.
+        prior: The order that the model has without a router.
+    """
+    parts = {**{name: group.check for name, group in groups.items()}, **strangers}
+    examples = [row for rows in parts.values() for row in rows]
+    blocks = measurements.model.num_blocks
+    columns, fixed = order_sets({PRIOR: prior, **orders}, depths, blocks)
+    routed = _routed_sets(measurements, router, depths, examples)
+    whole = torch.ones(len(examples), 1, blocks, dtype=torch.bool)
+    columns += [(FULL, blocks), *((ROUTED, depth) for depth in depths)]
+    known = torch.cat([fixed.expand(len(examples), -1, -1), whole], 1)
+    lost = measurements.losses("checking orders", examples, known)
+    chosen = _losses_of_routed(measurements, examples, routed, known, lost)
+    lost = Losses(torch.cat([lost.nats, chosen], 1), lost.tokens)
+    places, start = dict[str, range](), 0
+    for name, rows in parts.items():
+        places[name] = range(start, start := start + len(rows))
+
+    def table(names: Sequence[str]) -> list[Compared]:
+        by_name = {n: Losses(lost.nats[places[n]], lost.tokens[places[n]]) for n in names}
+        everyone = [place for n in names for place in places[n]]
+        return [
+            compare(by_name, columns, depth, own, routed[everyone, at])
+            for at, depth in enumerate(depths)
+        ]
+
+    tables = {"groups": table(list(groups))}
+    if strangers:
+        tables["others"] = table(list(strangers))
+    return tables
+
+
+def _losses_of_routed(
+    measurements: Measurements,
+    examples: Sequence[Example],
+    routed: Bool[Tensor, "rows depths blocks"],
+    known: Bool[Tensor, "rows sets blocks"],
+    lost: Losses,
+) -> Float[Tensor, "rows depths"]:
+    """Nats under the router's sets; most are those of an order, which have been measured."""
+    same = (routed[:, :, None] == known[:, None]).all(-1)
+    nats = lost.nats.gather(1, same.int().argmax(-1))
+    new = (~same.any(-1)).any(1).nonzero()[:, 0].tolist()
+    if new:
+        some = [examples[place] for place in new]
+        nats[new] = measurements.losses("checking the router", some, routed[new]).nats
+    return nats
+
+
+def _routed_sets(
+    measurements: Measurements,
+    router: Router,
+    depths: Sequence[int],
+    examples: Sequence[Example],
+) -> Bool[Tensor, "answers depths blocks"]:
+    """What the router chooses for each prompt."""
+    seen = seen_prompts(measurements.model, router, examples)
+    summaries = seen.to(router.decision.prior.device)
+    scores = pad(router.decision.fuse(router.decision(summaries)), (1, 1))
+    sets = [
+        select_blocks(scores, torch.full((len(examples),), depth)).mask.cpu() for depth in depths
+    ]
+    return torch.stack(sets, 1)
 
 
 def order_sets(

@@ -8,13 +8,9 @@ from threading import Lock
 from typing import Any, Final
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-from torch.nn.functional import pad
 
 from buddy.data.examples import Example, by_source
 from buddy.depth.prior import Prior
-from buddy.depth.select import select_blocks
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import DataError
 from buddy.files import plain_name
@@ -24,14 +20,11 @@ from buddy.routing.router import Router
 from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
-from buddy.training.route.check import Compared, compare, order_sets
+from buddy.training.route.check import check_router, order_sets
 from buddy.training.route.fit import fit_router, new_router, seen_prompts, seen_summaries
 from buddy.training.route.groups import (
     COMMON,
-    FULL,
     GROUPS,
-    PRIOR,
-    ROUTED,
     Clusters,
     Group,
     apart,
@@ -160,7 +153,9 @@ class _Route:
                 recipe.seed,
                 partial(self.run.listener.measured, "fitting the router"),
             )
-            tables = self._check(groups, strangers, searched, own, prior, router)
+            tables = check_router(
+                self.measurements, router, self.depths, groups, strangers, searched, own, prior
+            )
         ledger, spent = add_ledger(
             self.measurements,
             self._routed(self.model, router, confirmed.common),
@@ -309,73 +304,6 @@ class _Route:
                 "is_kept": bool(part.is_sure(gain, error, sure)),
             }
         return _Confirmed(names[common], confirmed)
-
-    def _check(
-        self,
-        groups: Mapping[str, Group],
-        strangers: Mapping[str, Sequence[Example]],
-        orders: Mapping[str, Sequence[int]],
-        own: Mapping[str, str],
-        prior: Sequence[int],
-        router: Router,
-    ) -> dict[str, list[Compared]]:
-        """The table of the groups, and that of rows that belong to none."""
-        parts = {**{name: group.check for name, group in groups.items()}, **strangers}
-        examples = [row for rows in parts.values() for row in rows]
-        blocks = self.model.num_blocks
-        columns, fixed = order_sets({PRIOR: prior, **orders}, self.depths, blocks)
-        routed = self._routed_sets(router, examples)
-        whole = torch.ones(len(examples), 1, blocks, dtype=torch.bool)
-        columns += [(FULL, blocks), *((ROUTED, depth) for depth in self.depths)]
-        known = torch.cat([fixed.expand(len(examples), -1, -1), whole], 1)
-        lost = self.measurements.losses("checking orders", examples, known)
-        chosen = self._losses_of_routed(examples, routed, known, lost)
-        lost = Losses(torch.cat([lost.nats, chosen], 1), lost.tokens)
-        places, start = dict[str, range](), 0
-        for name, rows in parts.items():
-            places[name] = range(start, start := start + len(rows))
-
-        def table(names: Sequence[str]) -> list[Compared]:
-            by_name = {n: Losses(lost.nats[places[n]], lost.tokens[places[n]]) for n in names}
-            everyone = [place for n in names for place in places[n]]
-            return [
-                compare(by_name, columns, depth, own, routed[everyone, at])
-                for at, depth in enumerate(self.depths)
-            ]
-
-        tables = {"groups": table(list(groups))}
-        if strangers:
-            tables["others"] = table(list(strangers))
-        return tables
-
-    def _losses_of_routed(
-        self,
-        examples: Sequence[Example],
-        routed: Bool[Tensor, "rows depths blocks"],
-        known: Bool[Tensor, "rows sets blocks"],
-        lost: Losses,
-    ) -> Float[Tensor, "rows depths"]:
-        """Nats under the router's sets; most are those of an order, which have been measured."""
-        same = (routed[:, :, None] == known[:, None]).all(-1)
-        nats = lost.nats.gather(1, same.int().argmax(-1))
-        new = (~same.any(-1)).any(1).nonzero()[:, 0].tolist()
-        if new:
-            some = [examples[place] for place in new]
-            nats[new] = self.measurements.losses("checking the router", some, routed[new]).nats
-        return nats
-
-    def _routed_sets(
-        self, router: Router, examples: Sequence[Example]
-    ) -> Bool[Tensor, "answers depths blocks"]:
-        """What the router chooses for each prompt."""
-        seen = seen_prompts(self.model, router, examples)
-        summaries = seen.to(router.decision.prior.device)
-        scores = pad(router.decision.fuse(router.decision(summaries)), (1, 1))
-        sets = [
-            select_blocks(scores, torch.full((len(examples),), depth)).mask.cpu()
-            for depth in self.depths
-        ]
-        return torch.stack(sets, 1)
 
     def _routed(
         self, model: BuddyForCausalLM, router: Router, common: str, **options: Any
