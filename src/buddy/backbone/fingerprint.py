@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from buddy.backbone.memory import Release, keep
+from buddy.backbone.quantised import QuantisedLinear
 
 _SAMPLES: Final = 64
 """Weights of each parameter that the fingerprint looks at."""
@@ -18,6 +19,8 @@ _KEPT: Final = "_buddy_fingerprint"
 
 def base_fingerprint(model: nn.Module, release: Release = keep) -> str:
     """SHA-256 of evenly spaced weights of every parameter, those of an adapter left out.
+
+    Quantised layers count by their weights and scales.
 
     It is the same in bfloat16 and float32, and whether PEFT has wrapped the linear layers or not.
     In float16 it is the same only where the weights are stored in that format: it rounds others.
@@ -30,7 +33,7 @@ def base_fingerprint(model: nn.Module, release: Release = keep) -> str:
     base = getattr(model, "get_base_model", lambda: model)()
     if (kept := getattr(base, _KEPT, None)) is not None:
         return str(kept)
-    for name, parameter in base.named_parameters():
+    for name, parameter in (*base.named_parameters(), *_quantised(base)):
         if "lora_" in name:
             continue
         flat = parameter.detach().flatten()
@@ -39,6 +42,13 @@ def base_fingerprint(model: nn.Module, release: Release = keep) -> str:
         digest.update(sample.view(torch.int16).numpy().tobytes())
         release(parameter)
     return digest.hexdigest()
+
+
+def _quantised(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights and scales of quantised layers, which are no parameters."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantisedLinear):
+            yield from layer.named_buffers(name)
 
 
 def keep_fingerprint(model: nn.Module) -> None:

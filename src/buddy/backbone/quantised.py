@@ -30,6 +30,11 @@ _ROUNDED_AT_ONCE: Final = 2**17
 class QuantisedLinear(nn.Module):
     """A linear layer with its weights in 8 or 4 bits.
 
+    Args:
+        weight: As the attribute.
+        scales: As the attribute.
+        bias: Added to what the weights make; None without.
+
     Attributes:
         weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
             holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
@@ -39,16 +44,28 @@ class QuantisedLinear(nn.Module):
     weight: Tensor
     scales: Tensor
 
-    def __init__(
-        self, linear: nn.Linear, quantisation: Quantisation, release: Release = keep
-    ) -> None:
+    def __init__(self, weight: Tensor, scales: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
-        weight, scales = _quantised(linear.weight.detach(), quantisation, release)
-        self.quantisation = quantisation
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.quantisation: Quantisation = "int8" if weight.dtype is torch.int8 else "int4"
+        self.out_features, columns = weight.shape
+        self.in_features = columns if self.quantisation == "int8" else 2 * columns
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
-        self.bias = linear.bias
+        self.bias = bias
+
+    @classmethod
+    def of(
+        cls, linear: nn.Linear, quantisation: Quantisation, release: Release = keep
+    ) -> "QuantisedLinear":
+        """Quantise a layer.
+
+        Args:
+            linear: With plain weights.
+            quantisation: How.
+            release: Told of each weight that is needed no longer, in parts.
+        """
+        weight, scales = _quantised(linear.weight.detach(), quantisation, release)
+        return cls(weight, scales, linear.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Scales move with the weights, but keep their number format."""
@@ -183,6 +200,12 @@ def is_quantised(model: nn.Module) -> bool:
     return any(isinstance(layer, QuantisedLinear | NF4Linear) for layer in model.modules())
 
 
+def quantisation_of(model: nn.Module) -> Quantisation | None:
+    """How a model's layers are quantised: int4 if any is; None where none is, or by NF4."""
+    layers = (layer for layer in model.modules() if isinstance(layer, QuantisedLinear))
+    return min((layer.quantisation for layer in layers), default=None)
+
+
 def quantise_backbone(
     backbone: Backbone, quantisation: Quantisation, release: Release = keep
 ) -> None:
@@ -208,7 +231,7 @@ def quantise_backbone(
                 setattr(parent, name, quantised_layer(child, quantisation, release))
     head, embedding = backbone.head, backbone.embedding
     if type(head) is nn.Linear:
-        is_tied, made = embedding.weight is head.weight, QuantisedLinear(head, "int8", release)
+        is_tied, made = embedding.weight is head.weight, QuantisedLinear.of(head, "int8", release)
         backbone.set_ends(QuantisedEmbedding(embedding, made) if is_tied else embedding, made)
 
 
@@ -217,4 +240,4 @@ def quantised_layer(
 ) -> QuantisedLinear:
     """A block's linear layer, quantised: in int8 where int4 cannot divide its rows."""
     fits = linear.in_features % GROUP == 0
-    return QuantisedLinear(linear, quantisation if fits else "int8", release)
+    return QuantisedLinear.of(linear, quantisation if fits else "int8", release)

@@ -47,6 +47,7 @@ from buddy.hub.loading import is_stored_in, load_model, outline_model
 from buddy.hub.mapped_load import MappedWeights
 from buddy.hub.noted import load_quickly, outline_quickly
 from buddy.hub.progress import OnFetch
+from buddy.hub.quantised_load import load_quantised
 from buddy.hub.tokenizer import read_tokenizer
 from buddy.hub.wrap_errors import reason
 from buddy.policies.learned import outline_part
@@ -99,8 +100,26 @@ def load_parts(
         CheckpointError: It is truncated, foreign or unsafe.
     """
     model = resolve(name)
+    if _saved_quantisation(model, options.get("quant")) is not None:
+        options["quant"] = None  # nothing is left to be done
+        return _parts(model, load_quantised, **options)
     is_quick = only_runs and _is_merged_plainly(model)
     return _parts(model, load_quickly if is_quick else load_model, **options)
+
+
+def _saved_quantisation(model: Resolved, asked: str | None) -> Quantisation | None:
+    """How a checkpoint's own weights are quantised; None where they are plain.
+
+    Raises:
+        CheckpointError: They are to be quantised otherwise.
+    """
+    saved = None if model.checkpoint is None else model.checkpoint.manifest.base.quant
+    if saved is not None and asked not in (None, saved):
+        raise CheckpointError(
+            f"the weights of {model.name} are saved in {saved}, got quant {asked!r}: leave it out, "
+            "or quantise the model that they were made from"
+        )
+    return saved
 
 
 def _is_merged_plainly(model: Resolved) -> bool:
@@ -164,7 +183,7 @@ def _parts(
             quantise_backbone(parts.backbone, quant, mapped.release)
         mapped.own(parts.hf_model)
         parts.hf_model.to(device)
-    origin = replace(parts.origin, quant=quant)
+    origin = replace(parts.origin, quant=quant or parts.origin.quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
 
 
@@ -226,7 +245,12 @@ def _checkpoint_parts(
         backbone=adapted,
         routing=routing,
         kv_policy=manifest.kv_policy,
-        origin=Origin(source=source, fingerprint=fingerprint, merged_adapter=merged),
+        origin=Origin(
+            source=source,
+            fingerprint=fingerprint,
+            merged_adapter=merged,
+            quant=manifest.base.quant,
+        ),
         card=read_card(folder) if CARD in manifest.files else None,
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.quantised import Quantisation
 from buddy.checkpoint.listed_files import MANIFEST, ListedFile, describe_files
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
@@ -36,6 +37,8 @@ class Base:
     which any will do."""
     tokenizer: str | None = None
     """Fingerprint of its tokenizer, which is asked where that of the weights is None."""
+    quant: Quantisation | None = None
+    """How the weights in the checkpoint's own folder are quantised; None where they are plain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,11 @@ class Manifest:
         source = self.base.source
         if self.base.fingerprint is None and self.base.tokenizer is None:
             raise CheckpointError("base: expected the fingerprint of its weights or its tokenizer")
+        if source is not None and self.base.quant is not None:
+            raise CheckpointError(
+                f"base: quantised weights ({self.base.quant}) are those of the checkpoint's own "
+                f"folder, and source names others, {source[:200]!r}"
+            )
         if source is not None and not (source.isprintable() and source.strip()):
             raise CheckpointError(f"base.source must name a model or be null, got {source!r}")
         if self.predictor is not None and self.router is None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.backbone.quantised import is_quantised
+from buddy.backbone.quantised import is_quantised, quantisation_of
 from buddy.checkpoint.adapter import FOLDER, save_adapter
 from buddy.checkpoint.card import CARD, write_card
 from buddy.checkpoint.listed_files import MANIFEST
@@ -22,6 +22,7 @@ from buddy.depth.prior import Prior
 from buddy.errors import CheckpointError
 from buddy.files import new_folder
 from buddy.hub.loading import write_model
+from buddy.hub.quantised_load import write_quantised
 from buddy.policies.searched import SearchedPolicy
 from buddy.policies.static import StaticPolicy
 
@@ -44,10 +45,16 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
     fingerprint = origin.fingerprint if is_frozen else base_fingerprint(parts.hf_model)
     reloadable = origin.source is not None and fingerprint == origin.fingerprint
     include = not reloadable if include_backbone is None else include_backbone
-    if is_quantised(parts.hf_model) and (include or not is_frozen):
+    quant = quantisation_of(parts.hf_model)
+    if quant is not None and include_backbone is not True:
         raise CheckpointError(
-            "only plain weights can be saved, and these have fewer bits: load the model without "
-            "quant, and quantise it when the checkpoint is loaded"
+            f"the weights have fewer bits ({quant}), and are saved so only with "
+            "include_backbone=True; for the plain ones load the model without quant"
+        )
+    if quant is None and is_quantised(parts.hf_model) and (include or not is_frozen):
+        raise CheckpointError(
+            "weights in 4 bits of NF4 cannot be saved: load the model without quant, and quantise "
+            "it when the checkpoint is loaded"
         )
     if not include and not reloadable:
         raise CheckpointError(
@@ -58,6 +65,7 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
     base = {
         "source": None if include else origin.source,
         **identity(parts.backbone, fingerprint),
+        **({} if quant is None else {"quant": quant}),  # older versions know no such key
     }
     try:
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
@@ -65,7 +73,9 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
                 f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
             )
         with new_folder(folder) as staging:
-            if include:
+            if quant is not None:
+                write_quantised(parts.hf_model, staging / BACKBONE_FOLDER)
+            elif include:
                 _save_backbone(parts.hf_model, staging / BACKBONE_FOLDER)
             if tokenizer is not None:
                 tokenizer.save_pretrained(staging)

@@ -164,7 +164,8 @@ def _check_engine(name: str) -> None:
         check_engine(name)
 
 
-def _check_quant(name: str) -> None:
+def check_quant(name: str) -> None:
+    """Refuse what is no quantisation by its option."""
     from buddy.backbone.quantised import check_quantisation
 
     check_quantisation(name)
@@ -280,7 +281,7 @@ Engine = Annotated[
 Quant = Annotated[
     str | None,
     checked(
-        _check_quant,
+        check_quant,
         help="Weights in fewer bits: int8 or int4. As they are if not given.",
         autocompletion=offer("int8", "int4"),
     ),

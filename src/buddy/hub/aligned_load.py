@@ -13,7 +13,7 @@ from torch import Tensor
 
 from buddy.backbone.memory import zeroed_memory
 from buddy.errors import CheckpointError
-from buddy.hub.weights import DTYPES, is_leftover, read_header, weight_files
+from buddy.hub.weights import STORED, is_leftover, read_header, weight_files
 
 LINE: Final = 64
 """Bytes of a cache line."""
@@ -31,7 +31,7 @@ def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     weights = {name: tensor for name, tensor in tensors.items() if not is_leftover(name)}
     shapes = {name: tuple(tensor.get_shape()) for name, tensor in weights.items()}
-    dtypes = {name: DTYPES[tensor.get_dtype()] for name, tensor in weights.items()}
+    dtypes = {name: STORED[tensor.get_dtype()] for name, tensor in weights.items()}
     sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
     memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values()))
     placed: dict[str, Tensor] = {}

@@ -39,7 +39,11 @@ _RANGES: Final = {
 }
 """What sizes may be: about ten times those of the largest models that are known. More would keep
 transformers busy for hours before it finds that the weights are not there."""
-_QUANTISED: Final = ("quantization_config", "compression_config")
+QUANTISATION: Final = "quantization_config"
+"""Key of a config that says how its weights are quantised."""
+BUDDYS_OWN: Final = {"quant_method": "buddy"}
+"""What it says where `hub.quantised_load` reads them."""
+_QUANTISED: Final = (QUANTISATION, "compression_config")
 _OLDER_NAMES: Final = frozenset({"torch_dtype", "rope_scaling"})
 """Keys that transformers still takes in place of its own."""
 _MEANT_FOR_TRANSFORMERS: Final = frozenset(
@@ -71,7 +75,7 @@ def read_config(folder: Path) -> Any:
     find_family(SimpleNamespace(**{**values, "model_type": model_type}))
     _check_ranges(path, values)
     for key in _QUANTISED:
-        if values.get(key):
+        if values.get(key) not in (None, {}, BUDDYS_OWN):
             raise CheckpointError(
                 f"{path} has {key}: its weights are quantised, and Buddy reads plain ones alone; "
                 "load the model that they were made from, and quantise it with quant=int8 or int4"

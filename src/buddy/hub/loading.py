@@ -93,11 +93,9 @@ def load_model(
         FamilyError: Its family is not supported, or it is not computed as transformers does.
         CheckpointError: It is truncated or unsafe.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     devices = pick_devices(device)
     config = read_config(place.config_folder(on_progress))
-    attention = _attention(config, attention)
+    attention = attention_of(config, attention)
     where = place.folder(on_progress)
     advice = "fetch or copy the model again"
     generation_config = read_generation_config(where)
@@ -114,18 +112,8 @@ def load_model(
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
             if is_as_stored and mapped is not None:
                 state = mapped.map(where, tensors)
-            kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
-            model, report = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=state,
-                dtype=dtype,
-                attn_implementation=attention,
-                device_map=device_map,  # each weight goes straight to its place
-                ignore_mismatched_sizes=True,  # and refused below, by name
-                output_loading_info=True,
-            )
-    _check_whole(where, report)
+            model, report = make_model(config, state, dtype, attention, device_map)
+    check_whole(where, report)
     _state_ties(model)
     model.config.name_or_path = str(where)
     model.generation_config = generation_config  # here, as from_pretrained would make another of it
@@ -135,6 +123,38 @@ def load_model(
     if len(devices) > 1:
         _undispatch(model)
     return model
+
+
+def make_model(
+    config: Any,
+    state: dict[str, Any],
+    dtype: torch.dtype,
+    attention: str,
+    device_map: dict[str, torch.device] | None = None,
+) -> tuple[Any, Any]:
+    """A model of transformers, and what it reports of names and shapes: see `check_whole`.
+
+    Args:
+        config: Of the model.
+        state: Its tensors by name.
+        dtype: What they are converted to.
+        attention: Name of the attention function.
+        device_map: Where each part goes at once.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
+    model, report = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        dtype=dtype,
+        attn_implementation=attention,
+        device_map=device_map,
+        ignore_mismatched_sizes=True,  # and refused by name
+        output_loading_info=True,
+    )
+    return model, report
 
 
 def _undispatch(model: Any) -> None:
@@ -152,7 +172,7 @@ def is_stored_in(place: ModelPlace, dtype: torch.dtype) -> bool:
         return stored_dtypes(tensors) == [dtype]
 
 
-def _attention(config: Any, asked: str | None) -> str:
+def attention_of(config: Any, asked: str | None) -> str:
     """The attention function to load a model with."""
     family = find_family(config)
     if asked is not None and asked not in family.implementations:
@@ -163,7 +183,7 @@ def _attention(config: Any, asked: str | None) -> str:
     return asked or family.implementations[0]
 
 
-def _check_whole(where: Path, report: Any) -> None:
+def check_whole(where: Path, report: Any) -> None:
     """Refuse weights that do not fit their config: the rest would be random, or left out."""
     extra = {name for name in report["unexpected_keys"] if not is_leftover(name)}
     mismatched = {str(name) for name, *_ in report["mismatched_keys"]}

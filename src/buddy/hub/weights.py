@@ -21,6 +21,8 @@ from buddy.hub.wrap_errors import explained
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+QUANTISED: Final = "quantised.safetensors"
+"""What `hub.quantised_load` reads; by another name, so that nobody takes its bytes for numbers."""
 
 DTYPES: Final = {
     "F64": torch.float64,
@@ -29,6 +31,8 @@ DTYPES: Final = {
     "BF16": torch.bfloat16,
 }
 """Number formats that weights are stored in, by their names in safetensors."""
+STORED: Final = {**DTYPES, "I8": torch.int8, "U8": torch.uint8}
+"""Those in fewer bits among them."""
 _TOO_LARGE: Final = 2**60
 """Numbers of no tensor: their bytes must fit into 63 bits."""
 
@@ -59,7 +63,8 @@ def weight_names(folder: Path) -> list[str]:
             not the single file that lies there too.
     """
     if find_inside(folder, INDEX) is None:
-        return [WEIGHTS]
+        is_quantised = find_inside(folder, QUANTISED) and not find_inside(folder, WEIGHTS)
+        return [QUANTISED if is_quantised else WEIGHTS]
     places = read_table(folder, INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / INDEX} has no weight_map: fetch or copy the model again")
@@ -80,8 +85,12 @@ def weight_names(folder: Path) -> list[str]:
 
 
 @contextmanager
-def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
+def open_weights(folder: Path, *, is_quantised: bool = False) -> Iterator[dict[str, Any]]:
     """The tensors of all files by name, each read when it is asked for, until the block ends.
+
+    Args:
+        folder: Of the model.
+        is_quantised: Whether weights may be stored in fewer bits.
 
     Raises:
         CheckpointError: A file is truncated or damaged, or holds anything but plain weights, or a
@@ -89,6 +98,7 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    allowed = STORED if is_quantised else DTYPES
     with ExitStack() as files:
         tensors: dict[str, Any] = {}
         for path in weight_files(folder):
@@ -114,7 +124,7 @@ def open_weights(folder: Path) -> Iterator[dict[str, Any]]:
                     f"the weights in {folder} are damaged: {shown(name, 200)[1:-1]} has a shape "
                     "that no tensor has; copy or fetch them again"
                 )
-            if tensor.get_dtype() not in DTYPES and not is_leftover(name):
+            if tensor.get_dtype() not in allowed and not is_leftover(name):
                 raise CheckpointError(
                     f"the weights in {folder} are no plain numbers: {shown(name, 200)[1:-1]} is "
                     f"stored as {tensor.get_dtype()}, expected {', '.join(DTYPES)}; load the model "

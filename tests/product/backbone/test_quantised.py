@@ -36,7 +36,7 @@ def test_int4_meets_each_groups_largest_and_is_within_a_step_of_the_rest(seed):
     linear = nn.Linear(2 * GROUP, 5, bias=False)
     with torch.no_grad():
         linear.weight.copy_(torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)))
-    made = QuantisedLinear(linear, "int4").widened(torch.float32)
+    made = QuantisedLinear.of(linear, "int4").widened(torch.float32)
     groups, found = linear.weight.view(-1, GROUP), made.view(-1, GROUP)
     largest = groups.abs().argmax(1, keepdim=True)
     torch.testing.assert_close(found.gather(1, largest), groups.gather(1, largest))
@@ -46,13 +46,13 @@ def test_int4_meets_each_groups_largest_and_is_within_a_step_of_the_rest(seed):
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 def test_a_weight_of_a_bfloat16_model_is_the_same_number_in_every_format(quantisation):
-    layer = QuantisedLinear(nn.Linear(2 * GROUP, 5).bfloat16(), quantisation)
+    layer = QuantisedLinear.of(nn.Linear(2 * GROUP, 5).bfloat16(), quantisation)
     assert torch.equal(layer.widened(torch.bfloat16), layer.widened(torch.float32).bfloat16())
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 def test_a_layer_of_more_weights_than_are_widened_at_a_time(monkeypatch, quantisation):
-    layer = QuantisedLinear(nn.Linear(2 * GROUP, 7), quantisation)
+    layer = QuantisedLinear.of(nn.Linear(2 * GROUP, 7), quantisation)
     monkeypatch.setattr("buddy.backbone.quantised._AT_ONCE", 3 * 2 * GROUP)  # 3, 3 and 1 rows
     x = torch.randn(2, 4, 2 * GROUP, generator=torch.Generator().manual_seed(0))
     expected = nn.functional.linear(x, layer.widened(x.dtype), layer.bias)
@@ -91,7 +91,7 @@ def test_a_quantised_model_has_as_many_parameters_as_before(family, quantisation
 
 
 def test_scales_keep_their_number_format():
-    linear = QuantisedLinear(nn.Linear(64, 5), "int8")
+    linear = QuantisedLinear.of(nn.Linear(64, 5), "int8")
     before = linear.widened(torch.float32)
     linear.bfloat16()
     assert linear.scales.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""`buddy models`: what is cached, pull, remove."""
+"""`buddy models`: what is cached, pull, remove, quantise."""
 
 import json
 import sys
@@ -9,11 +9,12 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.named import model_option
+from buddy.cli.named import model_option, offer
 from buddy.hub.presets import ROUTED_MODEL
 
 models = typer.Typer(
-    help="List the models on this machine; pull or remove one.\n\nExample: `buddy models`",
+    help="List the models on this machine; pull, quantise or remove one.\n\n"
+    "Example: `buddy models`",
     invoke_without_command=True,
 )
 
@@ -23,7 +24,7 @@ def listing(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models on this machine; pull or remove one."""
+    """List the models on this machine; pull, quantise or remove one."""
     if context.invoked_subcommand is not None:
         return
     rows = _rows()
@@ -173,6 +174,46 @@ def remove(
     hub_id = preset.hub_id if preset is not None else model if "/" in model else None
     freed = remove_cached(model) if hub_id is None else remove_from_hub_cache(hub_id)
     sys.stdout.write(f"removed {model}, {freed / 1e6:,.0f} MB freed\n")
+
+
+@models.command()
+def quantise(
+    quant: Annotated[
+        str,
+        options.checked(
+            options.check_quant,
+            help="Bits of a weight: int8 or int4.",
+            autocompletion=offer("int8", "int4"),
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the checkpoint; one there is replaced.")],
+    model: options.Model = ROUTED_MODEL,
+) -> None:
+    """Save a model in fewer bits: it loads at once, and needs its base model no more.
+
+    Adapters are folded in; router, predictor and ledger go with it.
+
+    Example: `buddy models quantise qwen3-0.6b --quant int4 --out qwen3-int4`
+    """
+    from buddy.checkpoint.resolve import resolve
+    from buddy.cli.loading import load_checked
+    from buddy.cli.views.display import stderr
+    from buddy.errors import CheckpointError
+    from buddy.hub.folder import folder_bytes
+    from buddy.hub.safe_paths import user_path
+
+    folder, resolved = user_path(out), resolve(model)
+    checkpoint = resolved.checkpoint
+    if checkpoint is not None and folder.resolve() == checkpoint.folder.resolve():
+        raise CheckpointError(
+            f"--out {out} is the model itself, whose plain weights would be gone: name another"
+        )
+    execution = options.ExecutionOptions(quant=quant)
+    loaded = load_checked(resolved, lambda outline: None, stderr(), execution, device="cpu")
+    loaded.save_pretrained(folder, include_backbone=True, tokenizer=resolved.load_tokenizer())
+    size = _size(folder_bytes(folder))
+    stderr().print(f"{quant} · {size}", style="dim", markup=False)
+    sys.stdout.write(f"{out}\n")
 
 
 COMMAND = Command(name="models", group="run", place=3, run=models)
