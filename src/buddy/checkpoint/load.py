@@ -288,7 +288,9 @@ def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> Routi
         if router is not None:
             parts["router"] = Router(router)
             if manifest.predictor is not None:
-                parts["predictor"] = BudgetPredictor(router, manifest.predictor)
+                predictor = BudgetPredictor(router, manifest.predictor)
+                predictor.constant = manifest.constant
+                parts["predictor"] = predictor
         if manifest.ledger is not None:
             parts["ledger"] = Ledger(manifest.ledger)
         if learned is not None:

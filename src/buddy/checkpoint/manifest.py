@@ -16,6 +16,7 @@ from buddy.hub.safe_paths import read_table
 from buddy.hub.tokenizer import tokenizer_fingerprint
 from buddy.routing.budget_predictor import BudgetPredictorConfig
 from buddy.routing.ledger import LedgerConfig
+from buddy.routing.measured_constant import MeasuredConstant
 from buddy.routing.router import RouterConfig
 from buddy.settings import build
 
@@ -58,6 +59,8 @@ class Manifest:
     base: Base
     router: RouterConfig | None
     predictor: BudgetPredictorConfig | None = None  # older checkpoints say nothing of one
+    constant: MeasuredConstant | None = None
+    """What the predictor was measured against."""
     ledger: LedgerConfig | None = None  # nor of one
     learned: LearnedSettings | None = None
     policy: str
@@ -77,6 +80,15 @@ class Manifest:
             raise CheckpointError(f"base.source must name a model or be null, got {source!r}")
         if self.predictor is not None and self.router is None:
             raise CheckpointError("predictor: it reads what a router reads, and there is none")
+        if self.constant is not None and self.predictor is None:
+            raise CheckpointError(
+                "constant: a predictor was measured against it, and there is none"
+            )
+        if self.constant is not None and self.constant.most_blocks > self.base.num_blocks:
+            raise CheckpointError(
+                f"constant: it has {self.constant.most_blocks} blocks, and the base model "
+                f"{self.base.num_blocks}"
+            )
         if self.ledger is not None and self.ledger.levels[-1] > self.base.num_blocks:
             raise CheckpointError(
                 f"ledger: its highest level is {self.ledger.levels[-1]} blocks, and the base model "

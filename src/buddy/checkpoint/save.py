@@ -106,6 +106,9 @@ def _write(parts: ModelParts, folder: Path, base: dict[str, Any]) -> None:
         (folder / CARD).write_text(write_card(parts.card), encoding="utf-8")
     configs = {name: describe_module(module) for name, module in modules.items()}
     contents = {"base": base, **dict.fromkeys(MODULES), **configs}
+    predictor = parts.routing.get("predictor")
+    if predictor is not None and predictor.constant is not None:
+        contents["constant"] = predictor.constant.to_json()
     write_manifest(folder, {**contents, "policy": parts.policy, "kv_policy": parts.kv_policy})
 
 

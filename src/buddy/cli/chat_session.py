@@ -237,11 +237,13 @@ class ChatSession:
     def show_summary(self, answer: Answer, budgets: BudgetOptions) -> None:
         """Say what was asked and run, and how fast, if any token came."""
         if answer.trace.steps:
+            predictor = self.model.predictor
             show_summary(
                 self.console,
                 answer.trace,
                 budget=budgets.budget,
                 prefill_budget=budgets.prefill_budget,
+                constant=None if predictor is None else predictor.constant,
                 policy=self.policy,
                 kv_policy=self.model.kv_policy,
                 engine=self.model.executor.describe(),

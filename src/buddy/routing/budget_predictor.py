@@ -9,6 +9,7 @@ from torch import Tensor
 
 from buddy.errors import PolicyError
 from buddy.routing.float32 import LowRank
+from buddy.routing.measured_constant import MeasuredConstant
 from buddy.routing.router import RouterConfig
 from buddy.settings import Range, check_ranges
 
@@ -42,6 +43,9 @@ class BudgetPredictor(LowRank):
         router: Config of the router whose summary it reads.
         config: Its size.
 
+    Attributes:
+        constant: What it was measured against; None where it was not.
+
     Source: paper (Budget Predictor); the zero start and the mask are ours.
     """
 
@@ -49,6 +53,7 @@ class BudgetPredictor(LowRank):
         config = config or BudgetPredictorConfig()
         super().__init__(router.summary_width, config.rank, router.num_blocks - NUM_PINNED)
         self.config = config
+        self.constant: MeasuredConstant | None = None
         self.router_config = router
         self.num_blocks = router.num_blocks
         # Blocks up to the context layer, and the last block, run whatever is chosen.

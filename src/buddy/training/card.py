@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from buddy.checkpoint.card import Card
 from buddy.data.examples import Source
+from buddy.routing.measured_constant import MeasuredConstant
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.router.evaluate import Evaluation
 from buddy.training.router.recipe import Recipe
@@ -60,8 +61,10 @@ Held-out rows of the recipe, nats a token:
     return Card(text=f"{text}\n{TO_STATE}", facts=base_facts(recipe.model.name))
 
 
-def with_stage_2(card: Card | None, recipe: BudgetRecipe) -> Card:
-    """A card with what the Budget Predictor was trained by."""
+def with_stage_2(
+    card: Card | None, recipe: BudgetRecipe, constant: MeasuredConstant | None
+) -> Card:
+    """A card with what the Budget Predictor was trained by, and what it is worth."""
     before = card or Card(text="# A Buddy checkpoint\n", facts={"library_name": "buddy-llm"})
     text = f"""\
 {before.text.rstrip()}
@@ -72,6 +75,8 @@ Trained for {recipe.optim.steps:,} steps on the budgets of prompts from:
 
 {list_sources(recipe.data.train)}
 """
+    if constant is not None:
+        text += f"\nMean reward on held-out prompts: {constant.describe()}.\n"
     return Card(text=text, facts=before.facts)
 
 

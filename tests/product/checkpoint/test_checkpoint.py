@@ -16,6 +16,7 @@ from buddy.checkpoint.parts import Origin
 from buddy.errors import CheckpointError, FamilyError, ModelError, PolicyError
 from buddy.policies.static import StaticPolicy
 from buddy.records import RunRecord
+from buddy.routing.measured_constant import MeasuredConstant
 from tests.disks import full_disk
 from tests.tiny import random_ids, random_predictor, random_router, tiny_model
 from tests.words import word_tokenizer
@@ -74,6 +75,27 @@ def test_round_trip_with_a_predictor(routed, tmp_path):
     assert len(set(before)) > 1
 
 
+CONSTANT = MeasuredConstant(blocks=4, by_kind={"a": 3}, rows=9, gain=0.1, error=0.2)
+
+
+def test_round_trip_with_what_a_predictor_was_measured_against(routed, tmp_path):
+    routed.predictor = random_predictor(routed.router)
+    routed.save_pretrained(tmp_path / "unmeasured")
+    facts = routed.facts()
+    routed.predictor.constant = CONSTANT
+    assert routed.facts() == facts
+    routed.save_pretrained(tmp_path / "model")
+    loaded = BuddyForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.predictor.constant == CONSTANT
+    loaded.save_pretrained(tmp_path / "again")
+    again, unmeasured = (
+        json.loads((tmp_path / name / "buddy.json").read_text()) for name in ("again", "unmeasured")
+    )
+    assert again["constant"]["by_kind"] == {"a": 3}
+    assert "constant" not in unmeasured  # older versions read it
+    assert BuddyForCausalLM.from_pretrained(tmp_path / "unmeasured").predictor.constant is None
+
+
 def test_a_checkpoint_older_than_the_predictor_still_loads(routed, tmp_path):
     routed.save_pretrained(tmp_path / "model")
     _manifest(lambda m: m.pop("predictor"))(tmp_path / "model")
@@ -88,10 +110,16 @@ def test_a_checkpoint_older_than_the_predictor_still_loads(routed, tmp_path):
         (lambda m: m.update(router=None), "predictor: it reads what a router reads"),
         (lambda m: m["predictor"].update(rank=9), "the predictor in .* does not fit"),
         (lambda m: m["predictor"].update(extra=1), "predictor has an unknown key extra"),
+        (lambda m: m.update(predictor=None), "constant: a predictor was measured against it"),
+        (lambda m: m["constant"].update(blocks=7), "constant: it has 7 blocks, and the base .* 6"),
+        (lambda m: m["constant"]["by_kind"].update(a=7), "constant: it has 7 blocks"),
+        (lambda m: m["constant"]["by_kind"].update(a="x"), "by_kind.a: expected int, got 'x'"),
+        (lambda m: m["constant"].update(error=-1.0), "error must be at least 0"),
     ],
 )
 def test_a_spoilt_predictor_is_refused(routed, tmp_path, change, says):
     routed.predictor = random_predictor(routed.router)
+    routed.predictor.constant = CONSTANT
     routed.save_pretrained(tmp_path / "model")
     _manifest(change)(tmp_path / "model")
     with pytest.raises(CheckpointError, match=says):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from buddy import BuddyForCausalLM, load_tokenizer
+from buddy.routing.measured_constant import MeasuredConstant
 from tests.product.cli.test_cli import run
 from tests.product.generation.test_ledger_budget import with_ledger
 from tests.tiny import tiny_buddy
@@ -40,6 +41,26 @@ def test_the_summary_says_what_was_chosen(checkpoint):
         assert record["budget_blocks"] == chosen[prompt]
         assert {token["executed"] for token in record["tokens"]} == {chosen[prompt]}
         assert f"auto: {chosen[prompt]} of 6 blocks · " in done.stderr
+
+
+@pytest.mark.parametrize("gain", [0.1, 0.9])
+def test_auto_says_where_a_constant_is_as_good(tmp_path, gain):
+    model, folder = tiny_buddy(predictor=True), str(tmp_path / "model")
+    model.predictor.constant = MeasuredConstant(
+        blocks=4, by_kind={"maths": 3, "talk": 5}, rows=9, gain=gain, error=0.2
+    )
+    model.save_pretrained(folder, tokenizer=word_tokenizer())
+    info = run("info", folder)
+    done = run("generate", "w3 w5", "-m", folder, "--raw", "-b", "auto", "--max-new-tokens", "2")
+    fixed = run("generate", "w3 w5", "-m", folder, "--raw", "-b", "0.7", "--max-new-tokens", "2")
+    assert (done.returncode, info.returncode) == (0, 0), (done.stderr, info.stderr)
+    assert model.predictor.constant.describe() in " ".join(info.stdout.split())
+    note = "(a constant 4 blocks is as good: buddy info)"
+    assert (note in done.stderr) == (gain == 0.1)
+    assert note not in fixed.stderr
+    assert json.loads(run("info", folder, "--json").stdout)["auto"].count("maths 3, talk 5") == (
+        gain == 0.1
+    )
 
 
 def test_chat_chooses_for_each_turn(checkpoint):

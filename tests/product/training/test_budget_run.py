@@ -1,6 +1,7 @@
 """A whole run of stage 2: from recipe to a checkpoint that chooses, and on after a kill."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.errors import CheckpointError, DataError, RecipeError, TrainingError
 from buddy.settings import read_recipe
+from buddy.training.batches import BatchOrder
 from buddy.training.predictor.recipe import BudgetRecipe
-from buddy.training.predictor.run import train_budget
+from buddy.training.predictor.run import rows_of_steps, train_budget
 from buddy.training.run import RunListener
-from tests.product.training.made import save_stage_1, write_recipe
+from tests.product.training.made import examples, save_stage_1, write_recipe
 from tests.tiny import random_ids
 
 
@@ -131,9 +133,51 @@ def test_a_constant_predictor_is_warned_of(folder):
         grpo__lambda_cost=5.0,
         log__evaluate_every=0,
     )
-    assert len(warnings) == 1
+    assert len(warnings) == 2
     assert "collapsed: it chooses 3 blocks for every validation prompt" in warnings[0]
+    assert warnings[1].startswith("a constant 3 blocks is as good (+0.000 ± 0.000 over 10 prompts)")
     assert lines(folder)[-1]["kind"] == "warning"
+
+
+def test_a_checkpoint_says_what_its_predictor_was_measured_against(folder):
+    checkpoint = run(folder)
+    record = json.loads((folder / "out/record.json").read_text())
+    rules = record["results"]["evaluation"]["rules"]
+    assert set(rules) == {"constant", "constant by source", "prompt length", "ridge"}
+    constant = BuddyForCausalLM.from_pretrained(checkpoint).predictor.constant
+    assert (constant.gain, constant.error) == (
+        rules["constant"]["gain"],
+        rules["constant"]["error"],
+    )
+    assert constant.by_kind == {f"{folder.name}/train": constant.blocks}
+    card = BuddyForCausalLM.from_pretrained(checkpoint).card.text
+    assert f"Mean reward on held-out prompts: {constant.describe()}." in card
+    beside = [line for line in lines(folder) if line["kind"] == "beside/constant"]
+    assert [line["step"] for line in beside] == [20, 40]
+    assert beside[-1]["gain"] == constant.gain
+
+
+def test_a_live_run_has_no_losses_to_fit_rules_to(folder):
+    checkpoint = run(folder, measure__precompute=False)
+    assert BuddyForCausalLM.from_pretrained(checkpoint).predictor.constant is None
+    record = json.loads((folder / "out/record.json").read_text())
+    assert record["results"]["evaluation"]["rules"] == {}
+
+
+def test_rows_that_no_step_sees_are_not_measured(folder):
+    measured = []
+    listener = RunListener(measured=lambda what, done, total: measured.append((what, total)))
+    run(folder, listener=listener, optim__steps=4, log__evaluate_every=0)
+    assert set(measured) == {
+        ("measuring training prompts", 8),
+        ("measuring validation prompts", 10),
+    }
+    recipe = read_recipe(BudgetRecipe, folder / "recipe.toml")
+    rows = examples(12)
+    order = BatchOrder(rows, 2, recipe.optim.seed)
+    seen = [row for row in rows if any(row in order[step] for step in range(4))]
+    assert rows_of_steps(recipe, rows) == seen
+    assert rows_of_steps(replace(recipe, optim=replace(recipe.optim, steps=7)), rows) == rows
 
 
 def test_a_run_is_neither_overwritten_nor_mixed_with_another(folder):

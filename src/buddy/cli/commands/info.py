@@ -142,6 +142,8 @@ def _show_facts(console: "Console", facts: dict[str, Any], *, has_card: bool) ->
         "blocks chosen by": facts["order"],
         "budgets beside numbers": _beside(facts),
     }
+    if facts["auto"] is not None:
+        lines["budget auto"] = facts["auto"]
     if has_card:
         lines["licence of weights"] = facts["card"].get("license", "unknown")
         lines["model card"] = f"buddy info {model} --card"
@@ -183,10 +185,12 @@ def _manifest(model: "Resolved") -> "Manifest | None":
 
 
 def _choosers(manifest: "Manifest | None") -> dict[str, Any]:
-    """What of a checkpoint chooses how many blocks run: a predictor, and the means of a ledger."""
+    """What of a checkpoint chooses how many blocks run: a predictor and its worth, a ledger."""
     ledger = None if manifest is None else manifest.ledger
+    constant = None if manifest is None else manifest.constant
     return {
         "has_predictor": manifest is not None and manifest.predictor is not None,
+        "auto": None if constant is None else constant.describe(),
         "means": None if ledger is None else [ledger.levels[0], ledger.levels[-1]],
     }
 

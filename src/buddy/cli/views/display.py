@@ -16,6 +16,7 @@ from buddy.hub.progress import OnFetch
 if TYPE_CHECKING:
     from buddy.engine.executors.choice import ExecutorChoice
     from buddy.generation.trace import DepthTrace
+    from buddy.routing.measured_constant import MeasuredConstant
 
 _STAGES = {
     "wait": "Waiting for another process",
@@ -150,12 +151,15 @@ def show_summary(
     *,
     budget: BudgetRequest | None,
     prefill_budget: BudgetRequest | None = None,
+    constant: "MeasuredConstant | None",
     policy: str,
     kv_policy: str,
     engine: str,
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
     asked = _asked(budget, trace)
+    if budget is not None and budget.is_auto and constant is not None and constant.is_as_good:
+        asked += f" (a constant {constant.blocks} blocks is as good: buddy info)"
     if prefill_budget is not None:
         prompt = f"{trace.steps[0].executed[0]} blocks in the prompt"
         asked += (

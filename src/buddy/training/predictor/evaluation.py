@@ -1,7 +1,7 @@
 """What a predictor chooses for held-out prompts, against the best constant and the best of all."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 import torch
@@ -9,8 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.routing.budget_predictor import NUM_PINNED, BudgetPredictor
-from buddy.training.predictor.grpo import GRPOSettings, rewards
+from buddy.training.predictor.grpo import GRPOSettings
 from buddy.training.predictor.loss_table import LossTable
+from buddy.training.predictor.rules import (
+    CONSTANT,
+    RuleComparison,
+    Rules,
+    places_by_source,
+    rewards_by_depth,
+)
 
 _FEW_ROWS: Final = 8
 """Fewer prompts say nothing about a collapse."""
@@ -44,6 +51,8 @@ class PredictorEvaluation:
         constant_reward: That reward: a predictor has learned something where its own is higher.
         best_reward: Mean reward of the best depth of each prompt.
         by_source: Where the prompts come from, in alphabetical order.
+        rules: What the choices gain over each rule that was fitted to training rows; empty where
+            none was.
     """
 
     rows: int
@@ -56,6 +65,7 @@ class PredictorEvaluation:
     constant_reward: float
     best_reward: float
     by_source: dict[str, SourceChoices]
+    rules: dict[str, RuleComparison] = field(default_factory=dict)
 
     @property
     def collapsed(self) -> bool:
@@ -64,16 +74,24 @@ class PredictorEvaluation:
 
     def describe(self) -> str:
         """One line: what is chosen, and what it is worth beside a constant depth."""
-        return (
+        text = (
             f"{self.blocks:.1f} blocks, {len(self.choices)} distinct  reward {self.reward:.3f}  "
             f"best constant {self.constant_reward:.3f} ({self.constant_blocks} blocks)  "
             f"best of each {self.best_reward:.3f}"
         )
+        if self.rules:
+            constant = self.rules[CONSTANT]
+            error = "" if constant["error"] is None else f" ± {constant['error']:.3f}"
+            text += f"  above the training rows' constant {constant['gain']:+.3f}{error}"
+        return text
 
 
 @torch.no_grad()
 def evaluate_predictor(
-    predictor: BudgetPredictor, table: LossTable, settings: GRPOSettings
+    predictor: BudgetPredictor,
+    table: LossTable,
+    settings: GRPOSettings,
+    rules: Rules | None = None,
 ) -> PredictorEvaluation:
     """Evaluate on all rows of a table.
 
@@ -81,14 +99,13 @@ def evaluate_predictor(
         predictor: Chooses.
         table: Held-out prompts at every depth.
         settings: Of the reward.
+        rules: What it is compared with, fitted to other prompts.
     """
     summaries = table.summaries(table.examples).to(predictor.up.weight.device)
     log_pi = predictor(summaries).log_softmax(1).cpu()
     finite = log_pi.masked_fill(log_pi.isinf(), 0.0)
     chosen = predictor.choose(summaries).cpu()
-    depths = torch.arange(predictor.lowest, predictor.num_blocks + 1)
-    every = depths.expand(len(chosen), -1)
-    worth = rewards(table.losses(table.examples, every), every, predictor.num_blocks, settings)
+    worth = rewards_by_depth(table, settings, predictor.lowest)
     place = (chosen - predictor.lowest)[:, None]
     reward, constant = worth.gather(1, place)[:, 0], worth.mean(0)
     return PredictorEvaluation(
@@ -98,10 +115,11 @@ def evaluate_predictor(
         entropy=float(-(log_pi.exp() * finite).sum(1).mean()),
         cross_entropy=float(table.by_depth.gather(1, chosen[:, None] - NUM_PINNED - 1).mean()),
         reward=float(reward.mean()),
-        constant_blocks=int(depths[constant.argmax()]),
+        constant_blocks=predictor.lowest + int(constant.argmax()),
         constant_reward=float(constant.max()),
         best_reward=float(worth.amax(1).mean()),
         by_source=_by_source(table, chosen, reward, worth[:, constant.argmax()]),
+        rules={} if rules is None else rules.compare(table, chosen),
     )
 
 
@@ -111,12 +129,10 @@ def _by_source(
     reward: Float[Tensor, " rows"],
     constant: Float[Tensor, " rows"],
 ) -> dict[str, SourceChoices]:
-    sources = [example.source for example in table.examples]
     by_source: dict[str, SourceChoices] = {}
-    for source in sorted(set(sources)):
-        here = torch.tensor([name == source for name in sources])
+    for source, here in sorted(places_by_source(table.examples).items()):
         by_source[source] = SourceChoices(
-            rows=int(here.sum()),
+            rows=len(here),
             blocks=float(chosen[here].double().mean()),
             reward=float(reward[here].mean()),
             constant_reward=float(constant[here].mean()),

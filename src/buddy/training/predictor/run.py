@@ -9,7 +9,14 @@ from buddy.data.examples import Example
 from buddy.drawn import drawn_by
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.routing.budget_predictor import BudgetPredictor
-from buddy.training.batches import check_context, check_rows, draw_rows, rows_identity
+from buddy.routing.measured_constant import MeasuredConstant
+from buddy.training.batches import (
+    BatchOrder,
+    check_context,
+    check_rows,
+    draw_rows,
+    rows_identity,
+)
 from buddy.training.card import with_stage_2
 from buddy.training.log import TrainingLog
 from buddy.training.predictor.evaluation import PredictorEvaluation, evaluate_predictor
@@ -22,6 +29,7 @@ from buddy.training.predictor.reward_model import (
     folded,
     model_identity,
 )
+from buddy.training.predictor.rules import Rules
 from buddy.training.predictor.trainer import PredictorStep, PredictorTrainer
 from buddy.training.run import Rows, Run, RunListener, Steps
 from buddy.training.summaries import Standard, draw_summaries
@@ -84,19 +92,33 @@ def train_budget(
 
     with run.claimed():
         prompts: Prompts = live
+        seen, rules = rows.train, None
         if recipe.measure.precompute:
-            prompts = measure("training", rows.train, out / TRAIN_TABLE)
+            seen = rows_of_steps(recipe, rows.train)
+            prompts = table = measure("training", seen, out / TRAIN_TABLE)
+            if rows.validation and len(table.examples) > 1:
+                rules = Rules(table, recipe.grpo, predictor.lowest)
         drawn = draw_rows(rows.validation, recipe.log.evaluate_rows, recipe.optim.seed)
         validation = measure("validation", drawn, out / VALIDATION_TABLE) if drawn else None
         standard = None
         if recipe.optim.standardise:  # the same again when a run goes on
-            standard = Standard.of(draw_summaries(prompts.summaries, rows.train, recipe.optim.seed))
+            standard = Standard.of(draw_summaries(prompts.summaries, seen, recipe.optim.seed))
             prompts = StandardisedPrompts(prompts, standard)
         trainer = PredictorTrainer(predictor, prompts, recipe, rows.train)
         identity = _identity(recipe, live, rows.train)
-        steps = _PredictorSteps(run, trainer, identity, rows, standard, validation)
+        steps = _PredictorSteps(run, trainer, identity, rows, standard, validation, rules)
         steps.go()
         return steps.finish()
+
+
+def rows_of_steps(recipe: BudgetRecipe, examples: list[Example]) -> list[Example]:
+    """The training rows that some step of a run sees, in their order: no other need be measured."""
+    optim = recipe.optim
+    order = BatchOrder(examples, optim.batch_size, optim.seed)
+    if optim.steps > order.per_epoch:
+        return examples
+    drawn = {example for step in range(optim.steps) for example in order[step]}
+    return [example for example in examples if example in drawn]
 
 
 def _identity(recipe: BudgetRecipe, live: RewardModel, examples: list[Example]) -> dict[str, Any]:
@@ -117,10 +139,11 @@ class _PredictorSteps(Steps[BudgetRecipe, PredictorTrainer]):
         rows: Rows,
         standard: Standard | None,
         validation: LossTable | None,
+        rules: Rules | None,
     ) -> None:
         super().__init__(run, trainer, identity, rows)
         self.evaluate_every = run.recipe.log.evaluate_every
-        self._standard, self._validation = standard, validation
+        self._standard, self._validation, self._rules = standard, validation, rules
         self._evaluation: PredictorEvaluation | None = None
         self._seconds = 0.0
         self._window: list[PredictorStep] = []
@@ -146,11 +169,15 @@ class _PredictorSteps(Steps[BudgetRecipe, PredictorTrainer]):
         if self._validation is None:
             return
         predictor = folded(self.trainer.predictor, self._standard)
-        evaluation = evaluate_predictor(predictor, self._validation, self.run.recipe.grpo)
+        evaluation = evaluate_predictor(
+            predictor, self._validation, self.run.recipe.grpo, self._rules
+        )
         self._evaluation = evaluation
         values = asdict(evaluation)
         for source, choices in values.pop("by_source").items():
             log.write(step, f"evaluation/{source}", **choices)
+        for rule, comparison in values.pop("rules").items():
+            log.write(step, f"beside/{rule}", **{**comparison, "by_source": None})
         log.write(step, "evaluation", **values)
         self.run.listener.reported(f"step {step}  {evaluation.describe()}")
         if evaluation.collapsed:
@@ -178,12 +205,21 @@ class _PredictorSteps(Steps[BudgetRecipe, PredictorTrainer]):
         if carried["evaluation"] is not None:
             self._evaluation = PredictorEvaluation(**carried["evaluation"])
 
+    def _measured_constant(self) -> MeasuredConstant | None:
+        """What the last evaluation compared the predictor with, for the checkpoint."""
+        if self._rules is None or self._evaluation is None or not self._evaluation.rules:
+            return None
+        return self._rules.measured(self._evaluation.rules)
+
     def finish(self) -> Path:
         """Write checkpoint and record: the model of stage 1, and the predictor."""
         recipe, trainer = self.run.recipe, self.trainer
         whole = self.run.load_as_saved()
         whole.predictor = folded(trainer.predictor, self._standard).eval().cpu()
-        whole.card = with_stage_2(whole.card, recipe)
+        constant = whole.predictor.constant = self._measured_constant()
+        whole.card = with_stage_2(whole.card, recipe, constant)
+        if constant is not None and constant.is_as_good:
+            self.run.listener.warned(constant.describe())
         return self.run.finish(
             whole,
             kind="training-budget",
