@@ -56,7 +56,12 @@ def test_a_record_a_table_and_its_path_on_stdout(folder, tmp_path):
     points = record["results"]["points"]
     assert {(p["label"], p["blocks"]) for p in points} == {("full", 6), ("random", 4)}
     assert {p["samples"] for p in points} == {6}
-    for word in ("full", "random", "piqa", "acc_norm", "±"):
+    value = {(p["label"], p["metric"]): p["value"] for p in points}
+    for kept in record["results"]["kept"]:
+        assert (kept["label"], kept["full_depth"]) == ("random", value["full", kept["metric"]])
+        assert kept["value"] == value["random", kept["metric"]] / kept["full_depth"]
+    assert len(record["results"]["kept"]) == 2
+    for word in ("full", "random", "piqa", "acc_norm", "±", "kept of full depth"):
         assert word in done.stderr
 
 

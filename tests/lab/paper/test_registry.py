@@ -19,7 +19,7 @@ from tests.words import word_tokenizer
 NAMED = [
     *("accuracy", "gsm8k", "speed", "breakdown", "training-cost"),
     *("context", "prior", "omega", "start-layer"),
-    *("observations", "paths", "heatmap", "reuse", "grpo", "budgets"),
+    *("observations", "paths", "heatmap", "reuse", "grpo", "budgets", "retention"),
 ]
 
 

@@ -1,5 +1,7 @@
 """Tables of the tasks' questions: lm-eval words them, whose index takes seconds to make."""
 
+import json
+
 import pytest
 
 from buddy.lab.commonsense import COMMONSENSE
@@ -8,7 +10,7 @@ from buddy.lab.paper.orders import STATIC
 from buddy.lab.paper.published.read import read_paper
 from buddy.lab.paper.tables.accuracy import _KINDS, _panels, _sheets
 from buddy.lab.plots.read.points import read_execution, read_points
-from tests.lab.paper.made import make
+from tests.lab.paper.made import make, save_model
 
 
 def test_the_heat_map_has_four_depths_of_eight_tasks(model, data, tmp_path):
@@ -41,7 +43,7 @@ def test_each_method_stands_beside_the_papers_own(model, data, tmp_path, command
     assert sum(line.startswith("buddy importance") for line in said) == 4
     assert sum(line.startswith("buddy eval tasks") for line in said) == 2
     average, by_task = collected.sheets
-    beside = {(row[0], row[1]): row[4] for row in average.rows}
+    beside = {(row[0], row[1]): row[5] for row in average.rows}
     assert beside["PuDDing", "4"] == "52.4"  # Llama-3-8B, 8 of 32 blocks removed
     assert beside["Buddy", "3"] == "48.1"
     assert beside["Random", "3"] == ""
@@ -117,9 +119,51 @@ def test_what_is_kept_is_of_the_same_weights_at_full_depth_and_says_its_error():
         "PuDDing": "50.0",
         "FiRST": "75.0",
     }
+    # The paper's share is of the dense model before tuning.
+    assert {row[0]: row[4] for row in sheet.rows} == {
+        "Dense": "100.0",
+        "SLEB": "75.0",
+        "Dense, tuned": "125.0",
+        "Buddy": "100.0",
+        "Dense, PuDDing": "200.0",
+        "PuDDing": "100.0",
+        "FiRST": "75.0",
+    }
     assert sheet.rows[1][2] == "30.0 ± 2.0"
     begin = {
         line["label"]: line["y"][0]
         for line in _panels(points, dense_of, _KINDS["gsm8k"], theirs)[0]["lines"]
     }
     assert begin == {"SLEB": 40, "Buddy": 50, "PuDDing": 80, "FiRST": 30}
+
+
+def test_retention_has_the_eight_tasks_mmlu_and_gsm8k(data, tmp_path, commands_here):
+    model = save_model(tmp_path / "model")
+    config = tmp_path / "model-base" / "config.json"
+    values = json.loads(config.read_text()) | {
+        "max_position_embeddings": 400
+    }  # for GSM8K's answers
+    config.write_text(json.dumps(values))
+    collected, record, said = make("retention", model, data, tmp_path / "out", rows=1)
+    assert sum(line.startswith("buddy eval") for line in said) == 6
+    (sheet,) = collected.sheets
+    rows = {row[0]: row for row in sheet.rows}
+    assert list(rows) == [*COMMONSENSE, "average", "mmlu", "gsm8k"]
+    points = {(p["task"], p["metric"], p.get("budget")): p for p in record["results"]["points"]}
+    for task, kept in zip(rows, record["results"]["kept"], strict=True):
+        assert kept["task"] == task
+        if kept["value"] is None:  # a random model: full depth is never right
+            assert rows[task][5] == "-"
+            assert "no right answer of" in record["results"]["differs"][1]
+            assert not any(name == task for name, *_ in points)
+            continue
+        whole, chosen = (points[task, kept["metric"], budget] for budget in (None, "auto"))
+        assert kept["value"] == pytest.approx(chosen["value"] / whole["value"])
+        assert kept["full_depth"] == whole["value"]
+        assert rows[task][4] == f"{chosen['mean_blocks']:.1f}"
+    assert any(kept["value"] is None for kept in record["results"]["kept"]), "GSM8K at least"
+    assert any(kept["value"] is not None for kept in record["results"]["kept"])
+    assert (tmp_path / "out" / "retention.png").exists()
+    _, again, said = make("retention", model, data, tmp_path / "out", rows=1)
+    assert said == []
+    assert again["results"] == record["results"]

@@ -51,6 +51,22 @@ def test_subjects_give_way_to_their_mean():
     assert [text.get_text() for text in kept.get_yticklabels()] == ["MMLU"]
 
 
+def test_gsm8k_stands_beside_the_eight_tasks_in_its_own_metric():
+    for others in ([], auto_record()["results"]["points"]):
+        maths = [
+            point(label, 30, value, task="gsm8k", metric=metric, **ran)
+            for metric, kept in (("exact_match,flexible-extract", 0.3), ("exact_match,strict", 0.1))
+            for label, value, ran in (
+                ("routed", 0.4, {}),
+                ("routed auto", kept, {"budget": "auto", "mean_blocks": 20.0}),
+            )
+        ]
+        given = record("eval-gsm8k", {"points": [*others, *maths], "execution": []})
+        kept, _ = retention.draw([given]).axes
+        names = [text.get_text() for text in kept.get_yticklabels()]
+        assert kept.patches[names.index("GSM8K")].get_width() == pytest.approx(75)
+
+
 def test_records_without_auto_are_refused():
     with pytest.raises(ResultError, match=r"both with -b auto and with every block.*-b auto -b 1"):
         retention.draw([tasks_record()])

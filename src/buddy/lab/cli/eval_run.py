@@ -325,6 +325,24 @@ def show_differences(console: "Console", points: Sequence[dict[str, Any]], again
     show_table(console, table)
 
 
+def show_kept(console: "Console", kept: Sequence[dict[str, Any]]) -> None:
+    """A table: one row a condition and a task, with what is kept of full depth."""
+    from buddy.cli.views.tables import name_column, plain_table, show_table
+
+    table = plain_table(title="kept of full depth, of the same weights")
+    name_column(table, "policy")
+    for name in ("blocks", "task", "metric", "full depth", "kept %"):
+        is_text = name in ("task", "metric")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for point in kept:
+        blocks = f"{point.get('mean_blocks', point['blocks']):.4g}"
+        what = (point["label"], blocks, point["task"], point["metric"])
+        figures = {name: point[name] for name in ("metric", "value", "stderr")}
+        share = "-" if point["value"] is None else _cell(figures, bare=False)
+        table.add_row(*what, f"{100 * point['full_depth']:.1f}", share)
+    show_table(console, table)
+
+
 def _difference(point: dict[str, Any]) -> str:
     error = "" if point["stderr"] is None else f" ± {point['stderr']:.3f}"
     return f"{point['value']:+.3f}{error}"

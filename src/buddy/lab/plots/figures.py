@@ -42,7 +42,7 @@ FIGURES: Final[dict[str, FigureEntry]] = {
     "importance": FigureEntry(kinds=("importance-*",)),
     "predictor": FigureEntry(kinds=("training-budget", "reproduce-grpo")),
     "comparison": FigureEntry(kinds=("comparison",), options=("task",)),
-    "retention": FigureEntry(kinds=_TASKS, options=("metric",)),
+    "retention": FigureEntry(kinds=(*_TASKS, "reproduce-retention"), options=("metric",)),
     "panels": FigureEntry(kinds=("reproduce-*",)),
     "bars": FigureEntry(kinds=("reproduce-*",)),
     "load": FigureEntry(kinds=("serving-load",)),

@@ -155,7 +155,11 @@ def _evaluate(
             against=earlier,
             on_condition=run.show,
         )
-    eval_run.show_points(run.console, results["points"], _columns(results["points"]))
+    columns = _columns(results["points"])
+    eval_run.show_points(run.console, results["points"], columns)
+    kept = [point for point in results["kept"] if (point["task"], point["metric"]) in columns]
+    if kept:
+        eval_run.show_kept(run.console, kept)
     if against is not None:
         eval_run.show_differences(run.console, results["against"], against)
     eval_run.save_record(run, kind, results)

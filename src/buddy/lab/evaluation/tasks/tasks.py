@@ -13,6 +13,7 @@ from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.lab.evaluation.tasks.harness import BuddyLM
+from buddy.lab.evaluation.tasks.retention import MeasuredCondition, retention
 
 _BOOTSTRAPS = 1000
 OnCondition = Callable[[Condition], None]
@@ -54,14 +55,15 @@ def run_tasks(
         on_condition: Told when one begins.
 
     Returns:
-        `points`, one a metric; `execution`, how often each block ran; and `against`, the
-        difference from the earlier run.
+        `points`, one a metric; `kept`, the share of each accuracy at full depth, where that was
+        measured; `execution`, how often each block ran; and `against`, the difference from the
+        earlier run.
 
     Raises:
         BudgetError: A condition cannot be measured as `lm` is set.
         ResultError: The earlier run is of other budgets or rows.
     """
-    points: list[dict[str, Any]] = []
+    measured: list[MeasuredCondition] = []
     execution: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     # Before anything is measured.
@@ -91,9 +93,15 @@ def run_tasks(
         depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
         for earlier in beside:
             differences += _differences(condition, sample_scores, earlier, depths)
-        points += _points(condition, evaluated, depths)
+        points = _points(condition, evaluated, depths)
+        measured.append(MeasuredCondition(condition, points, sample_scores))
         execution += execution_rates(condition, lm.execution, of_prompts=True)
-    return {"points": points, "execution": execution, "against": differences}
+    return {
+        "points": [point for each in measured for point in each.points],
+        "kept": retention(measured),
+        "execution": execution,
+        "against": differences,
+    }
 
 
 def _scores_by_sample(samples: dict[str, list[dict[str, Any]]]) -> dict[str, SampleScores]:

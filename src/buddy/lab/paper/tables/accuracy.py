@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.commonsense import COMMONSENSE, GSM8K
 from buddy.lab.paper import panels
 from buddy.lab.paper.levels import budget_at, budgets_of, flags, level
 from buddy.lab.paper.methods import ComparedMethod, by_model, check_labels
@@ -42,7 +42,7 @@ _KINDS: Final = {
     ),
     "gsm8k": TableSpec(
         "gsm8k",
-        "exact_match,flexible-extract",
+        GSM8K,
         ("eval", "gsm8k"),
         12,
         ("0.875", "0.75"),
@@ -161,9 +161,13 @@ def _sheets(
         reported, kept_share = _reported(theirs, label, blocks, _depth(points), kind)
         # Of the same weights at full depth; a method that keeps no budget was not run there.
         dense = full.get(dense_of.get(label, label)) or full.get(DENSE)
-        share = f"{100 * point['value'] / dense:.1f}" if dense else ""
-        body.append((label, blocks, panels.shown(point), share, reported, kept_share))
-    columns = ("method", "blocks", "here", "kept %", "paper", "kept %")
+        shares = [
+            f"{100 * point['value'] / whole:.1f}" if whole else ""
+            for whole in (dense, full.get(DENSE))
+        ]
+        body.append((label, blocks, panels.shown(point), *shares, reported, kept_share))
+    # The paper's share is of its dense model, which nothing was tuned on.
+    columns = ("method", "blocks", "here", "kept %", "of Dense %", "paper", "kept %")
     sheets = [Sheet.of(f"{kind.what}, %; paper: {paper}", columns, body)]
     if kind.task == "average":
         by_task = {name: _cells(points, name, metric) for name, metric in COMMONSENSE.items()}

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from buddy.errors import ResultError
-from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.commonsense import COMMONSENSE, metric_of
 from buddy.lab.plots.names import sentence, text_name
 from buddy.lab.plots.read.points import Point, choose, read_points
 from buddy.lab.plots.style import BLUE, ORANGE, Page, Records, in_paper_style
@@ -26,7 +26,8 @@ def draw(records: Records, page: Page, metric: str | None = None) -> Figure:
         records: Evaluations of tasks with `-b auto` and with every block.
         page: Its room.
         metric: One of those measured. If not given, each commonsense task has the metric that
-            their average takes, and other tasks have acc, or the only one.
+            their average takes, GSM8K its flexible match, and other tasks have acc, or the only
+            one.
 
     Raises:
         ResultError: Records without either of the two, or of more than one model.
@@ -53,8 +54,8 @@ def draw(records: Records, page: Page, metric: str | None = None) -> Figure:
 
 def _of_metric(points: Sequence[Point], metric: str | None) -> list[Point]:
     """The points of one metric, or of each task's own."""
-    if metric is None and any(point.task in COMMONSENSE for point in points):
-        return [p for p in points if p.metric == COMMONSENSE.get(p.task, "acc")]
+    if metric is None and any(point.task in (*COMMONSENSE, "gsm8k") for point in points):
+        return [p for p in points if p.metric == metric_of(p.task)]
     wanted = choose([point.metric for point in points], metric, "metric", "acc")
     return [point for point in points if point.metric == wanted]
 
