@@ -14,6 +14,7 @@ from buddy.depth.prior import Prior
 from buddy.drawn import drawn_by
 from buddy.errors import PolicyError, RecipeError
 from buddy.model import BuddyForCausalLM
+from buddy.policies.learned import LearnedPart
 from buddy.policies.measured import read_importance
 from buddy.routing.decision import DecisionConfig
 from buddy.routing.prior import PriorConfig, normalise_prior
@@ -87,10 +88,21 @@ def build_model(
             adapted, Path(recipe.lora.start), base.backbone, base.origin.fingerprint, recipe.lora
         )
     model = BuddyForCausalLM(
-        adapted, prior=order, router=router, policy=settings.policy, origin=base.origin
+        adapted,
+        prior=order,
+        router=router,
+        learned=_part(settings.policy, base),
+        policy=settings.policy,
+        origin=base.origin,
     )
     model.scoring_policy.check_spendable(budgets)
     return model.train()
+
+
+def _part(policy: str, base: BuddyForCausalLM) -> LearnedPart | None:
+    """The trained part that the policy chooses by, as it was fitted to the weights before tuning."""
+    part = base.learned
+    return part if part is not None and policy.partition(":")[0] == part.policy else None
 
 
 def new_router(recipe: Recipe, backbone: Backbone, prior: Prior | None) -> Router:

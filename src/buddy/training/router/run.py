@@ -183,8 +183,12 @@ def _identity(
     if recipe.optim.schedule == "constant":
         for name in _OPEN:
             settings["optim"].pop(name)
+    part, policy = model.learned, recipe.router.policy.partition(":")[0]
+    chosen_by = part is not None and part.policy == policy  # and not what is trained
+    learned = {"learned": model.facts()["learned"]} if chosen_by else {}
     return {
         **settings,
+        **learned,
         "base": model.base_fingerprint,
         "rows": rows_identity(examples),
         "files": {str(path): _digest(path) for path in _named_files(recipe)},
