@@ -12,6 +12,8 @@ Trains and measures, one after another, each in a folder of its own that a later
                     one model a depth: pruned to N blocks by a static method, and tuned there
     layerskip       one model for exits
     pudding         ten sets and a classifier, on the weights of `random`
+    pudding_base, pudding_lora
+                    the same on the base model, untuned; and adapters for all of its sets
     first, d-llm, mixture-of-depths, flexidepth, dash, adainfer (on the weights of `layerskip`)
                     no budget: at their own threshold, and at thresholds whose mean depth, over the
                     tokens of --calibrate, is that of each budget
@@ -39,7 +41,7 @@ from buddy.data.examples import Source, read_all
 from buddy.errors import TrainingError
 from buddy.hub.loading import named_dtype
 from buddy.lab import experiment
-from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.commonsense import COMMONSENSE, metric_of
 from buddy.lab.evaluation.against import Against, mean_difference
 from buddy.lab.evaluation.answers.answer_points import Answered, by_answer, differences
 from buddy.lab.evaluation.tasks.tasks import SampleScores
@@ -80,6 +82,8 @@ RIVALS = {
 STARTS_FROM = {"pudding": "random", "adainfer": "layerskip"}
 """Methods that are fitted to the weights of another run; their settings are their own. Those of all
 others are their own, too, but for the learning rate, which goes with the model."""
+PUDDING_LORA = "pudding_lora"
+PUDDING_BASE = "pudding_base"
 PUDDING_ROWS = 400
 PUDDING = [
     f'data.train=[{{path="runs/pudding-rows.jsonl", stop={PUDDING_ROWS}}}]',
@@ -134,7 +138,7 @@ def main():
             points += answers(rows, method, model, args)
             if is_compared:
                 gaps += answers_above_buddy(rows[0], method, args.runs)
-        if args.tasks_dir and not method.is_online:
+        if args.tasks_dir:
             points += tasks(args, method, model)
             if is_compared:
                 task_gaps += accuracy_above_buddy(method, args.runs)
@@ -146,7 +150,8 @@ def main():
     for title, *_ in args.rows:
         print(table(points, title, "answer_nll"))
     if args.tasks_dir:
-        print(table(points, "average", "acc"))
+        for task in ("average", *(task for task in args.task if task not in COMMONSENSE)):
+            print(table(points, task, metric_of(task)))
 
 
 def read_arguments():
@@ -174,7 +179,10 @@ def read_arguments():
     )
     parser.add_argument("--tasks-dir", type=Path, help="measure tasks from this folder")
     parser.add_argument(
-        "--task", action="append", default=[], help="this task; may be repeated (all eight)"
+        "--task",
+        action="append",
+        default=[],
+        help="this task, gsm8k and mmlu among them; may be repeated (all eight)",
     )
     parser.add_argument("--limit", type=int, default=160, help="rows of each task")
     parser.add_argument("--max-tokens", type=int, default=256, help="of an unseen row")
@@ -235,6 +243,25 @@ def methods(args):
         yield ComparedMethod(
             name, rival.label, own, tuple(changes), depths, is_online=not rival.keeps_budget
         )
+        if name == "pudding":
+            yield from tuned_pudding(args, recipe, own, changes[1:], depths)
+
+
+def tuned_pudding(args, recipe, own, changes, depths):
+    """PuDDing of the base model, and adapters that are trained under its sets.
+
+    The classifier goes on reading what it was fitted to: no adapter is on that.
+    """
+    on_base = [f"model.name={recipe.model.name}", *changes]
+    yield ComparedMethod(PUDDING_BASE, "PuDDing, untuned", own, tuple(on_base), depths)
+    under_sets = [
+        "router.orders=[]",
+        "router.policy=pudding",
+        f"model.name={args.runs / PUDDING_BASE / 'checkpoint'}",
+        "lora.keep_context=true",
+        *(change for change in args.set if not change.startswith("model.name=")),
+    ]
+    yield ComparedMethod(PUDDING_LORA, "PuDDing, LoRA", args.recipe, tuple(under_sets), depths)
 
 
 def trained(method, args):
@@ -371,16 +398,24 @@ def answers_above_buddy(title, method, runs):
 
 
 def accuracy_above_buddy(method, runs):
-    """How much more often a method is right, each task alike, and the error over questions."""
+    """How much more often a method is right by task, and on average over those of commonsense."""
     found = []
     for about, pairs in beside_buddy("tasks", SampleScores, method, runs):
         scores = {}
         for other, own in pairs:
-            metric = COMMONSENSE[own.task]
-            scores.setdefault(own.task, []).append((other.scores[metric], own.scores[metric]))
-        gaps, errors = zip(*map(mean_difference, scores.values()), strict=True)
-        error = math.hypot(*errors) / len(errors)
-        found.append({"task": "average", **about, "difference": fmean(gaps), "stderr": error})
+            metric = metric_of(own.task)
+            if metric in own.scores:  # GSM8K has a sample for each way to read an answer
+                scores.setdefault(own.task, []).append((other.scores[metric], own.scores[metric]))
+        gaps = {task: mean_difference(both) for task, both in scores.items()}
+        found += [
+            {**about, "task": task, "rows": len(scores[task]), "difference": gap, "stderr": error}
+            for task, (gap, error) in gaps.items()
+        ]
+        if shared := [gaps[task] for task in COMMONSENSE if task in gaps]:
+            shared_gaps, errors = zip(*shared, strict=True)
+            error = math.hypot(*errors) / len(errors)
+            mean = fmean(shared_gaps)
+            found.append({"task": "average", **about, "difference": mean, "stderr": error})
     return found
 
 

@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from compare_methods import OWN, RIVALS, unseen_rows
+from compare_methods import OWN, PUDDING_LORA, RIVALS, unseen_rows
 
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import Source, read_all
@@ -20,7 +20,11 @@ from buddy.generation.trace import DepthTrace
 from buddy.lab import experiment
 from buddy.records import read_record
 
-METHODS = {"buddy": "Buddy", **{name: rival.label for name, rival in RIVALS.items()}}
+METHODS = {
+    "buddy": "Buddy",
+    **{name: rival.label for name, rival in RIVALS.items()},
+    PUDDING_LORA: "PuDDing, LoRA",
+}
 
 
 def main():

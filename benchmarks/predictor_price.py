@@ -14,6 +14,7 @@ Tables are kept in --runs; a run that was interrupted goes on, and other prices 
         --out results/training/predictor-price.json
 """
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from buddy.training.predictor.loss_table import LossTable, measure_table
 from buddy.training.predictor.recipe import BudgetRecipe
 from buddy.training.predictor.reward_model import RewardModel, StandardisedPrompts, folded
 from buddy.training.predictor.rules import CONSTANT, Rules, places_by_source
-from buddy.training.predictor.run import TRAIN_TABLE, VALIDATION_TABLE
+from buddy.training.predictor.run import TRAIN_TABLE, VALIDATION_TABLE, rows_of_steps
 from buddy.training.predictor.trainer import PredictorTrainer
 from buddy.training.run import Run
 from buddy.training.summaries import Standard, draw_summaries
@@ -83,6 +84,7 @@ def tables(recipe, folder):
     lowest = BudgetPredictor(live.router.config, recipe.predictor).lowest
     seen = {(row.prompt, row.answer) for row in rows.train}
     held_out = [row for row in rows.validation if (row.prompt, row.answer) not in seen]
+    held_out = list(dict.fromkeys(held_out))
     counts = {source: len(places) for source, places in places_by_source(held_out).items()}
     if min(counts.values(), default=0) < 4:
         raise RecipeError(
@@ -93,7 +95,14 @@ def tables(recipe, folder):
     with run.claimed():
         train, tested = (
             measure_table(
-                live, part, folder / name, lowest=lowest, batch_size=recipe.measure.batch_size
+                live,
+                part,
+                folder / name,
+                lowest=lowest,
+                batch_size=recipe.measure.batch_size,
+                on_rows=lambda done, total: print(
+                    f"{done} of {total} rows measured", file=sys.stderr
+                ),
             )
             for part, name in ((rows.train, TRAIN_TABLE), (held_out, VALIDATION_TABLE))
         )
@@ -128,7 +137,8 @@ def trained(recipe, seed, router, rows, table):
         predictor = BudgetPredictor(router, recipe.predictor)
     prompts, standard = table, None
     if recipe.optim.standardise:
-        standard = Standard.of(draw_summaries(table.summaries, rows, seed))
+        seen = rows_of_steps(recipe, rows)
+        standard = Standard.of(draw_summaries(table.summaries, seen, seed))
         prompts = StandardisedPrompts(table, standard)
     trainer = PredictorTrainer(predictor, prompts, recipe, rows)
     for step in range(trainer.steps):

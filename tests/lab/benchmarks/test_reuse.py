@@ -12,11 +12,12 @@ import pytest
 from buddy import BuddyForCausalLM
 from buddy.errors import ResultError
 from buddy.lab import experiment
-from buddy.lab.commonsense import COMMONSENSE
+from buddy.lab.commonsense import metric_of
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.lab.steps import trained_record
 from buddy.records import RunRecord, read_record
 from buddy.settings import read_recipe
+from buddy.training.methods import read_method
 from buddy.training.router.recipe import Recipe
 from tests.tiny import tiny_model
 
@@ -142,6 +143,7 @@ def test_how_much_more_often_a_method_is_right_counts_each_task_alike(script, tm
     module = script("compare_methods")
     right = {"buddy": {"piqa": [0, 0, 1], "social_iqa": [1, 0]}}
     right["sleb-4"] = {"piqa": [1, 1, 1], "social_iqa": [0, 0]}
+    right["buddy"]["gsm8k"], right["sleb-4"]["gsm8k"] = [0, 1, 0], [1, 1, 1]
     for name, tasks in right.items():
         (tmp_path / name).mkdir()
         with SampleLog(tmp_path / name / "tasks.samples.jsonl", {}) as log:
@@ -149,15 +151,54 @@ def test_how_much_more_often_a_method_is_right_counts_each_task_alike(script, tm
             for task, scores in tasks.items():
                 for number, score in enumerate(scores):
                     # The task's metric counts, and no other.
-                    found = {COMMONSENSE[task]: score, "f1": 9.0}
+                    found = {metric_of(task): score, "f1": 9.0}
                     key = f"{name} {task} {number}"
                     log.add(key, task=task, doc_id=number, scores=found)
     sleb = module["ComparedMethod"]("sleb-4", "SLEB", Path("recipe.toml"), (), (4,))
-    [point] = module["accuracy_above_buddy"](sleb, tmp_path)
+    *tasks, point = module["accuracy_above_buddy"](sleb, tmp_path)
+    assert {own["task"]: own["difference"] for own in tasks} == {
+        "piqa": pytest.approx(2 / 3),
+        "social_iqa": -0.5,
+        "gsm8k": pytest.approx(2 / 3),  # no part of the average
+    }
     assert point["difference"] == pytest.approx((2 / 3 - 1 / 2) / 2)
     errors = [statistics.stdev([1, 1, 0]) / 3**0.5, statistics.stdev([-1, 0]) / 2**0.5]
     assert point["stderr"] == pytest.approx(math.hypot(*errors) / 2)
-    assert (point["task"], point["label"], point["rows"]) == ("average", "SLEB", 5)
+    assert (point["task"], point["label"], point["rows"]) == ("average", "SLEB", 8)
+
+
+def test_every_method_has_a_recipe_and_pudding_one_with_adapters(script, tmp_path):
+    base = tmp_path / "base"
+    tiny_model().save_pretrained(base)
+    module = script("compare_methods")
+    sets = [f"model.name={base}", "model.dtype=float32", "optim.steps=3"]
+    args = argparse.Namespace(
+        recipe=ROOT / "recipes" / "comparison.toml",
+        runs=tmp_path / "runs",
+        depths="5,4",
+        orders="results/importance",
+        set=sets,
+    )
+    found = {method.name: method for method in module["methods"](args)}
+    read = {
+        name: read_method(method.recipe, method.changes)[1]
+        for name, method in found.items()
+        if method.recipe is not None and name not in module["RIVALS"]
+    }
+    assert found.keys() - read.keys() == {"untuned", *module["RIVALS"]}
+    assert read["pudding_base"].model.name == str(base)
+    tuned = read["pudding_lora"]
+    assert tuned.model.name == str(tmp_path / "runs/pudding_base/checkpoint")
+    assert (tuned.router.policy, tuned.router.orders, tuned.lora.keep_context) == (
+        "pudding",
+        (),
+        True,
+    )
+    # As much training as any other model for all depths.
+    assert tuned.optim == read["random"].optim
+    assert tuned.budget == read["random"].budget
+    assert tuned.data == read["random"].data
+    assert "pudding_lora" in script("method_speed")["METHODS"]
 
 
 def test_a_script_ends_with_one_line_where_it_refuses_something(capsys):

@@ -9,7 +9,8 @@ from buddy.errors import ResultError
 from buddy.lab.paper.methods import ComparedMethod
 from buddy.lab.paper.tables.speed import cut
 from tests.lab.paper.made import make
-from tests.product.policies.made import gated
+from tests.product.policies.made import gated, random_pudding
+from tests.tiny import tiny_model
 from tests.words import word_tokenizer
 
 
@@ -27,9 +28,11 @@ def short(monkeypatch):
 
 
 def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path, short):
-    own = (ComparedMethod(label="PuDDing", policy="static:3,2,1,4"),)
+    pudding = BuddyForCausalLM(tiny_model(), learned=random_pudding(), policy="pudding")
+    pudding.save_pretrained(tmp_path / "pudding", include_backbone=True, tokenizer=word_tokenizer())
+    own = (ComparedMethod(label="PuDDing", model=str(tmp_path / "pudding")),)
     collected, record, said = make("speed", model, data, tmp_path / "out", methods=own)
-    assert said == ["speed-alpaca", "speed-samsum"]
+    assert said == ["speed-alpaca", "speed-samsum", "speed-alpaca-1", "speed-samsum-1"]
     cells = record["results"]["cells"]
     for prompts in ("alpaca", "samsum"):
         found = {
@@ -54,6 +57,8 @@ def test_speed_has_both_phases_of_both_sets_and_the_papers(model, data, tmp_path
     sheet = collected.sheets[0]
     half = next(row for row in sheet.rows if row[:2] == ("Buddy", "3"))
     assert (half[4], half[7]) == ("1.91", "1.64")
+    half = next(row for row in sheet.rows if row[:2] == ("PuDDing", "3"))
+    assert (half[4], half[7]) == ("1.25", "2.07")
     _, again, said = make("speed", model, data, tmp_path / "out", methods=own)
     assert said == []
     assert again["results"] == record["results"]

@@ -100,7 +100,7 @@ def build_model(
 
 
 def _part(policy: str, base: BuddyForCausalLM) -> LearnedPart | None:
-    """The trained part that the policy chooses by, as it was fitted to the weights before tuning."""
+    """The trained part that the policy chooses by, as it was fitted before tuning."""
     part = base.learned
     return part if part is not None and policy.partition(":")[0] == part.policy else None
 
