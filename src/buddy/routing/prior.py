@@ -19,7 +19,8 @@ class PriorConfig:
     """The normalisation pipeline, step by step."""
 
     heavy_tail: HeavyTail = "none"
-    """`log(1 + x)`, Box-Cox, or nothing (for cosine, which has no heavy tail)."""
+    """`log(1 + x)`, Box-Cox `(x^lambda - 1) / lambda`, or nothing (for cosine, which has no heavy
+    tail)."""
     box_cox_lambda: Annotated[float, Range(above=0, high=10)] = 0.3
     """Exponent of Box-Cox, 0.2 to 0.5 in the paper."""
     clip: Annotated[float, Range(above=0, high=1e6)] | None = None
@@ -66,7 +67,7 @@ def normalise_prior(
     if config.heavy_tail == "log":
         x = x.log1p()
     elif config.heavy_tail == "box-cox":
-        x = ((x + 1) ** config.box_cox_lambda - 1) / config.box_cox_lambda
+        x = (x**config.box_cox_lambda - 1) / config.box_cox_lambda
     q25, median, q75 = torch.quantile(x, torch.tensor([0.25, 0.5, 0.75], dtype=x.dtype))
     z = (x - median) / (q75 - q25 + eps)
     if config.clip is not None:

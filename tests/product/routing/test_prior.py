@@ -60,10 +60,10 @@ def test_heavy_tails_by_hand():
     log = PriorConfig(heavy_tail="log", squash="sigmoid", standardise=False)
     expected = torch.sigmoid(torch.tensor([-1.0, 0.0, 1.0]))
     assert_close(normalise_prior(x, log), expected, atol=1e-5, rtol=0)
-    # Box-Cox, lambda 0.5: 2 (sqrt(1 + x) - 1) = 0, 0.8284, 2: median 0.8284, quartiles
-    # 0.4142 and 1.4142, z = -0.8284, 0, 1.1716
+    # Box-Cox, lambda 0.5: 2 (sqrt(x) - 1) = -2, 0, 1.4641: median 0, quartiles -1 and 0.7321,
+    # z = -2 / 1.7321, 0, 1.4641 / 1.7321
     box = PriorConfig(heavy_tail="box-cox", box_cox_lambda=0.5, squash="sigmoid", standardise=False)
-    z = torch.tensor([-0.828427, 0.0, 1.171573])
+    z = torch.tensor([-1.154701, 0.0, 0.845299])
     assert_close(normalise_prior(x, box), torch.sigmoid(z), atol=1e-5, rtol=0)
 
 

@@ -60,6 +60,7 @@ def stage_1(run: Run, router: Mapping[str, Any], *, steps: int) -> str:
                 "validation": [alpaca(run, 0, HELD_OUT, template)],
             },
             "router": {"relaxation": "softmax", **router},
+            "budget": {"choices": ["1.0", *PAPER_DEPTHS]} if full else {},
             "optim": {} if full else quick,
             "log": {
                 "evaluate_every": 0,
@@ -90,7 +91,7 @@ def stage_2(run: Run, checkpoint: str, *, steps: int | None = None) -> str:
     tables: dict[str, Any] = {
         "model": weights(run, checkpoint),
         "data": {
-            "max_tokens": _longest(run, 256 if paper else 128),
+            "max_tokens": _longest(run, 512 if paper else 128),
             "train": [alpaca(run, HELD_OUT, train, template)],
             "validation": [] if steps else [alpaca(run, 0, HELD_OUT, template)],
         },
