@@ -53,6 +53,7 @@ def test_stage_2():
     optim = recipe.optim
     assert (optim.learning_rate, optim.batch_size, optim.steps) == (1e-5, 2, 10_000)
     assert not optim.standardise
-    (rows,) = recipe.data.train
-    assert (rows.hub, recipe.data.max_tokens) == ("yahma/alpaca-cleaned", 512)
+    (rows,), (others,) = recipe.data.train, recipe.data.validation
+    assert {rows.hub, others.hub} == {"yahma/alpaca-cleaned"}
+    assert (recipe.data.max_tokens, rows.stop) == (512, others.start)
     assert recipe.measure.precompute
