@@ -60,7 +60,11 @@ def main():
     tested = compare(rules, predictors, tests)
     constant = rules.measured(tested)
     results = {
-        "rows": {name: len(part.examples) for name, part in parts(train, chooses, tests)},
+        "rows": {
+            "train": len(train.examples),
+            "choose": len(chooses.examples),
+            "test": len(tests.examples),
+        },
         "left_out": left_out,
         "prices": [{"price": price, "choosing": each[2]} for price, each in found.items()],
         "price": price,
@@ -123,11 +127,6 @@ def part_of(table, places):
     """Some rows of a table."""
     examples = [table.examples[place] for place in places]
     return LossTable(examples, table.summaries(examples), table.by_depth[places])
-
-
-def parts(*split):
-    """The three splits by name."""
-    return zip(("train", "choose", "test"), split, strict=True)
 
 
 def trained(recipe, seed, router, rows, table):
