@@ -48,6 +48,13 @@ class MeasuredConstant:
         """The largest of its budgets."""
         return max(self.blocks, *self.by_kind.values())
 
+    @property
+    def note(self) -> str:
+        """What stands in brackets behind `auto`, where it is as good; else nothing."""
+        return (
+            f" (a constant {self.blocks} blocks is as good: buddy info)" if self.is_as_good else ""
+        )
+
     def describe(self) -> str:
         """Who is ahead by how much, and each kind's constant, in one line."""
         compared = f"{self.gain:+.3f} ± {self.error:.3f} over {self.rows} prompts"

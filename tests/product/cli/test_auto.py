@@ -49,7 +49,10 @@ def test_auto_says_where_a_constant_is_as_good(tmp_path, gain):
     model.predictor.constant = MeasuredConstant(
         blocks=4, by_kind={"maths": 3, "talk": 5}, rows=9, gain=gain, error=0.2
     )
-    model.save_pretrained(folder, tokenizer=word_tokenizer())
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    model.save_pretrained(folder, tokenizer=tokenizer)
+    chat = run("chat", "-m", folder, stdin="/budget auto\n/budget 0.5\n/exit\n")
     info = run("info", folder)
     done = run("generate", "w3 w5", "-m", folder, "--raw", "-b", "auto", "--max-new-tokens", "2")
     fixed = run("generate", "w3 w5", "-m", folder, "--raw", "-b", "0.7", "--max-new-tokens", "2")
@@ -57,6 +60,8 @@ def test_auto_says_where_a_constant_is_as_good(tmp_path, gain):
     assert model.predictor.constant.describe() in " ".join(info.stdout.split())
     note = "(a constant 4 blocks is as good: buddy info)"
     assert (note in done.stderr) == (gain == 0.1)
+    assert " ".join(chat.stderr.split()).count(f"up to 6 blocks {note}") == (gain == 0.1)
+    assert chat.stderr.count("as good") == (gain == 0.1)
     assert note not in fixed.stderr
     assert json.loads(run("info", folder, "--json").stdout)["auto"].count("maths 3, talk 5") == (
         gain == 0.1

@@ -157,7 +157,10 @@ class Conversation:
         who = "turn" if resolved.is_auto else "token"
         chosen = f"{budget}: chosen for each {who}, up to"
         allowed = chosen if resolved.blocks is None else f"{resolved.blocks} of"
-        self._say(f"{allowed} {self._session.model.num_blocks} blocks")
+        predictor = self._session.model.predictor
+        measured = None if predictor is None or not resolved.is_auto else predictor.constant
+        note = "" if measured is None else measured.note
+        self._say(f"{allowed} {self._session.model.num_blocks} blocks{note}")
 
     def _answer(self, line: str) -> None:
         from buddy.cli.views.display import show_footer

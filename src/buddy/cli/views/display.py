@@ -158,8 +158,8 @@ def show_summary(
 ) -> None:
     """Two closing lines: what was asked and run, and how fast."""
     asked = _asked(budget, trace)
-    if budget is not None and budget.is_auto and constant is not None and constant.is_as_good:
-        asked += f" (a constant {constant.blocks} blocks is as good: buddy info)"
+    if budget is not None and budget.is_auto and constant is not None:
+        asked += constant.note
     if prefill_budget is not None:
         prompt = f"{trace.steps[0].executed[0]} blocks in the prompt"
         asked += (
