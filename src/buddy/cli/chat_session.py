@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from buddy.budget.request import BudgetRequest
 from buddy.budget.resolved import ResolvedBudget
 from buddy.cli.loading import load_to_run
 from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions, parse_reroute
+from buddy.cli.template_option import check_template
 from buddy.cli.views.display import fetch_progress, prepare_engine, show_summary
 from buddy.errors import PromptError
 
@@ -81,10 +83,16 @@ class ChatSession:
         routing: Who chooses the blocks, how often, and what executes them.
         budgets: Checked before the weights are fetched, as far as the config can tell.
         console: Where progress is shown.
+        variables: Of the model's chat template; checked then, too.
     """
 
     def __init__(
-        self, model: str, routing: RoutingOptions, budgets: BudgetOptions, console: Console
+        self,
+        model: str,
+        routing: RoutingOptions,
+        budgets: BudgetOptions,
+        console: Console,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         from buddy.checkpoint.resolve import resolve
         from buddy.engine.run import check_reroute
@@ -92,11 +100,17 @@ class ChatSession:
 
         self.console, self._is_engine_ready = console, False
         self.reroute = check_reroute(parse_reroute(routing.reroute))
-        self.drafts = routing.drafts
+        self.drafts, self._variables = routing.drafts, variables
         resolved = resolve(model)
+
+        def check(outline: "InferenceModel") -> None:
+            check_budget(outline, budgets.request)
+            if variables:
+                check_template(resolved.load_tokenizer(), variables)
+
         self.model = load_to_run(
             resolved,
-            lambda outline: check_budget(outline, budgets.request),
+            check,
             console,
             routing,
             needs_all=self._needs_generate,
@@ -155,8 +169,8 @@ class ChatSession:
         self.check_chat()
         from buddy.data.chat import apply_chat
 
-        encoding = apply_chat(self.tokenizer, messages, return_tensors="pt", return_dict=True)
-        return encoding["input_ids"]
+        options: dict[str, Any] = {"return_tensors": "pt", "return_dict": True}
+        return apply_chat(self.tokenizer, messages, **options, **self._variables)["input_ids"]
 
     def answer(
         self,

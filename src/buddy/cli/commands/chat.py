@@ -12,6 +12,7 @@ import typer
 from buddy.budget.request import read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
+from buddy.cli.template_option import TemplateOptions, template_variables
 from buddy.cli.typed_lines import typed_lines
 from buddy.hub.presets import ROUTED_MODEL
 
@@ -39,6 +40,7 @@ def chat(
     budgets: options.BudgetOptions,
     sampling: options.SamplingOptions,
     system: options.System = None,
+    template_options: TemplateOptions = None,
     history: Annotated[
         bool,
         typer.Option(
@@ -64,7 +66,8 @@ def chat(
         check_message(**message)
     if sys.stdin is None:
         raise PromptError("stdin is closed: chat reads messages there")
-    chat_session = ChatSession(model, routing, budgets, stderr())
+    variables = template_variables(template_options)
+    chat_session = ChatSession(model, routing, budgets, stderr(), variables)
     chat_session.check_chat()
     chat_session.prepare_engine()
     conversation, console = Conversation(chat_session, opening, budgets, sampling), stderr()

@@ -11,6 +11,7 @@ import typer
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.streams import read_stdin
+from buddy.cli.template_option import TemplateOptions, template_variables
 from buddy.files import check_writable, write_text
 from buddy.hub.presets import ROUTED_MODEL
 
@@ -43,6 +44,7 @@ def generate(
     budgets: options.BudgetOptions,
     sampling: options.SamplingOptions,
     system: options.System = None,
+    template_options: TemplateOptions = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
     routing: options.RoutingOptions,
     output: OutputOptions,
@@ -56,8 +58,9 @@ def generate(
     from buddy.cli.chat_session import ChatSession
     from buddy.cli.views.display import show_depth, stderr
 
-    messages = _messages(prompt, system, raw=raw)
-    chat_session = ChatSession(model, routing, budgets, stderr())
+    variables = template_variables(template_options)
+    messages = _messages(prompt, system, variables, raw=raw)
+    chat_session = ChatSession(model, routing, budgets, stderr(), variables)
     answer = chat_session.answer(messages, budgets, sampling, raw=raw, stream=not output.as_json)
     record = _record(answer, chat_session, model, budgets)
     if output.as_json:
@@ -71,17 +74,21 @@ def generate(
         raise KeyboardInterrupt
 
 
-def _messages(prompt: str, system: str | None, *, raw: bool) -> list[dict[str, str]]:
+def _messages(
+    prompt: str, system: str | None, variables: dict[str, Any], *, raw: bool
+) -> list[dict[str, str]]:
     """The conversation that is asked: a system message where there is any, and the prompt.
 
     Raises:
-        PromptError: A message is empty or no text, or has no place in a raw prompt.
+        PromptError: A message is empty or no text; or one, or a variable of the chat template, has
+            no place in a raw prompt.
     """
     from buddy.cli.chat_session import check_message
     from buddy.errors import PromptError
 
-    if raw and system is not None:
-        raise PromptError("--raw uses no chat template, so --system has no place: leave one out")
+    given = {"--system": system is not None, "--template-option": bool(variables)}
+    for name in (name for name, is_given in given.items() if raw and is_given):
+        raise PromptError(f"--raw uses no chat template, so {name} has no place: leave one out")
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": read_stdin() if prompt == "-" else prompt})
     for message in messages:

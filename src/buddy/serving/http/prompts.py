@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from buddy.budget.thinking import ThinkingMarks
 from buddy.data.chat import apply_chat
+from buddy.data.template_variables import reads_variable, refused_variable
 from buddy.data.tokens import encode
 from buddy.errors import PromptError, shown
 from buddy.hub.wrap_errors import explained
@@ -25,16 +25,6 @@ _PIECE: Final = 8192
 """Characters of a long text that are looked at together."""
 _CUT: Final = 64
 """Tokens that a piece may have more than it has within its text, of a word cut in two."""
-_CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_OWN_VARIABLES: Final = frozenset(
-    {
-        *("self", "tokenizer", "conversation", "messages", "tools", "documents", "tokenize"),
-        *("add_generation_prompt", "continue_final_message", "chat_template", "padding"),
-        *("return_dict", "return_tensors", "return_assistant_tokens_mask", "truncation"),
-        *("sanitize_control_tokens", "max_length", "tokenizer_kwargs"),
-    }
-)
-"""Names of what the server and transformers give a template themselves."""
 _MOST_TEXTS: Final = 2**16
 """Tokens whose texts are remembered."""
 
@@ -99,11 +89,6 @@ class PromptReader:
         return self._tokenizer.chat_template is not None
 
     @cached_property
-    def _template(self) -> str:
-        """The code of the chat template, without the text that it writes."""
-        return "\n".join(_CODE.findall(str(self._tokenizer.chat_template)))
-
-    @cached_property
     def thinking(self) -> ThinkingMarks | None:
         """The marks around what the model thinks aloud; None where it does not."""
         return ThinkingMarks.of(self._tokenizer)
@@ -111,11 +96,11 @@ class PromptReader:
     @cached_property
     def calls(self) -> CallFormat | None:
         """How the model calls tools; None where its chat template teaches it nothing of them."""
-        return format_of(str(self._tokenizer.chat_template)) if self._reads("tools") else None
-
-    def _reads(self, variable: str) -> bool:
-        """Whether the chat template has a variable or field of this name."""
-        return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
+        return (
+            format_of(str(self._tokenizer.chat_template))
+            if reads_variable(self._tokenizer, "tools")
+            else None
+        )
 
     def chat(self, chat: Conversation) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template.
@@ -131,16 +116,9 @@ class PromptReader:
                 "/v1/completions"
             )
         variables = {name: value for name, value in chat.variables.items() if value is not None}
-        for name, value in variables.items():
-            is_asked = name != "enable_thinking" or value
-            if name in _OWN_VARIABLES or (is_asked and not self._reads(name)):
-                raise Refusal(
-                    400,
-                    f"chat_template_kwargs.{name}: the model's chat template has no such variable: "
-                    "leave it out",
-                    param=f"chat_template_kwargs.{name}",
-                    code="unsupported",
-                )
+        if (refused := refused_variable(self._tokenizer, variables)) is not None:
+            param = f"chat_template_kwargs.{refused[0]}"
+            raise Refusal(400, f"{param}: {refused[1]}", param=param, code="unsupported")
         if chat.tools and self.calls is None:
             raise Refusal(
                 400,
@@ -179,7 +157,7 @@ class PromptReader:
                 plain[name] = _whole(value)
         if message.tool_calls:
             where = f"messages.{place}.tool_calls"
-            if not self._reads("tool_calls"):
+            if not reads_variable(self._tokenizer, "tool_calls"):
                 raise Refusal(
                     400,
                     "the model's chat template has no place for calls of tools: leave tool_calls "
