@@ -58,7 +58,14 @@ _WRITTEN = re.compile(
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 _MEAN = re.compile(r"\s*mean\s*:(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
-_PHASES = re.compile(r"\s*prefill\s*:\s*([^,]+?)\s*,\s*decode\s*:\s*([^,]+?)\s*", re.ASCII)
+_PHASES = re.compile(
+    r"\s*(?:prompt|(prefill))\s*:\s*(?P<prompt>[^,]+?)\s*,"
+    r"(?:\s*think\s*:\s*(?P<think>[^,]+?)\s*,)?"
+    r"\s*(?(1)decode|answer)\s*:\s*(?P<answer>[^,]+?)\s*",
+    re.ASCII,
+)
+_PARTS = ("prompt", "prefill", "think", "answer", "decode", "mean")
+"""Keys of an object that name blocks."""
 _Kind = TypeVar("_Kind")
 
 
@@ -173,9 +180,9 @@ def blocks_of(budget: Any, num_blocks: int) -> int | None:
 def asked_blocks(body: Any, num_blocks: int) -> int | None:
     """The most blocks that a token of a request may run, or the mean that it names.
 
-    It reads the field `budget` (of several parts the largest of `prefill`, `decode` and `mean`, or
-    `max`), the `budget` in `vllm_xargs`, and what stands after `@` in the model's name, in that
-    order. None where these do not say.
+    It reads the field `budget` (of several parts the largest, such as of `prompt`, `think` and
+    `answer`; or `max`), the `budget` in `vllm_xargs`, and what stands after `@` in the model's
+    name, in that order. None where these do not say.
     """
     if not isinstance(body, Mapping):
         return None
@@ -186,13 +193,12 @@ def asked_blocks(body: Any, num_blocks: int) -> int | None:
         _, at, budget = str(body.get("model", "")).rpartition("@")
         budget = budget if at else None
     if isinstance(budget, Mapping):
-        phases = [budget[name] for name in ("prefill", "decode", "mean") if name in budget]
-        parts = phases or [budget.get("max")]
+        parts = [budget[name] for name in _PARTS if name in budget] or [budget.get("max")]
     elif isinstance(budget, str):
         phased = _PHASES.fullmatch(budget)
-        *prompt, answer = phased.groups() if phased else (budget,)
+        *others, answer = phased.group("prompt", "think", "answer") if phased else (budget,)
         mean = _MEAN.fullmatch(answer)
-        parts = [*prompt, mean[1] if mean else answer]
+        parts = [*filter(None, others), mean[1] if mean else answer]
     else:
         parts = [budget]
     read = [blocks_of(part, num_blocks) for part in parts]

@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+from buddy.budget.thinking import ThinkingMarks
+
 _TABLE = json.loads(Path(__file__).with_name("budget_cases.json").read_text())
 SETTINGS = _TABLE["settings"]
 CASES = _TABLE["cases"]
 REFUSED = "refused"
+MARKS = ThinkingMarks("<think>", "</think>", 1, 2)
+"""Of the model that the table is about."""
 
 
 def names(cases):

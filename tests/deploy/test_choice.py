@@ -7,7 +7,7 @@ import pytest
 from buddy.budget.request import read_budget
 from buddy.errors import BudgetError
 from buddy.serving.http.budget_rules import BudgetRules, split_model
-from tests.budget_cases import CASES, REFUSED
+from tests.budget_cases import CASES, MARKS, REFUSED
 from tests.budget_cases import names as names_of
 from tests.deploy.recipe import FOLDER, load
 
@@ -44,6 +44,9 @@ def test_a_budget_is_read_as_the_server_reads_it(num_blocks):
         ({"budget": "18 blocks", "model": "m@0.3"}, 18),
         ({"budget": {"prefill": 1.0, "decode": 0.5}}, 30),
         ({"budget": {"prefill": 0.4, "decode": "60%"}}, 18),
+        ({"budget": {"prompt": 0.4, "think": 0.8, "answer": 0.6}}, 24),
+        ({"model": "m@prompt:0.4,think:0.8,answer:0.6"}, 24),
+        ({"budget": {"mean": 0.6, "prompt": 1.0}}, 30),
         ({"budget": {"ms_per_token": 12, "max": 0.8}}, 24),
         ({"budget": {"mean": 0.6}}, 18),
         ({"budget": {"mean": 0.6, "prefill": 1.0}}, 30),
@@ -69,10 +72,11 @@ def test_a_request_says_how_deep_it_may_run_at_most(body, blocks):
     budget = body.get("budget") if isinstance(body, dict) else None
     if blocks is not None and "vllm_xargs" not in body:
         _, suffix = split_model(body.get("model", "m"), "m")
-        budget = BudgetRules(num_blocks=L, has_predictor=True, means=(15, L)).read(
-            budget, suffix, None
+        rules = BudgetRules(
+            num_blocks=L, has_predictor=True, means=(15, L), find_marks=lambda: MARKS
         )
-        most = max(budget.prompt, budget.most) if budget.is_contract else budget.most
+        budget = rules.read(budget, suffix, None)
+        most = max(budget.depths()) if budget.is_contract else budget.most
         assert most == blocks
 
 
@@ -81,7 +85,7 @@ def test_it_is_read_as_the_server_reads_it_or_goes_to_the_deepest(case):
     blocks, read = recipe.asked_blocks(case["request"], L), case["product"]
     assert blocks == case["replicas"]
     if read != REFUSED and blocks is not None:
-        deepest = max(read["prompt"], read["most"])
+        deepest = max(read["prompt"], read["most"], read.get("think", 0))
         assert blocks == deepest or (read["kind"] == "mean" and blocks == deepest - 1)
 
 

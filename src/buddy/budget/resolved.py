@@ -211,7 +211,11 @@ class ResolvedBudget:
         return answer if self.prefill is None else f"{answer}, prompt at {self.prefill}"
 
     def written(self, num_blocks: int) -> str | None:
-        """The answer's budget as records write it; None where it is a number of blocks."""
+        """The budget as records write it; None where the answer's is a number of blocks."""
         if self.is_auto:
             return "auto"
+        if self.think is not None:
+            return (
+                f"prompt:{self.prompt} blocks,think:{self.think} blocks,answer:{self.most} blocks"
+            )
         return None if self.mean is None else f"mean:{float(self.mean / num_blocks):g}"

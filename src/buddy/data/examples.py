@@ -272,8 +272,13 @@ def encoder(template: Template, tokenizer: Any) -> Encode:
     return encode_row
 
 
-def encode_chat(tokenizer: Any, request: str) -> list[int]:
+def encode_chat(tokenizer: Any, request: str, **variables: Any) -> list[int]:
     """A user's request in the model's chat template, ready for the answer.
+
+    Args:
+        tokenizer: Of the model.
+        request: What the user asks.
+        **variables: Of the template.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -285,6 +290,7 @@ def encode_chat(tokenizer: Any, request: str) -> list[int]:
         tokenizer,
         [{"role": "user", "content": request}],
         tokenize=False,
+        **variables,
     )
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 

@@ -6,15 +6,18 @@ from buddy.budget.request import read_budget
 from buddy.budget.resolved import Limits
 from buddy.errors import BudgetError
 from buddy.serving.http.budget_rules import BudgetRules, split_model
-from tests.budget_cases import CASES, REFUSED, SETTINGS, names
+from tests.budget_cases import CASES, MARKS, REFUSED, SETTINGS, names
 
-LIMITS = Limits(num_blocks=30, least=12, has_predictor=True, means=(15, 30))
+LIMITS = Limits(
+    num_blocks=30, least=12, has_predictor=True, means=(15, 30), find_marks=lambda: MARKS
+)
 RULES = BudgetRules(
     num_blocks=SETTINGS["num_blocks"],
     has_predictor=True,
     means=tuple(SETTINGS["means"]),
     min_budget=SETTINGS["min_budget"],
     efforts=SETTINGS["efforts"],
+    find_marks=lambda: MARKS,
 )
 
 
@@ -35,6 +38,8 @@ def reading(resolve):
         "least": budget.least,
         "most": budget.most,
     }
+    if budget.think is not None:
+        read["think"] = budget.think
     if budget.mean is not None:
         read["mean"] = str(budget.mean)
     return {**read, "ms_per_token": budget.ms_per_token} if budget.has_deadline else read

@@ -55,7 +55,8 @@ Budgets = Annotated[
         "--budget",
         "-b",
         help='Repeat for several: 0.75, 75%, "18 blocks"; of tasks also auto, of answers and '
-        "summaries mean:0.7. Full depth if not given.",
+        "summaries mean:0.7, of what is generated prompt:1,think:0.6,answer:1. Full depth if not "
+        "given.",
         autocompletion=offer(*BUDGETS),
     ),
 ]
@@ -165,6 +166,7 @@ def eval_run(
     *,
     auto: bool = False,
     means: bool = False,
+    thinking: bool = False,
     generates: bool = False,
     check: "Callable[[BuddyForCausalLM], object]" = lambda outline: None,
 ) -> Iterator[EvalRun]:
@@ -176,6 +178,7 @@ def eval_run(
         config: All settings that samples depend on, and `limit`.
         auto: Whether the Budget Predictor may choose: what is measured are prompts.
         means: Whether the ledger may: what is measured are answers.
+        thinking: Whether thinking may have a budget: all that is measured is generated.
         generates: Whether text is decoded, so that the engine has a part in it.
         check: Refuses what this model cannot do, before its weights are fetched.
 
@@ -190,17 +193,18 @@ def eval_run(
 
     console = stderr()
     asked = (compared.policy or (), compared.budget or ("1.0",))
+    forms: dict[str, Any] = {"auto": auto, "means": means, "thinking": thinking}
 
     def check_all(outline: "BuddyForCausalLM") -> None:
         check(outline)
-        plan_conditions(outline, *asked, auto=auto, means=means)
+        plan_conditions(outline, *asked, **forms)
 
     resolved = resolve(compared.model)
     loaded = load_checked(resolved, check_all, console, ExecutionOptions(dtype=compared.dtype))
     if not generates:
         say_if_slow(loaded, console)
     tokenizer = resolved.load_tokenizer()
-    conditions = plan_conditions(loaded, *asked, auto=auto, means=means)
+    conditions = plan_conditions(loaded, *asked, **forms)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
             condition.prepare(on_progress)

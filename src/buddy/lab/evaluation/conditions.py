@@ -154,6 +154,7 @@ def plan_conditions(
     *,
     auto: bool = False,
     means: bool = False,
+    thinking: bool = False,
 ) -> list[Condition]:
     """Every policy at every budget; full depth once, as it is the same under all.
 
@@ -164,6 +165,7 @@ def plan_conditions(
             and `mean:0.7` is spent over the tokens after the prompt.
         auto: Whether `auto` may be among them: the measurement must be one of prompts.
         means: Whether means may be: it must be one of whole answers, and count what tokens ran.
+        thinking: Whether budgets for thinking may be: answers must be generated.
 
     Raises:
         BudgetError: A budget cannot be read, or a policy cannot spend it.
@@ -182,13 +184,14 @@ def plan_conditions(
         label, spec = _split(model.policy_spec or model.policy.name)
         built = [(label, spec, model.policy)]
     different = dict.fromkeys(
-        _resolve(read_budget(budget), model, auto=auto, means=means) for budget in budgets
+        _resolve(read_budget(budget), model, auto=auto, means=means, thinking=thinking)
+        for budget in budgets
     )
     return [condition for budget in different for condition in _conditions_at(budget, model, built)]
 
 
 def _resolve(
-    request: BudgetRequest, model: BuddyForCausalLM, *, auto: bool, means: bool
+    request: BudgetRequest, model: BuddyForCausalLM, *, auto: bool, means: bool, thinking: bool
 ) -> ResolvedBudget:
     """A budget in blocks, if it can be measured."""
     budget = request.resolve(model.limits)
@@ -197,10 +200,11 @@ def _resolve(
             "budget 'auto' is chosen for each prompt, and one for all is needed here: "
             'name a budget such as 0.75 or "18 blocks"'
         )
-    if budget.think is not None:
+    if budget.think is not None and not thinking:
         raise BudgetError(
-            "a budget for think is not measured by an evaluation yet: expected one number, or "
-            "prompt:1.0,answer:0.5"
+            "a budget for think is spent while a model writes, and this measures what is given: "
+            "name one number or prompt:1.0,answer:0.5 here, and measure thinking where answers "
+            "are generated, as by buddy eval gsm8k or buddy eval rouge"
         )
     if budget.mean is not None and not means:
         raise BudgetError(

@@ -7,7 +7,9 @@ import typer
 
 from buddy.cli import options
 from buddy.cli.loading import check_room
+from buddy.cli.template_option import TemplateOptions, template_variables
 from buddy.lab.cli import eval_run
+from buddy.lab.cli.thinking import Thinking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,13 +30,16 @@ def rouge(
     ] = None,
     seed: Annotated[int, options.seed("Seed of the draw.")] = 0,
     max_new_tokens: options.MaxNewTokens = 100,
+    thinking_tokens: options.ThinkingTokens = None,
+    template_options: TemplateOptions = None,
     kv_policy: options.KVPolicy = None,
     batch: Annotated[int, options.count(1, help="Dialogues at a time.")] = 8,
 ) -> None:
     """ROUGE of SAMSum summaries, routed by each token or the prompt.
 
     The route is recomputed at every token, or reused from the prompt. Both ways answer the same
-    dialogues, and their difference is taken answer by answer. Interrupted, the same command goes on
+    dialogues, and their difference is taken answer by answer. Of a model that thinks aloud, the
+    summary is what follows its thinking. Interrupted, the same command goes on
     where it stopped.
 
     Example: `buddy eval rouge -b 0.875 --limit 100 --out rouge.json`
@@ -43,9 +48,13 @@ def rouge(
     from buddy.lab.evaluation.rouge.rouge_points import ways_of
     from buddy.lab.evaluation.rouge.samsum import HUB_ID, INSTRUCTION, has_chat, read_dialogues
 
+    thinking = Thinking(thinking_tokens, template_variables(template_options))
     score = rouge_scorer()
     settings = RougeConfig(
-        batch=batch, max_new_tokens=max_new_tokens, kv_policy=cast(Any, kv_policy)
+        batch=batch,
+        max_new_tokens=max_new_tokens,
+        kv_policy=cast(Any, kv_policy),
+        thinking_tokens=thinking_tokens,
     )
     left_out: list[str] = []
     dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed, note=left_out.append)
@@ -60,15 +69,19 @@ def rouge(
         "kv_policy": kv_policy,
         "batch": batch,
         "scorer": "rouge-score, stemmed, F-measure",
+        **thinking.config,
     }
 
     def check(outline: Any) -> None:
         check_room(outline, max_new_tokens)
+        thinking.check(outline, compared.model)
 
-    with eval_run.eval_run(compared, config, means=True, generates=True, check=check) as run:
+    with eval_run.eval_run(
+        compared, config, means=True, thinking=True, generates=True, check=check
+    ) as run:
         run.tell_left_out(left_out)
         run.config["prompt"] = "chat template" if has_chat(run.tokenizer) else "plain"
-        batches = ask_all(run.model, run.tokenizer, dialogues, settings)
+        batches = ask_all(run.model, run.tokenizer, dialogues, settings, thinking.variables)
         run.total(len(dialogues) * sum(len(ways_of(condition)) for condition in run.conditions))
         results = run_rouge(
             run.model,
@@ -77,6 +90,7 @@ def rouge(
             batches,
             settings,
             score=score,
+            thinking_ends=thinking.end(run.model),
             log=run.log,
             on_answers=run.count,
         )

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buddy.cli import options
+from buddy.cli.template_option import TemplateOptions, template_variables
+from buddy.errors import PolicyError, PromptError
 from buddy.lab.cli import eval_run
+from buddy.lab.cli.thinking import Thinking
 from buddy.settings import Range
 
 if TYPE_CHECKING:
     from buddy.lab.evaluation.tasks.harness import BuddyLM
+    from buddy.model import BuddyForCausalLM
 
 Batch = Annotated[int, options.count(1, help="Questions or prompts at a time.")]
 # numpy, which lm-eval draws with, takes no larger one.
@@ -34,6 +38,7 @@ class QuestionOptions:
     limit: eval_run.Limit = None
     fewshot: Fewshot = None
     chat_template: ChatTemplate = False
+    template_options: TemplateOptions = None
     kv_policy: options.KVPolicy = None
     batch: Batch = 16
     against: eval_run.AgainstLog = None
@@ -68,6 +73,7 @@ def tasks(
     questions: QuestionOptions,
     route_on: eval_run.RouteOn = "prompt",
     reroute: options.Reroute = "step",
+    thinking_tokens: options.ThinkingTokens = None,
 ) -> None:
     """Accuracy on tasks of lm-evaluation-harness, at several budgets.
 
@@ -76,7 +82,8 @@ def tasks(
 
     Example: `buddy eval tasks --task piqa -b 1.0 -b 0.75 --out tasks.json`
     """
-    _evaluate("eval-tasks", task or [], compared, questions, route_on=route_on, reroute=reroute)
+    routing = {"route_on": route_on, "reroute": reroute}
+    _evaluate("eval-tasks", task or [], compared, questions, routing, thinking_tokens)
 
 
 @options.on_device
@@ -86,12 +93,16 @@ def gsm8k(
     compared: eval_run.EvalOptions,
     questions: MathsOptions,
     reroute: options.Reroute = "step",
+    thinking_tokens: options.ThinkingTokens = None,
 ) -> None:
     """Grade-school mathematics: exact match of the final number.
 
+    Of a model that thinks aloud, the answer is what follows its thinking.
+
     Example: `buddy eval gsm8k -b 1.0 -b 0.75 --limit 100 --out gsm8k.json`
     """
-    _evaluate("eval-gsm8k", ["gsm8k"], compared, questions, reroute=reroute)
+    routing = {"route_on": "prompt", "reroute": reroute}
+    _evaluate("eval-gsm8k", ["gsm8k"], compared, questions, routing, thinking_tokens)
 
 
 @options.on_device
@@ -106,7 +117,8 @@ def mmlu(
 
     Example: `buddy eval mmlu -b 1.0 -b 0.75 --limit 10 --out mmlu.json`
     """
-    _evaluate("eval-mmlu", ["mmlu"], compared, questions, route_on=route_on)
+    routing = {"route_on": route_on, "reroute": "step"}
+    _evaluate("eval-mmlu", ["mmlu"], compared, questions, routing)
 
 
 def _evaluate(
@@ -114,34 +126,48 @@ def _evaluate(
     names: list[str],
     compared: eval_run.EvalOptions,
     questions: QuestionOptions,
-    *,
-    route_on: str = "prompt",
-    reroute: str = "step",
+    routing: dict[str, str],
+    thinking_tokens: int | None = None,
 ) -> None:
+    variables = template_variables(questions.template_options)
+    if variables and not questions.chat_template:
+        raise PromptError("--template-option needs --chat-template, which puts prompts into one")
     quiet()
     from buddy.lab.evaluation.against import Against
     from buddy.lab.evaluation.tasks.extra import require_lm_eval
 
     require_lm_eval()
     from buddy.lab.commonsense import COMMONSENSE
-    from buddy.lab.evaluation.tasks.loading import check_answers, load_tasks, longest_answers
+    from buddy.lab.evaluation.tasks import loading
     from buddy.lab.evaluation.tasks.tasks import run_tasks
 
     names, against = names or list(COMMONSENSE), questions.against
     earlier = None if against is None else Against(against)
-    loaded = load_tasks(
+    loaded = loading.load_tasks(
         names, data_dir=questions.data_dir, fewshot=questions.fewshot, limit=questions.limit
     )
-    longest = longest_answers(loaded["tasks"])
+    longest, scored = loading.longest_answers(loaded["tasks"]), loading.scored(loaded["tasks"])
+    thinking = Thinking(thinking_tokens, variables)
+    if scored and thinking_tokens is not None:
+        raise PolicyError(
+            f"--thinking-tokens is for what a model writes, and task {scored[0]} scores answers "
+            "that are given: leave it out, or name tasks that generate, such as gsm8k"
+        )
+
+    def check(outline: "BuddyForCausalLM") -> None:
+        loading.check_answers(outline, longest)
+        thinking.check(outline, compared.model)
+
     with eval_run.eval_run(
         compared,
-        _config(names, questions, route_on, reroute),
+        {**_config(names, questions), **routing, **thinking.config},
         auto=True,
+        thinking=not scored,
         generates=longest > 0,
-        check=lambda outline: check_answers(outline, longest),
+        check=check,
     ) as run:
         run.config["against"] = None if earlier is None else earlier.describe()
-        lm = _lm(run, questions, route_on, reroute)
+        lm = _lm(run, questions, routing, thinking)
         most = questions.limit or 10**9
         rows = sum(min(len(task.eval_docs), most) for task in loaded["tasks"].values())
         run.total(rows * len(run.conditions))
@@ -166,7 +192,10 @@ def _evaluate(
 
 
 def _lm(
-    run: eval_run.EvalRun, questions: QuestionOptions, route_on: str, reroute: str
+    run: eval_run.EvalRun,
+    questions: QuestionOptions,
+    routing: dict[str, str],
+    thinking: Thinking,
 ) -> "BuddyLM":
     """The model as lm-eval asks it, which keeps its samples in the log of the run."""
     from buddy.lab.evaluation.tasks.harness import BuddyLM
@@ -174,27 +203,27 @@ def _lm(
     return BuddyLM(
         run.model,
         tokenizer=run.tokenizer,
-        route_on=route_on,
-        reroute=options.parse_reroute(reroute),
+        route_on=routing["route_on"],
+        reroute=options.parse_reroute(routing["reroute"]),
         kv_policy=questions.kv_policy,
+        thinking_tokens=thinking.tokens,
+        # As everywhere, no thinking where nobody asks for it.
+        chat_template_args={"enable_thinking": False, **thinking.variables},
+        think_end_token=thinking.end(run.model),
         batch_size=questions.batch,
         log=run.log,
         on_sample=run.advance,
     )
 
 
-def _config(
-    names: list[str], questions: QuestionOptions, route_on: str, reroute: str
-) -> dict[str, Any]:
-    """All settings that samples depend on, and the limit."""
+def _config(names: list[str], questions: QuestionOptions) -> dict[str, Any]:
+    """All settings that samples depend on but the route's, and the limit."""
     return {
         "tasks": names,
         "data": "hub" if questions.data_dir is None else "local",
         "limit": questions.limit,
         "fewshot": questions.fewshot,
         "chat_template": questions.chat_template,
-        "route_on": route_on,
-        "reroute": reroute,
         "kv_policy": questions.kv_policy,
         "batch": questions.batch,
         "seed": questions.seed,

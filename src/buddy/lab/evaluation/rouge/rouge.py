@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -16,6 +17,7 @@ from buddy.errors import DataError, PromptError
 from buddy.generation.options import end_at_turns
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.phases import count_phases
 from buddy.lab.evaluation.rouge.rouge_points import (
     METRICS,
     Answer,
@@ -63,6 +65,8 @@ class RougeConfig:
     """Longest answer."""
     kv_policy: KVPolicy | None = None
     """What skipped blocks leave in the cache; the model's own if None."""
+    thinking_tokens: Annotated[int, Range(0, 2**31 - 1)] | None = None
+    """Most tokens of thinking; None = any number."""
 
     def __post_init__(self) -> None:
         check_ranges(self, DataError)
@@ -85,14 +89,18 @@ class DialoguePrompt:
 
 
 def ask_all(
-    model: BuddyForCausalLM, tokenizer: Any, dialogues: Sequence[Dialogue], config: RougeConfig
+    model: BuddyForCausalLM,
+    tokenizer: Any,
+    dialogues: Sequence[Dialogue],
+    config: RougeConfig,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[list[DialoguePrompt]]:
-    """Prompts in batches of like length, the longest first.
+    """Prompts in batches of like length, the longest first; variables are the chat template's.
 
     Raises:
         PromptError: The model's context does not hold one of them and its answer.
     """
-    prompts = [DialoguePrompt(own, prompt_ids(tokenizer, own.text)) for own in dialogues]
+    prompts = [DialoguePrompt(own, prompt_ids(tokenizer, own.text, variables)) for own in dialogues]
     prompts.sort(key=lambda prompt: len(prompt.ids), reverse=True)
     longest, limit = prompts[0], model.config.max_position_embeddings
     if len(longest.ids) + config.max_new_tokens - 1 > limit:
@@ -113,6 +121,7 @@ def run_rouge(
     config: RougeConfig,
     *,
     score: Scorer | None = None,
+    thinking_ends: int | None = None,
     log: SampleLog | None = None,
     on_answers: Callable[[Condition, int], None] = lambda condition, answers: None,
 ) -> dict[str, Any]:
@@ -125,6 +134,8 @@ def run_rouge(
         batches: From `ask_all`.
         config: As for `ask_all`.
         score: In place of `rouge-score`.
+        thinking_ends: The token that ends thinking, where it may come; a condition with a budget
+            for thinking knows it.
         log: Keeps each answer, and gives back those it has.
         on_answers: Told of each batch done.
 
@@ -142,7 +153,11 @@ def run_rouge(
             kv_policy=config.kv_policy or model.kv_policy,
             engine=model.executor.engine,
         )
-        answerer = _Answerer(routed, tokenizer, condition, config, score, log)
+        if config.thinking_tokens is not None:
+            routed.thinking_marks = model.thinking_marks
+        marks = condition.budget.marks
+        ends = thinking_ends if marks is None else marks.close_token
+        answerer = _Answerer(routed, tokenizer, condition, config, score, ends, log)
         answers: dict[Way | None, list[Answer]] = {way: [] for way in ways_of(condition)}
         for way, answers_so_far in answers.items():
             for batch, found in zip(batches, answerer.answers(batches, way), strict=True):
@@ -162,6 +177,7 @@ class _Answerer:
     condition: Condition
     config: RougeConfig
     score: Scorer
+    thinking_ends: int | None
     log: SampleLog | None
 
     def answers(
@@ -207,21 +223,36 @@ class _Answerer:
             reroute=way or "prefill",
             trace=trace,
             max_new_tokens=self.config.max_new_tokens,
+            thinking_tokens=self.config.thinking_tokens,
             pad_token_id=pad,
             do_sample=False,
             repetition_penalty=None,
         )
         ends = self.model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [ends])
+        # What a row runs after its end is for the other rows' sake.
+        written = [_until(tokens, ends) for tokens in out[:, ids.shape[1] :].tolist()]
+        budget, prompts = self.condition.budget, [asked.ids for asked in batch]
+        phases = count_phases(budget, trace, prompts, written)
         answers = []
-        for row, tokens in enumerate(out[:, ids.shape[1] :].tolist()):
-            # What a row runs after its end is for the other rows' sake.
-            length = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-            text = read_answer(self.tokenizer, tokens[:length])
-            plans = Counter(step.plans[row] for step in trace.steps[:length])
+        for row, tokens in enumerate(written):
+            text = read_answer(self.tokenizer, _after(tokens, self.thinking_ends))
+            plans = Counter(step.plans[row] for step in trace.steps[: len(tokens)])
             scores = self.score(batch[row].dialogue.summary, text)
-            answers.append(Answer(text, scores, dict(plans)))
+            answers.append(Answer(text, scores, dict(plans), phases[row]))
         return answers
+
+
+def _until(tokens: list[int], ends: set[int]) -> list[int]:
+    """Tokens up to the first end, included."""
+    end = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[:end]
+
+
+def _after(tokens: list[int], mark: int | None) -> list[int]:
+    """Tokens after the last mark; all where there is none."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == mark]
+    return tokens[ends[-1] :] if ends else tokens
 
 
 def _left_padded(

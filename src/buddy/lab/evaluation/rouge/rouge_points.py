@@ -2,10 +2,11 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from buddy.lab.evaluation.conditions import Condition
+from buddy.lab.evaluation.phases import PhaseCounts
 from buddy.lab.evaluation.samples import mean_and_error
 
 METRICS: Final = ("rouge1", "rouge2", "rougeL")
@@ -29,6 +30,10 @@ class Logged:
     """F-measures, 0 to 1."""
     plans: dict[str, int]
     """Tokens that each plan made: a hexadecimal number, the first block its lowest bit."""
+    phase_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens that followed and were fed, by phase; none where thinking has no budget of its own."""
+    phase_blocks: dict[str, int] = field(default_factory=dict)
+    """Blocks that these ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,13 @@ class Answer:
         text: As it was scored.
         scores: F-measures, 0 to 1.
         plans: How many of its tokens each plan made.
+        phases: What its tokens ran, where thinking has a budget of its own.
     """
 
     text: str
     scores: dict[str, float]
     plans: dict[Plan, int]
+    phases: PhaseCounts = field(default_factory=PhaseCounts)
 
     @property
     def tokens(self) -> int:
@@ -53,13 +60,21 @@ class Answer:
     def to_log(self) -> Logged:
         """The answer as it is logged."""
         plans = {f"{sum(1 << b for b in plan):x}": count for plan, count in self.plans.items()}
-        return Logged(task=TASK, text=self.text, scores=self.scores, plans=plans)
+        return Logged(
+            task=TASK,
+            text=self.text,
+            scores=self.scores,
+            plans=plans,
+            phase_tokens=self.phases.tokens,
+            phase_blocks=self.phases.blocks,
+        )
 
     @classmethod
     def from_log(cls, logged: Logged) -> "Answer":
         """The reverse of `to_log`."""
         plans = {_bits(int(mask, 16)): count for mask, count in logged.plans.items()}
-        return cls(logged.text, logged.scores, plans)
+        phases = PhaseCounts(logged.phase_tokens, logged.phase_blocks)
+        return cls(logged.text, logged.scores, plans, phases)
 
 
 def _bits(mask: int) -> Plan:
@@ -87,7 +102,8 @@ def to_results(
     """
     results: dict[str, list[dict[str, Any]]] = {"points": [], "differences": [], "execution": []}
     for way, made in answers.items():
-        ran = condition.spent(_depth(made))
+        phases = PhaseCounts.total(answer.phases for answer in made)
+        ran = {**condition.spent(_depth(made)), **phases.fields()}
         for metric in METRICS:
             value, error = mean_and_error([answer.scores[metric] for answer in made])
             rest = {**ran, "stderr": error, "samples": len(made), "reroute": way}

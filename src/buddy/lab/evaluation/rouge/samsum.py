@@ -1,8 +1,10 @@
 """SAMSum: dialogues to summarise, and how a model is asked for it."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from buddy.data.examples import encode_chat
@@ -83,12 +85,14 @@ def has_chat(tokenizer: Any) -> bool:
     return tokenizer.chat_template is not None
 
 
-def prompt_ids(tokenizer: Any, dialogue: str) -> list[int]:
-    """The tokens that ask for a summary."""
+def prompt_ids(
+    tokenizer: Any, dialogue: str, variables: Mapping[str, Any] = MappingProxyType({})
+) -> list[int]:
+    """The tokens that ask for a summary; variables are the chat template's."""
     asked = f"{INSTRUCTION}\n\n{dialogue}"
     if not has_chat(tokenizer):
         return encode(tokenizer, f"{asked}\n\nSummary:")
-    return encode_chat(tokenizer, asked)
+    return encode_chat(tokenizer, asked, **variables)
 
 
 def read_answer(tokenizer: Any, token_ids: list[int]) -> str:

@@ -1,40 +1,26 @@
 """Buddy as a model of lm-evaluation-harness: behind `buddy eval tasks` and the launcher."""
 
 import hashlib
-import inspect
 import json
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from buddy.budget.thinking import read_thinking_tokens
 from buddy.checkpoint.resolve import load_tokenizer
-from buddy.engine.run import check_reroute
-from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.errors import BudgetError, DataError, PolicyError
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition, plan_conditions
+from buddy.lab.evaluation.phases import PhaseCounts, count_phases
 from buddy.lab.evaluation.samples import SampleLog, measure_missing
 from buddy.lab.evaluation.tasks.scoring import Question, Scored, ask, ask_leaking, score
+from buddy.lab.evaluation.tasks.settings import Routing, batch_of, followed, number_format
 from buddy.model import BuddyForCausalLM
-
-ROUTES: Final = ("prompt", "full")
-DEFAULT_BATCH: Final = 16
-_FOLLOWED: Final = frozenset(
-    {
-        *("add_bos_token", "max_length", "prefix_token_id", "truncation", "max_batch_size"),
-        *("chat_template_args", "enable_thinking", "think_end_token"),
-    }
-)
-"""Settings of lm-eval's `hf` model that act here too."""
-_PERMISSIONS: Final = frozenset({"trust_remote_code", "use_fast_tokenizer"})
-"""Those that allow what Buddy never does, or does always."""
-
 
 _Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 """What lm-eval encodes a request as: its texts, the context's tokens, the answer's tokens."""
@@ -77,30 +63,10 @@ class LoggedText:
     """That followed the prompt."""
     blocks: tuple[int, ...]
     """The prompt's plan."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routing:
-    """How many blocks run, and who chooses them: what `--model_args` takes."""
-
-    budget: str | float | int | None = None
-    """Blocks as a caller writes them; full depth if not given."""
-    policy: str | None = None
-    """Who chooses the blocks; the model's own if not given."""
-    route_on: str = "prompt"
-    """`full` lets the route see the answers too, as harnesses that leak do. Only to reproduce
-    their figures."""
-    reroute: str | int = "step"
-    """When generation chooses again."""
-    kv_policy: KVPolicy | None = None
-    """What a skipped block leaves in its KV cache; the model's own if not given."""
-
-    def __post_init__(self) -> None:
-        if self.route_on not in ROUTES:
-            raise PolicyError(f"route_on must be one of {', '.join(ROUTES)}, got {self.route_on!r}")
-        if self.kv_policy is not None:
-            check_kv_policy(self.kv_policy)
-        check_reroute(cast(Any, self.reroute))
+    phase_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens that followed and were fed, by phase; none where thinking has no budget of its own."""
+    phase_blocks: dict[str, int] = field(default_factory=dict)
+    """Blocks that these ran."""
 
 
 @register_model("buddy")
@@ -141,12 +107,12 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
     ) -> None:
         own = {field.name for field in fields(Routing)}
         routing = Routing(**{name: settings.pop(name) for name in own & settings.keys()})
-        settings = _followed(settings, own)
-        size = _batch_of(batch_size, settings.pop("max_batch_size", None))
+        settings = followed(settings, own)
+        size = batch_of(batch_size, settings.pop("max_batch_size", None))
         if isinstance(tokenizer, str):
             tokenizer = load_tokenizer(tokenizer)
         if isinstance(pretrained, str):
-            number = _number_format(dtype)
+            number = number_format(dtype)
             if device is not None and "cuda" in device and not torch.cuda.is_available():
                 device = None  # lm-eval's own default; its `hf` class falls back alike
             model = BuddyForCausalLM.from_pretrained(pretrained, dtype=number, device=device)
@@ -164,12 +130,18 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self._routing, self._on_sample = routing, on_sample
         self._instances: list[Instance] | None = None
         self._rolling = "rolling"
-        self._plans: list[tuple[int, ...]] = []
+        self._contexts: list[str] = []
+        self._ran: dict[str, list[tuple[tuple[int, ...], PhaseCounts]]] = {}
+        self._think_end = cast(Any, self).think_end_token
+        if routing.thinking_tokens is not None:
+            read_thinking_tokens(routing.thinking_tokens, model.thinking_marks)
         self.execution: dict[str, list[tuple[int, ...]]] = {}
         """The plan of each question of the present condition, by task."""
+        self.phases: dict[str, list[PhaseCounts]] = {}
+        """What the tokens of each of its generations ran, by task."""
         budgets = ("1.0",) if routing.budget is None else (str(routing.budget),)
         policies = () if routing.policy is None else (routing.policy,)
-        self.set_condition(plan_conditions(model, policies, budgets, auto=True)[0])
+        self.set_condition(plan_conditions(model, policies, budgets, auto=True, thinking=True)[0])
 
     def set_condition(self, condition: Condition) -> None:
         """Run under another policy and budget from now on.
@@ -178,8 +150,16 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             BudgetError: As `check_condition`.
         """
         self.check_condition(condition)
-        self.condition, self.execution = condition, {}
+        self.condition, self.execution, self.phases = condition, {}, {}
         self.model.set_policy(condition.policy)
+        self.think_end_token = self._think_end
+        if self._think_end is None and self._thinks:
+            self.think_end_token = self.model.thinking_marks.close_token
+
+    @property
+    def _thinks(self) -> bool:
+        """Whether something is asked of thinking, so that answers are what follows it."""
+        return self.condition.budget.think is not None or self._routing.thinking_tokens is not None
 
     def check_condition(self, condition: Condition) -> None:
         """Refuse a condition that cannot be measured as it says.
@@ -228,6 +208,11 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
         self, requests: Sequence[_Encoded], disable_tqdm: bool = False, **options: Any
     ) -> list[tuple[float, bool]]:
         """Called by lm-eval with token ids, of requests or of rolling windows."""
+        if self._thinks:
+            raise BudgetError(
+                "a budget or a limit of thinking is for what a model writes, and log-likelihoods "
+                "are of given answers: leave it out, or name tasks that generate"
+            )
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         documents = self._documents(requests)
         samples = measure_missing(
@@ -306,17 +291,39 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             on_samples=self._count,
         )
         for request, sample in zip(requests, samples, strict=True):
-            self.execution.setdefault(str(request.task_name), []).append(sample.blocks)
+            task = str(request.task_name)
+            self.execution.setdefault(task, []).append(sample.blocks)
+            counts = PhaseCounts(sample.phase_tokens, sample.phase_blocks)
+            self.phases.setdefault(task, []).append(counts)
         return [sample.text for sample in samples]
 
+    def depth(self, task: str) -> float:
+        """Blocks that a token of the present condition ran on average, where no budget fixed it."""
+        if self.condition.budget.think is not None:
+            return PhaseCounts.total(self.phases.get(task, ())).depth
+        plans = self.execution.get(task, ())
+        return sum(map(len, plans)) / max(1, len(plans))
+
     def _generate(self, requests: Sequence[Instance]) -> list[LoggedText]:
-        self._plans = []
+        self._ran = {}
         texts = cast(Any, super()).generate_until(list(requests), True)
-        # lm-eval may have sorted the prompts: which plan is whose does not matter here.
-        return [
-            LoggedText(task=request.task_name, text=text, blocks=blocks)
-            for request, text, blocks in zip(requests, texts, self._plans, strict=True)
-        ]
+        samples = []
+        for request, text in zip(requests, texts, strict=True):
+            plan, counts = self._ran[request.args[0]].pop(0)
+            sample = LoggedText(
+                task=request.task_name,
+                text=text,
+                blocks=plan,
+                phase_tokens=counts.tokens,
+                phase_blocks=counts.blocks,
+            )
+            samples.append(sample)
+        return samples
+
+    def tok_batch_encode(self, strings: Any, *args: Any, **options: Any) -> Any:
+        """Called by lm-eval before each batch of prompts, which it has sorted."""
+        self._contexts = list(strings)
+        return cast(Any, super()).tok_batch_encode(strings, *args, **options)
 
     def _model_generate(self, context: Any, max_length: int, stop: Any, **options: Any) -> Any:
         """Called by lm-eval for a batch of prompts."""
@@ -328,54 +335,21 @@ class BuddyLM(HFLM):  # type: ignore[misc]  # lm-eval publishes no types
             budget=self.condition.source or "auto",
             reroute=self._routing.reroute,
             kv_policy=self._routing.kv_policy,
+            thinking_tokens=self._routing.thinking_tokens,
             trace=trace,
             **options,
         )
-        self._plans += trace.steps[0].plans
+        copies = len(trace.steps[0].plans) // len(context)
+        counts = [PhaseCounts()] * len(context)
+        if self.condition.budget.think is not None:
+            if copies > 1:
+                raise BudgetError(
+                    "a budget for think is counted by token, and beams change places: leave it "
+                    "out, or choose tasks without num_beams"
+                )
+            answers = out[:, context.shape[1] :].tolist()
+            counts = count_phases(self.condition.budget, trace, context.tolist(), answers)
+        plans = trace.steps[0].plans[::copies]
+        for text, plan, count in zip(self._contexts, plans, counts, strict=True):
+            self._ran.setdefault(text, []).append((plan, count))
         return out
-
-
-def _followed(settings: dict[str, Any], own: set[str]) -> dict[str, Any]:
-    """Settings of lm-eval's `hf` model that act here; those that ask for nothing are left out.
-
-    Raises:
-        PolicyError: One is unknown, or would do nothing.
-    """
-    known = inspect.signature(HFLM.__init__).parameters
-    for name, value in settings.items():
-        is_known = name in known and name not in ("self", "kwargs")
-        if name in _FOLLOWED | _PERMISSIONS or (is_known and value in (None, known[name].default)):
-            continue
-        what = f"{name}={str(value)[:80]} does nothing here" if is_known else f"no setting {name}"
-        raise PolicyError(
-            f"{what}: expected one of {', '.join(sorted(own | _FOLLOWED))}; adapters, revisions "
-            "(ORG/NAME@REVISION) and GGUF files are named by pretrained"
-        )
-    return {name: value for name, value in settings.items() if name in _FOLLOWED}
-
-
-def _batch_of(batch_size: int | str | None, most: int | None) -> int:
-    """How many questions run at a time; `auto`, in any form, is a fixed number.
-
-    Raises:
-        PolicyError: It is no number, or not above 0.
-    """
-    if batch_size is None or re.fullmatch(r"auto(:\d+(\.\d+)?)?", str(batch_size)):
-        batch_size = min(DEFAULT_BATCH, DEFAULT_BATCH if most is None else int(most))
-    if not re.fullmatch(r"[1-9]\d*", str(batch_size)):
-        raise PolicyError(f"batch_size must be a number above 0 or auto, got {batch_size!r}")
-    return int(batch_size)
-
-
-def _number_format(dtype: Any) -> torch.dtype | None:
-    """The number format of weights; None leaves them as saved.
-
-    Raises:
-        PolicyError: There is none of that name.
-    """
-    if dtype in (None, "auto"):
-        return None
-    number = getattr(torch, str(dtype).removeprefix("torch."), None)
-    if not (isinstance(number, torch.dtype) and number.is_floating_point):
-        raise PolicyError(f"dtype must be auto or such as bfloat16 or float32, got {dtype!r}")
-    return number

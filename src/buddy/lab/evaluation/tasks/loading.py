@@ -69,6 +69,11 @@ def longest_answers(tasks: Mapping[str, Any]) -> int:
     return max((int(own.get("max_gen_toks", _ANSWER_TOKENS)) for own in settings), default=0)
 
 
+def scored(tasks: Mapping[str, Any]) -> list[str]:
+    """Names of the tasks that score given answers, and let a model write nothing."""
+    return [name for name, task in tasks.items() if task.OUTPUT_TYPE != "generate_until"]
+
+
 def check_answers(model: BuddyForCausalLM, longest: int) -> None:
     """Refuse tasks whose answers leave a prompt no room.
 

@@ -11,6 +11,7 @@ from buddy.lab.commonsense import COMMONSENSE
 from buddy.lab.evaluation.against import Against, EarlierCondition, mean_difference
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.execution import execution_rates
+from buddy.lab.evaluation.phases import PhaseCounts
 from buddy.lab.evaluation.samples import SampleLog
 from buddy.lab.evaluation.tasks.harness import BuddyLM
 from buddy.lab.evaluation.tasks.retention import MeasuredCondition, retention
@@ -89,11 +90,11 @@ def run_tasks(
         sample_scores = _scores_by_sample(evaluated["samples"])
         if lm.log is not None:
             _log_missing(lm.log, condition, sample_scores)
-        plans = {task: lm.execution.get(task, []) for task in loaded["tasks"]}
-        depths = {task: sum(map(len, ran)) / max(1, len(ran)) for task, ran in plans.items()}
+        depths = {task: lm.depth(task) for task in loaded["tasks"]}
+        phases = {task: PhaseCounts.total(lm.phases.get(task, ())) for task in loaded["tasks"]}
         for earlier in beside:
             differences += _differences(condition, sample_scores, earlier, depths)
-        points = _points(condition, evaluated, depths)
+        points = _points(condition, evaluated, depths, phases)
         measured.append(MeasuredCondition(condition, points, sample_scores))
         execution += execution_rates(condition, lm.execution, of_prompts=True)
     return {
@@ -154,7 +155,10 @@ def _differences(
 
 
 def _points(
-    condition: Condition, evaluated: dict[str, Any], depths: dict[str, float]
+    condition: Condition,
+    evaluated: dict[str, Any],
+    depths: dict[str, float],
+    phases: dict[str, PhaseCounts],
 ) -> list[dict[str, Any]]:
     points = []
     for task, depth in depths.items():
@@ -173,6 +177,7 @@ def _points(
                     stderr=error if isinstance(error, float) else None,
                     samples=samples,
                     **condition.spent(depth),
+                    **phases[task].fields(),
                 )
             )
     return [*points, *_means(condition, points)]
