@@ -114,9 +114,9 @@ class ThinkingWatch:
     def take(self, token: int) -> None:
         """The answer goes on with this token."""
         marks = self.limit.marks
-        if token in (marks.open_token, marks.close_token):
+        if not self._is_open or token == marks.close_token:
             self._is_open, self._is_at_break = token == marks.open_token, False
-        elif self._is_open:
+        else:  # a mark that opens what is open counts: it could be repeated without end
             self._thought += 1
             self._is_at_break = token in marks.breaks
 

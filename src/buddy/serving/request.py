@@ -1,6 +1,6 @@
 """What a client asks of the engine, and what comes back, token by token."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from buddy.budget.resolved import Phase, ResolvedBudget
-from buddy.budget.thinking import ThinkingLimit
+from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
 from buddy.errors import BuddyError
 
 FinishReason = Literal["stop", "length"]
@@ -61,6 +61,11 @@ class Thought:
     open_token: int
     close_token: int
     is_open: bool
+
+    @classmethod
+    def of(cls, marks: ThinkingMarks, prompt: Sequence[int]) -> "Thought":
+        """What may be thought after a prompt."""
+        return cls(marks.open_token, marks.close_token, marks.is_open(prompt))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,6 +122,7 @@ def test_drafts_keep_the_limit(buddy):
         (8, [5, STOP, *[5] * 10], 8),  # too early
         (8, [5, 5, 5, 5, 5, STOP, 5, 5], 6),
         (8, [5, 5, 5, 5, 5, 5, STOP, 5], 7),
+        (4, [OPEN] * 9, 4),  # a mark that opens what is open is a thought
         (1000, [5] * 935 + [STOP] + [5] * 100, 936),
         (1000, [5] * 934 + [STOP] + [5] * 100, 1000),
     ],

@@ -4,7 +4,7 @@ import random
 
 from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
-from tests.product.serving.made import Bench, request
+from tests.product.serving.made import Bench, byte_buddy, request
 
 OPEN, CLOSE = 65, 66
 MARKS = ThinkingMarks("A", "B", OPEN, CLOSE)
@@ -45,6 +45,56 @@ def test_random_schedules_of_joined_rows_run_what_each_phase_allows_and_a_seed_h
         (alone,) = Bench().run(each)
         assert alone.tokens == answer.tokens
     assert seen == {"think", "answer"}
+
+
+def depths_by_hand(prompt, tokens, budget):
+    """Blocks of the prompt's token and of each after it, by a scan of its own."""
+    if isinstance(budget, int):
+        return [budget] * (1 + len(tokens))
+    inside, depths = prompt == OPEN, [budget[0]]
+    for token in tokens:
+        inside = token == OPEN or (inside and token != CLOSE)
+        depths.append(budget[1] if inside else budget[2])
+    return depths
+
+
+def test_200_schedules_that_join_and_leave_run_what_each_phase_allows():
+    """Counted at the blocks; prompts are of one token, so that no pads are among what they run."""
+    buddy, draw, ran = byte_buddy("static:2,3,4,1", engine="general"), random.Random(11), []
+    for block in buddy.backbone.blocks:
+        block.register_forward_hook(lambda _, args, out: ran.append(args[0].shape[:2].numel()))
+    bench, waits, running, phases = Bench(buddy), 200, {}, set()
+    while waits or bench.batcher.has_work:
+        for _ in range(min(waits, draw.choice((0, 2, 4, 6)))):
+            waits -= 1
+            prompt = draw.choice((OPEN, CLOSE, 70, 71))
+            # Every fourth has one budget for all of it.
+            budget = [draw.randint(3, 6) for _ in range(3)] if waits % 4 else draw.randint(3, 6)
+            sampling = {"temperature": 1.0, "seed": waits, "logit_bias": BIAS}
+            of_phases = budget if isinstance(budget, int) else phased(*budget)
+            asked = request([prompt], draw.randint(1, 5), of_phases, **sampling)
+            number = bench.number
+            running[number] = (prompt, budget, bench.add(asked))
+        if running and draw.random() < 0.1:  # a client leaves, wherever its request is
+            number = draw.choice(list(running))
+            bench.batcher.cancel(number)
+            del running[number]
+        before = {number: len(told.tokens) for number, (_, _, told) in running.items()}
+        ran.clear()
+        bench.batcher.step()
+        expected = 0
+        for number, (prompt, budget, told) in list(running.items()):
+            tokens = told.tokens
+            if len(tokens) > before[number]:
+                depths = depths_by_hand(prompt, tokens[:-1], budget)
+                assert [int(runs.sum()) for runs in told.runs] == depths
+                expected += depths[-1]
+                phases |= set() if isinstance(budget, int) else {len(depths) > 1, budget[1]}
+            if told.ended:
+                del running[number]
+        assert sum(ran) == expected
+    assert bench.number == 200
+    assert {True, False, 3, 4, 5, 6} <= phases
 
 
 def test_a_limit_closes_thinking_of_greedy_and_drawn_answers_alike():

@@ -22,7 +22,7 @@ from buddy.serving.http.tool_choice import (
     shown_marks,
     speech_of,
 )
-from buddy.serving.request import GenerationRequest, Grammar, Sampling
+from buddy.serving.request import GenerationRequest, Grammar, Sampling, Thought
 
 _COMPLETION_TOKENS: Final = 16
 """Length of a completion that names none, as OpenAI has it; a chat may fill the context."""
@@ -176,7 +176,7 @@ def _requests(
             shown_tokens=shown,
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
-            grammar=grammar,
+            grammar=_after_thinking(grammar, thinking, prompt),
             thinking=thinking,
             continues=isinstance(body, CompletionBody),
             drafts=drafts,
@@ -250,6 +250,15 @@ def _thinking(body: RequestFields, reader: PromptReader) -> ThinkingLimit | None
     except PolicyError as error:
         param = "thinking_tokens"
         raise Refusal(400, str(error), param=param, code="unsupported") from error
+
+
+def _after_thinking(
+    grammar: Grammar | None, thinking: ThinkingLimit | None, prompt: Sequence[int]
+) -> Grammar | None:
+    """A grammar, which holds after thinking that has a limit, where a prompt ends within it."""
+    if grammar is None or thinking is None or not thinking.marks.is_open(prompt):
+        return grammar
+    return replace(grammar, after=Thought.of(thinking.marks, prompt))
 
 
 def _grammar(body: RequestFields) -> Grammar | None:

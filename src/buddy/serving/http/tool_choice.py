@@ -116,8 +116,7 @@ def chat_grammar(
     marks = reader.thinking
     if grammar is None or marks is None or marks.is_closed(prompt):
         return grammar
-    thought = Thought(marks.open_token, marks.close_token, marks.is_open(prompt))
-    return replace(grammar, after=thought)
+    return replace(grammar, after=Thought.of(marks, prompt))
 
 
 def _schema(tool: Tool, called: CalledTools) -> dict[str, Any]:

@@ -154,6 +154,11 @@ class GrammarState:
         if not self._matcher.consume_token(token):
             raise GrammarError(f"token {token} is not allowed by the grammar: {self._why()}")
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is thought, and no text of the grammar."""
+        return self._thought is not None and self._thought.is_open
+
     def _why(self) -> str:
         """The first line: what follows is the state of the library, with the text in it."""
         lines: list[str] = self._matcher.get_error().strip().splitlines()

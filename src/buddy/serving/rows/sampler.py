@@ -106,8 +106,10 @@ class Picker:
 
     @property
     def closes(self) -> int | None:
-        """The mark that must end its thinking now."""
-        return self.thinking.closes if self.thinking else None
+        """The mark that must end its thinking now; in the text of a grammar a mark is none."""
+        if self.thinking is None or (self.grammar is not None and not self.grammar.is_thinking):
+            return None
+        return self.thinking.closes
 
     @property
     def is_plain(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from buddy.engine.state.cache import KVPolicy, check_kv_policy
 from buddy.errors import DataError, PromptError
-from buddy.generation.options import end_at_turns
+from buddy.generation.options import end_at_turns, token_numbers
 from buddy.generation.trace import DepthTrace
 from buddy.lab.evaluation.conditions import Condition
 from buddy.lab.evaluation.phases import count_phases
@@ -228,8 +228,7 @@ class _Answerer:
             do_sample=False,
             repetition_penalty=None,
         )
-        ends = self.model.generation_config.eos_token_id
-        ends = set(ends if isinstance(ends, list) else [ends])
+        ends = set(token_numbers(self.model.generation_config.eos_token_id))
         # What a row runs after its end is for the other rows' sake.
         written = [_until(tokens, ends) for tokens in out[:, ids.shape[1] :].tolist()]
         budget, prompts = self.condition.budget, [asked.ids for asked in batch]
