@@ -1,6 +1,7 @@
 """Depth by phase in the server's batch, and a limit of thinking."""
 
 import random
+from collections import Counter
 
 from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
@@ -47,33 +48,37 @@ def test_random_schedules_of_joined_rows_run_what_each_phase_allows_and_a_seed_h
     assert seen == {"think", "answer"}
 
 
-def depths_by_hand(prompt, tokens, budget):
-    """Blocks of the prompt's token and of each after it, by a scan of its own."""
-    if isinstance(budget, int):
-        return [budget] * (1 + len(tokens))
-    inside, depths = prompt == OPEN, [budget[0]]
+def phases_by_hand(prompt, tokens):
+    """The phase of each token after a prompt, by a scan of its own."""
+    marks = [token for token in prompt if token in (OPEN, CLOSE)]
+    inside, phases = marks[-1:] == [OPEN], []
     for token in tokens:
         inside = token == OPEN or (inside and token != CLOSE)
-        depths.append(budget[1] if inside else budget[2])
-    return depths
+        phases.append("think" if inside else "answer")
+    return phases
+
+
+def random_request(draw, number):
+    """A prompt, blocks by phase, and the request; every fourth has one budget for all phases."""
+    prompt = [draw.choice((OPEN, CLOSE, 70, 71)) for _ in range(draw.randint(1, 5))]
+    numbers = [draw.randint(3, 6) for _ in range(3)] if number % 4 else [draw.randint(3, 6)] * 3
+    # Greedy, as rows with a seed are not fed together; the penalty has marks come in turn.
+    sampling = {"logit_bias": BIAS, "frequency_penalty": draw.choice((2.0, 8.0))}
+    budget = phased(*numbers) if number % 4 else numbers[0]
+    asked = request(prompt, draw.randint(1, 6), budget, **sampling)
+    return prompt, dict(zip(("prompt", "think", "answer"), numbers, strict=True)), asked
 
 
 def test_200_schedules_that_join_and_leave_run_what_each_phase_allows():
-    """Counted at the blocks; prompts are of one token, so that no pads are among what they run."""
+    """Blocks are counted at the blocks. No pass pads here: each prompt is fed by itself."""
     buddy, draw, ran = byte_buddy("static:2,3,4,1", engine="general"), random.Random(11), []
     for block in buddy.backbone.blocks:
         block.register_forward_hook(lambda _, args, out: ran.append(args[0].shape[:2].numel()))
-    bench, waits, running, phases = Bench(buddy), 200, {}, set()
-    while waits or bench.batcher.has_work:
-        for _ in range(min(waits, draw.choice((0, 2, 4, 6)))):
-            waits -= 1
-            prompt = draw.choice((OPEN, CLOSE, 70, 71))
-            # Every fourth has one budget for all of it.
-            budget = [draw.randint(3, 6) for _ in range(3)] if waits % 4 else draw.randint(3, 6)
-            sampling = {"temperature": 1.0, "seed": waits, "logit_bias": BIAS}
-            of_phases = budget if isinstance(budget, int) else phased(*budget)
-            asked = request([prompt], draw.randint(1, 5), of_phases, **sampling)
+    bench, running, seen, most = Bench(buddy, least_shared=99), {}, Counter(), 0
+    while bench.number < 200 or bench.batcher.has_work:
+        for _ in range(min(200 - bench.number, draw.choice((0, 2, 4, 6)))):
             number = bench.number
+            prompt, budget, asked = random_request(draw, number)
             running[number] = (prompt, budget, bench.add(asked))
         if running and draw.random() < 0.1:  # a client leaves, wherever its request is
             number = draw.choice(list(running))
@@ -82,19 +87,21 @@ def test_200_schedules_that_join_and_leave_run_what_each_phase_allows():
         before = {number: len(told.tokens) for number, (_, _, told) in running.items()}
         ran.clear()
         bench.batcher.step()
-        expected = 0
+        expected, took_part = 0, 0
         for number, (prompt, budget, told) in list(running.items()):
-            tokens = told.tokens
-            if len(tokens) > before[number]:
-                depths = depths_by_hand(prompt, tokens[:-1], budget)
-                assert [int(runs.sum()) for runs in told.runs] == depths
-                expected += depths[-1]
-                phases |= set() if isinstance(budget, int) else {len(depths) > 1, budget[1]}
+            if len(told.tokens) > before[number]:
+                phases = ["prompt", *phases_by_hand(prompt, told.tokens[:-1])]
+                assert [int(runs.sum()) for runs in told.runs] == [budget[one] for one in phases]
+                fed = len(prompt) if len(phases) == 1 else 1
+                expected += budget[phases[-1]] * fed
+                took_part += 1
+                seen[phases[-1]] += 1
             if told.ended:
                 del running[number]
         assert sum(ran) == expected
-    assert bench.number == 200
-    assert {True, False, 3, 4, 5, 6} <= phases
+        most = max(most, took_part)
+    assert min(seen[phase] for phase in ("prompt", "think", "answer")) > 50
+    assert most == 8
 
 
 def test_a_limit_closes_thinking_of_greedy_and_drawn_answers_alike():
