@@ -99,32 +99,35 @@ class ThinkingLimit:
         return self.tokens - min(self.tokens // 4, _MOST_EARLY)
 
 
+@dataclass(frozen=True, slots=True)
 class ThinkingWatch:
     """How long one answer has thought, and whether its thinking is to end now.
 
-    Args:
+    Attributes:
         limit: Of its thinking, all together.
-        is_open: Whether its prompt ends within thinking.
+        is_open: Whether thinking goes on; at first, whether the prompt ends within it.
+        thought: Tokens of thinking so far.
+        is_at_break: Whether the last of them ends a sentence or a line.
     """
 
-    def __init__(self, limit: ThinkingLimit, *, is_open: bool) -> None:
-        self.limit = limit
-        self._is_open, self._thought, self._is_at_break = is_open, 0, False
+    limit: ThinkingLimit
+    is_open: bool
+    thought: int = 0
+    is_at_break: bool = False
 
-    def take(self, token: int) -> None:
-        """The answer goes on with this token."""
+    def after(self, token: int) -> "ThinkingWatch":
+        """The same, one token on."""
         marks = self.limit.marks
-        if not self._is_open or token == marks.close_token:
-            self._is_open, self._is_at_break = token == marks.open_token, False
-        else:  # a mark that opens what is open counts: it could be repeated without end
-            self._thought += 1
-            self._is_at_break = token in marks.breaks
+        if not self.is_open or token == marks.close_token:
+            return ThinkingWatch(self.limit, token == marks.open_token, self.thought)
+        # A mark that opens what is open counts: it could be repeated without end.
+        return ThinkingWatch(self.limit, True, self.thought + 1, token in marks.breaks)
 
     @property
     def closes(self) -> int | None:
         """The closing mark, where it must be the next token; else None."""
-        at = self.limit.early if self._is_at_break else self.limit.tokens
-        is_due = self._is_open and self._thought >= at
+        at = self.limit.early if self.is_at_break else self.limit.tokens
+        is_due = self.is_open and self.thought >= at
         return self.limit.marks.close_token if is_due else None
 
 

@@ -11,6 +11,7 @@ from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.step import Step
 from buddy.errors import BuddyError
+from buddy.generation.thinking import ThinkingProcessor
 from tests.tiny import NUM_BLOCKS, random_ids, tiny_model
 
 OPEN, CLOSE, STOP = 90, 91, 92
@@ -130,14 +131,46 @@ def test_drafts_keep_the_limit(buddy):
 def test_thinking_ends_with_a_sentence_near_the_limit_and_else_at_it(limit, thought, ends):
     watch = ThinkingWatch(ThinkingLimit(MARKS, limit), is_open=False)
     assert watch.closes is None
-    watch.take(OPEN)
-    taken = 0
+    watch, taken = watch.after(OPEN), 0
     while watch.closes is None:
-        watch.take(thought[taken])
+        watch = watch.after(thought[taken])
         taken += 1
     assert (taken, watch.closes) == (ends, CLOSE)
-    watch.take(CLOSE)
-    assert watch.closes is None
+    assert watch.after(CLOSE).closes is None
+
+
+def scanned(limit, prompt, answer):
+    """The closing mark where it is due, found by a scan of the whole answer."""
+    watch = ThinkingWatch(limit, is_open=MARKS.is_open(prompt))
+    for token in answer:
+        watch = watch.after(token)
+    return watch.closes
+
+
+def test_a_processor_follows_new_tokens_alone_and_finds_what_a_scan_finds(monkeypatch):
+    draw, limit, taken = random.Random(5), ThinkingLimit(MARKS, 3), []
+    prompts = [[5, OPEN], [5, 6]]
+    processor = ThinkingProcessor(limit, torch.tensor(prompts))
+    answers = [[] for _ in range(4)]  # two of each prompt
+    for _ in range(300):
+        if draw.random() < 0.2 and answers[0]:  # beams change places
+            answers[:2] = [list(draw.choice(answers[:2])) for _ in range(2)]
+        if draw.random() < 0.2:  # drafts are taken back
+            cut = draw.randint(0, min(3, len(answers[0])))
+            answers = [answer[: len(answer) - cut] for answer in answers]
+        for answer in answers:
+            answer.append(draw.choice((OPEN, CLOSE, STOP, 5, 6)))
+        ids = torch.tensor([prompts[at // 2] + answer for at, answer in enumerate(answers)])
+        scores = processor(ids, torch.zeros(4, 97))
+        for at, answer in enumerate(answers):
+            found = CLOSE if scores[at].isneginf().any() else None
+            assert found == scanned(limit, prompts[at // 2], answer)
+            assert found is None or scores[at, CLOSE] == 0
+    ids = torch.cat([ids, torch.full((4, 1), 7)], 1)
+    after = ThinkingWatch.after
+    monkeypatch.setattr(ThinkingWatch, "after", lambda *given: taken.append(1) or after(*given))
+    processor(ids, torch.zeros(4, 97))
+    assert len(taken) == 4  # the new token of each row
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from buddy.serving.control.pace import Pace, predict_ttft
 from buddy.serving.control.protocol import QueueView
 from buddy.serving.control.trim import Trim, percentile
 from buddy.serving.request import GenerationRequest
-from tests.budgets import deadline, default
+from tests.budgets import deadline, default, fixed
 
 PACE = Pace(step_s=0.05, prompt_tokens_per_s=1000.0, tokens_per_answer=40.0, rows=8, fixed_s=0.1)
 
@@ -99,6 +99,15 @@ def test_a_deadline_below_what_is_reached_names_what_is():
     with pytest.raises(BudgetError, match=r"at least 7\.3 ms here at 3 blocks"):
         Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 7.21)
     Admission(AdmissionConfig()).check(request(budget=budget), queue(), PACE, 4.0)
+
+
+def test_a_prompt_that_is_scored_counts_as_what_its_logits_cost():
+    admission = Admission(AdmissionConfig(ttft_ms=1000.0))
+    busy = replace(queue(size=1, prompt_tokens=300, running=1), head_blocks=12.0)
+    plain = request(prompt=300, budget=fixed(prefill=6, decode=6))
+    admission.check(plain, busy, PACE, 0.0)  # 0.7 s
+    with pytest.raises(Refused, match=r"about 1\.3 s"):  # each token costs three
+        admission.check(replace(plain, prompt_logprobs=0), busy, PACE, 0.0)
 
 
 @given(st.floats(0.01, 1e5))

@@ -11,10 +11,11 @@ from buddy.serving.control.cost import NUM_COEFFICIENTS, CostModel, features
 from buddy.serving.control.protocol import NoControl, StepShape
 from buddy.serving.request import PromptScores
 from buddy.serving.rows.passes import head_blocks
+from buddy.serving.rows.row import Submitted
 from buddy.serving.rows.scoring import PromptScorer
 from tests.budgets import auto, default, fixed
 from tests.product.engine.test_steering import ByNorm
-from tests.product.serving.made import Bench, byte_buddy, prompts, request
+from tests.product.serving.made import Bench, Told, byte_buddy, prompts, request
 from tests.product.serving.test_batcher import Drawn
 
 
@@ -170,6 +171,24 @@ def test_parts_of_a_scored_prompt_are_shorter_by_what_its_logits_cost():
     assert sum(report.scored_blocks for report in reports) == pytest.approx(99 * head, rel=1e-3)
     quantise_backbone(buddy.backbone, "int8")
     assert head_blocks(buddy.backbone) == pytest.approx(head, rel=0.2), "weights are still weights"
+
+
+def test_who_waits_counts_by_what_its_logits_cost():
+    bench = Bench(byte_buddy("static:2,3,4,1"), chunk=2)
+    head = bench.batcher.queue(0.0).head_blocks
+    assert head > 0
+    weight = 1 + head / 4
+    bench.add(request([1, 2, 3], budget=4))
+    bench.add(scored([1, 2, 3, 4], budget=4))
+    coming = [Submitted(9, scored([5, 6], budget=4), Told(), None, 0.0)]
+    assert bench.batcher.queue(0.0).prompt_tokens == pytest.approx(3 + 4 * weight)
+    assert bench.batcher.queue(0.0, coming).prompt_tokens == pytest.approx(3 + 6 * weight)
+    assert bench.batcher.queue(0.0, coming).size == 3
+    bench.batcher.step()
+    view = bench.batcher.queue(0.0)
+    left = {row.number: row.prompt_left for row in bench.batcher.rows}
+    assert (view.prompt_tokens, left[0]) == (0, 1)
+    assert view.prompt_tokens_running == pytest.approx(1 + weight * left[1]) > 4
 
 
 def test_a_cost_counts_the_logits_of_prompts_as_blocks():

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from buddy.errors import BudgetError, PolicyError
 from buddy.serving.client import Overloaded
 from buddy.serving.control.pace import Pace, predict_ttft
-from buddy.serving.control.protocol import QueueView
+from buddy.serving.control.protocol import QueueView, prompt_weight
 from buddy.serving.request import GenerationRequest
 from buddy.settings import Range, check_ranges
 
@@ -77,7 +77,8 @@ class Admission:
                 f"and the budget allows {budget.ms_per_token:g}: ask for {shown_ms(least_ms)} ms "
                 "per token or more"
             )
-        ttft_s = predict_ttft(len(request.prompt), queue, pace)
+        weight = prompt_weight(request, budget.prompt, queue.head_blocks)
+        ttft_s = predict_ttft(weight * len(request.prompt), queue, pace)
         waiting = queue.size - max(0, pace.rows - queue.running)  # those who find no free row
         if waiting >= config.max_queue:
             raise Refused(

@@ -290,7 +290,7 @@ class Controller:
         """A row keeps its depth for some tokens; one that did not decode yet may change at once."""
         return row.steps >= HOLD_TOKENS or row.number not in self._known
 
-    def _reserve(self, backlog: int, limit_s: float | None) -> int:
+    def _reserve(self, backlog: float, limit_s: float | None) -> int:
         """Tokens of prompts that a pass should have room for: what comes, and what waits.
 
         What comes is an average over seconds, so that depth does not follow every prompt.

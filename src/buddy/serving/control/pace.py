@@ -27,14 +27,14 @@ class Pace:
     """Time from the last token of a prompt to the first of the answer, and the step under way."""
 
 
-def predict_ttft(prompt_tokens: int, queue: QueueView, pace: Pace) -> float:
+def predict_ttft(prompt_tokens: float, queue: QueueView, pace: Pace) -> float:
     """Seconds until a request's first token, if it were let in now.
 
     It waits until rows are free for all that came before it, and until their prompts and its own
     are fed. Both go on at the same time, so the longer one counts.
 
     Args:
-        prompt_tokens: Of the request.
+        prompt_tokens: Of the request, each by its weight.
         queue: Those before it.
         pace: Of the engine.
     """

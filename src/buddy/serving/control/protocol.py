@@ -45,14 +45,27 @@ class QueueView:
     """Requests that have no row yet."""
 
     size: int
-    prompt_tokens: int
-    """Tokens of all their prompts."""
+    prompt_tokens: float
+    """Tokens of all their prompts, each by its `prompt_weight`."""
     oldest_s: float
     """How long the first of them has waited; 0 where none waits."""
     running: int = 0
     """Requests that have a row."""
-    prompt_tokens_running: int = 0
-    """Tokens of their prompts that are still to be fed."""
+    prompt_tokens_running: float = 0
+    """Tokens of their prompts that are still to be fed, each by its weight."""
+    head_blocks: float = 0.0
+    """Blocks that cost what the logits of a token do."""
+
+
+def prompt_weight(request: GenerationRequest, depth: int, head_blocks: float) -> float:
+    """Weigh a token of a request's prompt; 1 = one that is not scored.
+
+    Args:
+        request: Whose prompt it is; a scored one has logits of every token.
+        depth: Blocks that the token runs.
+        head_blocks: Blocks that cost what its logits do.
+    """
+    return 1.0 if request.prompt_logprobs is None else 1.0 + head_blocks / depth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,15 +74,16 @@ class Batcher:
         """Whether anybody waits or runs."""
         return bool(self.waiting or self.rows)
 
-    def queue(self, now_s: float) -> QueueView:
-        """Who waits; may be called from any thread."""
-        waiting, rows = tuple(self.waiting), tuple(self.rows)
+    def queue(self, now_s: float, coming: Sequence[Submitted] = ()) -> QueueView:
+        """Who waits; may be called from any thread. Those that come wait behind all others."""
+        waiting, rows, runner = (*tuple(self.waiting), *coming), tuple(self.rows), self._runner
         return QueueView(
             size=len(waiting),
-            prompt_tokens=sum(len(submitted.request.prompt) for submitted in waiting),
+            prompt_tokens=sum(runner.prompt_tokens(each.request) for each in waiting),
             oldest_s=now_s - waiting[0].at_s if waiting else 0.0,
             running=len(rows),
-            prompt_tokens_running=sum(row.prompt_left for row in rows),
+            prompt_tokens_running=sum(row.prompt_left * runner.weight(row) for row in rows),
+            head_blocks=runner.head_blocks,
         )
 
     def add(self, submitted: Submitted) -> None:

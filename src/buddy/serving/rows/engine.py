@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -131,17 +130,7 @@ class ServingThread:
         now_s = time.perf_counter()
         with self._changed:
             self._check_state()
-            queue = self._batcher.queue(now_s)
-            if self._inbox:
-                oldest = now_s - self._inbox[0].at_s
-                tokens = sum(len(waiting.request.prompt) for waiting in self._inbox)
-                queue = replace(
-                    queue,
-                    size=queue.size + len(self._inbox),
-                    prompt_tokens=queue.prompt_tokens + tokens,
-                    oldest_s=max(queue.oldest_s, oldest),
-                )
-            self._control.admit(request, queue)
+            self._control.admit(request, self._batcher.queue(now_s, self._inbox))
             number = next(self._numbers)
 
             def guarded(event: Event) -> None:

@@ -69,7 +69,7 @@ def _watch(request: GenerationRequest) -> ThinkingWatch | None:
     limit = request.thinking
     if limit is None:
         return None
-    return ThinkingWatch(limit, is_open=limit.marks.is_open(request.prompt))
+    return ThinkingWatch(limit, limit.marks.is_open(request.prompt))
 
 
 def _choose(model: InferenceModel, prompt: Sequence[int]) -> int:

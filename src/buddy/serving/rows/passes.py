@@ -24,7 +24,8 @@ from buddy.engine.steer import BatchRoute
 from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
 from buddy.inference import InferenceModel
-from buddy.serving.control.protocol import StepReport
+from buddy.serving.control.protocol import StepReport, prompt_weight
+from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.drafts import NO_DRAFTS, Drafts
 from buddy.serving.rows.row import Row
 from buddy.serving.rows.scoring import TOGETHER, PromptScorer
@@ -149,8 +150,13 @@ class PassRunner:
         self.head_blocks = head_blocks(self._backbone)
 
     def weight(self, row: Row) -> float:
-        """What a token of a row's prompt costs; 1 = a token of one that is not scored."""
-        return 1.0 if row.scorer is None else 1.0 + self.head_blocks / row.depth
+        """Weigh a token of a row's prompt, as `prompt_weight` does."""
+        return prompt_weight(row.request, row.depth, self.head_blocks)
+
+    def prompt_tokens(self, request: GenerationRequest) -> float:
+        """Tokens of a request's prompt, each by its weight."""
+        weight = prompt_weight(request, request.budget.prompt, self.head_blocks)
+        return weight * len(request.prompt)
 
     def part(self, row: Row, left: float) -> int:
         """Tokens of a row's prompt that are fed next, of as many as may be.

@@ -129,7 +129,7 @@ class Picker:
         """
         self._to_come -= 1
         if self.thinking is not None:
-            self.thinking.take(token)
+            self.thinking = self.thinking.after(token)
         if self.seen is not None:
             self.seen = np.append(self.seen, token)
         if self.answer is not None:
