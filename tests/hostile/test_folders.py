@@ -17,6 +17,7 @@ from buddy.errors import BuddyError, ModelError, PromptError
 from buddy.hub.config import read_config
 from buddy.hub.loading import inspect_model
 from buddy.hub.place import find_model
+from buddy.inference import InferenceModel
 from tests.hostile.folders import (
     EXAMPLES,
     SHAPES_BEYOND_TORCH,
@@ -375,6 +376,9 @@ def test_damaged_safetensors_are_refused(model_folder, contents):
         ('{"eos_token_id": "x"}', "eos_token_id must be a token's number"),
         ('{"eos_token_id": [1, {}]}', "eos_token_id must be a token's number"),
         ('{"pad_token_id": 1.5}', "pad_token_id must be a token's number"),
+        ('{"eos_token_id": true}', "eos_token_id must be a token's number"),
+        ('{"eos_token_id": 97}', "eos_token_id must be a token of the model, from 0 to 96, got 97"),
+        ('{"eos_token_id": [2, -1]}', "eos_token_id must be a token of the model"),
         ('{"early_stopping": "no such"}', "describes no generation"),
         ('{"watermarking_config": 5}', "describes no generation"),
     ],
@@ -382,6 +386,15 @@ def test_damaged_safetensors_are_refused(model_folder, contents):
 def test_a_malformed_generation_config_is_refused(model_folder, contents, says):
     (model_folder / "generation_config.json").write_text(contents)
     refuses(BuddyForCausalLM.from_pretrained, model_folder, says)
+
+
+def test_ends_of_config_json_are_the_models_too_and_pads_need_not_be(model_folder):
+    edit(model_folder / "generation_config.json", lambda said: said.update(pad_token_id=97))
+    assert BuddyForCausalLM.from_pretrained(model_folder).generation_config.pad_token_id == 97
+    (model_folder / "generation_config.json").unlink()
+    edit(model_folder / "config.json", lambda config: config.update(eos_token_id=97))
+    refuses(BuddyForCausalLM.from_pretrained, model_folder, "from 0 to 96, got 97")
+    refuses(InferenceModel.describe, model_folder, "from 0 to 96, got 97")
 
 
 def test_a_generation_config_replaces_no_method(model_folder):

@@ -14,6 +14,7 @@ from buddy.data.examples import encode_chat
 from buddy.errors import BuddyError, PromptError
 from buddy.hub.config import read_generation_config
 from tests.hostile.folders import edit
+from tests.tiny import VOCAB
 
 MESSAGES = [{"role": "user", "content": "w5 w6"}]
 
@@ -31,7 +32,7 @@ def answer(session, model_folder, monkeypatch):
 
     def ask(**options):
         monkeypatch.setattr(session, "tokenizer", load_tokenizer(model_folder))
-        made = read_generation_config(model_folder)
+        made = read_generation_config(model_folder, VOCAB)
         monkeypatch.setattr(session.model, "generation_config", made)
         return session.answer(
             MESSAGES, BudgetOptions(), SamplingOptions(max_new_tokens=2), **options

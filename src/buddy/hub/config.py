@@ -125,13 +125,18 @@ def _allowed(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_generation_config(folder: Path) -> Any:
+def read_generation_config(folder: Path, vocab: int) -> Any:
     """What the model's makers say of which tokens to take; by default what its config says.
 
     `generate` would refuse some of what they say of speed, which nobody who calls it has asked for.
 
+    Args:
+        folder: Of the model.
+        vocab: Tokens that the model has.
+
     Raises:
-        CheckpointError: generation_config.json may not be read, or is damaged.
+        CheckpointError: generation_config.json may not be read, is damaged, or names an end of text
+            that the model does not have.
     """
     from transformers import GenerationConfig
 
@@ -147,6 +152,7 @@ def read_generation_config(folder: Path) -> Any:
         config = make(settings)
         config._original_object_hash = hash(config)  # as transformers notes what it has read
     _check_token_ids(where, config)
+    _check_ends(where, config.eos_token_id, vocab)
     return config
 
 
@@ -156,3 +162,16 @@ def _check_token_ids(path: Path, config: Any) -> None:
         ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
         if not all(token is None or (type(token) is int and abs(token) < 2**31) for token in ids):
             raise CheckpointError(f"{path}: {name} must be a token's number, got {value!r}")
+
+
+def _check_ends(path: Path, ends: Any, vocab: int) -> None:
+    """Refuse an end of text that no answer could have: answers would go on to their limit.
+
+    Pads may be out of the vocabulary: many models are saved so, and a pad is never fed.
+    """
+    for token in ends if isinstance(ends, list) else [ends]:
+        if token is not None and not 0 <= token < vocab:
+            raise CheckpointError(
+                f"{path}: eos_token_id must be a token of the model, from 0 to {vocab - 1}, got "
+                f"{token}: correct or delete it"
+            )

@@ -98,7 +98,7 @@ def load_model(
     attention = attention_of(config, attention)
     where = place.folder(on_progress)
     advice = "fetch or copy the model again"
-    generation_config = read_generation_config(where)
+    generation_config = read_generation_config(where, config.vocab_size)
     with open_weights(where) as tensors:
         check_sizes(config, tensors)
         stored = stored_dtypes(tensors)

@@ -56,7 +56,7 @@ def outline_quickly(place: ModelPlace, *, on_progress: OnFetch | None = None) ->
             if skeleton is not None:
                 return skeleton
     model = outline_model(place, on_progress=on_progress)
-    model.generation_config = read_generation_config(folder)
+    model.generation_config = read_generation_config(folder, model.config.vocab_size)
     return model
 
 
@@ -113,7 +113,7 @@ def _skeleton(folder: Path, config: NotedConfig, tensors: dict[str, Any]) -> Ske
     weights = {name: tensor for name, tensor in tensors.items() if not is_leftover(name)}
     if stored_dtypes(weights) != [config.dtype]:
         return None
-    generation_config = read_generation_config(folder)
+    generation_config = read_generation_config(folder, config.vocab_size)
     wholes = partial(_whole_blocks, folder, config._attn_implementation)
     skeleton = Skeleton(config, generation_config, weights, config.dtype, wholes)
     shapes = {name: tensor.get_shape() for name, tensor in weights.items()}

@@ -124,9 +124,16 @@ def _noted_class(folder: Path) -> Any:
 
 
 def _note_name(folder: Path) -> str:
-    """A name by which a tokenizer is noted: that of its files as they are, whatever is in them."""
+    """A name by which a tokenizer is noted: that of its files as they are, whatever is in them.
+
+    A file may be replaced by one of its size and of an equal time of modification, as archives set
+    it, but not at an equal time of change, nor in its own place on the disk.
+    """
     states = ((name, file_inside(folder, name).stat()) for name in tokenizer_files(folder))
-    files_now = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    files_now = [
+        (name, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+        for name, state in states
+    ]
     return note_name("tokenizer", folder.resolve(), *files_now)
 
 

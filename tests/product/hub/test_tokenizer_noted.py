@@ -73,6 +73,19 @@ def test_other_files_are_looked_at_anew(folder, home):
         read_tokenizer(folder)
 
 
+def test_so_are_files_of_the_same_size_and_time(folder, home):
+    path = folder / "tokenizer_config.json"
+    named(folder, "TokenizersBackend")
+    before = path.stat()
+    read_tokenizer(folder)
+    path.write_text(path.read_text().replace("TokenizersBackend", "Gemma2ForCausalLM"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(CheckpointError, match="Gemma2ForCausalLM"):
+        read_tokenizer(folder)
+
+
 @pytest.mark.parametrize("noted", ['{"class": "LlamaForCausalLM"}', '{"class": 3}', "[]", "{"])
 def test_a_note_of_no_tokenizer_is_as_none(noted, folder, home, unsearched):
     read_tokenizer(folder)

@@ -6,11 +6,18 @@ import httpx
 import openai
 import pytest
 
+from buddy.budget.thinking import ThinkingMarks
+from buddy.serving.http.prompts import PromptReader
+from buddy.serving.http.replies import ChatShape, Extras
+from buddy.serving.http.response_reply import ResponseReply
 from buddy.serving.http.responses import ResponsesBody
-from buddy.serving.request import Grammar
+from buddy.serving.http.speech import Speech
+from buddy.serving.http.thinking import ThinkingReader
+from buddy.serving.request import Delta, Finished, Grammar
 from tests.budgets import fixed
 from tests.product.serving.serving import chat_tokenizer, served
 from tests.product.serving.test_openai import words
+from tests.product.serving.test_replies import usage
 from tests.product.serving.test_tools import SIZE, TEMPLATE, serving, tokenizer_of
 
 
@@ -173,3 +180,24 @@ def test_what_cannot_be_is_refused_by_the_name_that_it_has_here(running, change,
     refused = httpx.post(f"{running.url}/v1/responses", json=body)
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [None, False, True])
+def test_events_are_made_for_a_stream_alone(stream):
+    reply = ResponseReply(
+        ResponsesBody(input="w10", stream=stream),
+        shape=ChatShape(),
+        model="tiny",
+        num_blocks=30,
+        num_answers=1,
+        per_prompt=1,
+        extras=Extras(),
+        reader=PromptReader(chat_tokenizer()),
+        speeches=[Speech(ThinkingReader(ThinkingMarks("<think>", "</think>", 1, 2), is_open=True))],
+    )
+    said = [reply.chunk(0, Delta(text=text, tokens=(3,))) for text in ("Hm.", "</think>w4", " w5")]
+    said.append(reply.end(0, Finished(reason="stop", usage=usage(0))))
+    assert [bool(part) for part in said] == [bool(stream)] * 4
+    thought, text = json.loads(reply.whole())["output"]
+    assert thought["content"][0]["text"] == "Hm."
+    assert (text["content"][0]["text"], text["status"]) == ("w4 w5", "completed")

@@ -46,7 +46,7 @@ class ResponseReply(Reply):
         self.chunk(index, delta)
 
     def end(self, index: int, finished: Finished) -> bytes:
-        """The answer has ended; gives what was held of it."""
+        """The answer has ended; gives what was held of it, as events of the stream."""
         answer = self._answers[index]
         answer.finished = finished
         events = self._say(answer.take(answer.speech.push("", is_last=True)))
@@ -154,6 +154,9 @@ class ResponseReply(Reply):
         return self._named(f"response.output_item.{what}", output_index=place, item=self._items[-1])
 
     def _named(self, what: str, **more: Any) -> bytes:
+        """An event of the stream; nothing where the answer is given whole."""
+        if not self._body.stream:
+            return b""
         body = {"type": what, "sequence_number": self._number, **more}
         self._number += 1
         return f"event: {what}\ndata: {json.dumps(body)}\n\n".encode()
