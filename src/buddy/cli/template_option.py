@@ -45,8 +45,8 @@ TemplateOptions = Annotated[
         TemplateVariable.read,
         "--template-option",
         metavar="KEY=VALUE",
-        help="Set a variable of the model's chat template: enable_thinking=true lets a model think "
-        "aloud. Repeat for several.",
+        help="Variable of the model's chat template; repeat for several. enable_thinking=true lets "
+        "a model think aloud. The template's own if not given.",
         autocompletion=offer("enable_thinking=true"),
     ),
 ]
