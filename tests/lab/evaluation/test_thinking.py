@@ -171,6 +171,7 @@ def test_gsm8k_by_phase_on_the_command_line(folder, tmp_path, monkeypatch):
     asked = ("--chat-template", "--template-option", "enable_thinking=true", "--fewshot", "0")
     done = evaluate(folder, out, ["gsm8k"], *asked, "--thinking-tokens", "5")
     assert done.exit_code == 0, done.output
+    assert "prompt:6,think:3,answer:5" in done.stderr
     record = json.loads(out.read_text())
     assert record["config"]["thinking_tokens"] == 5
     assert record["config"]["template_options"] == {"enable_thinking": True}

@@ -93,6 +93,7 @@ FIELDS = [
     ("chat", {"tool_choice": "required"}, "tool_choice"),
     ("chat", {"chat_template_kwargs": {"chat_template": "{{ 7 }}"}}, TEMPLATE_OPTION),
     ("chat", {"chat_template_kwargs": {"enable_thinking": True}}, THINKING),
+    ("chat", {"chat_template_kwargs": {"enable_thinking": "false"}}, THINKING),
     ("chat", {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ("chat", {"continue_final_message": True, "add_generation_prompt": True}, GENERATION),
     ("chat", {"min_tokens": -1}, "min_tokens"),

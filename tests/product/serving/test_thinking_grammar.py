@@ -5,6 +5,7 @@ import json
 import httpx
 import pytest
 
+from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
 from buddy.serving.request import Grammar, Thought
 from buddy.serving.rows.grammar import GrammarMaker
@@ -69,9 +70,13 @@ def test_the_forced_mark_begins_the_grammar(answer, limit, is_open):
 
 @pytest.mark.parametrize("value", ["a<b", "<<<<", "a<b>c<d"])
 def test_a_mark_in_the_text_of_a_grammar_opens_no_thinking(answer, value):
-    for told in answer({"const": value}, 1):
+    budget = ResolvedBudget(kind="fixed", least=5, most=5, prefill=6, think=3, marks=MARKS)
+    for told in answer({"const": value}, 1, budget=budget):
         assert told.finished.reason == "stop"
         assert json.loads(told.text.partition(">")[2]) == value
+        closes = told.tokens.index(CLOSE)
+        ran = [int(runs.sum()) for runs in told.runs]
+        assert ran == [6, *[3] * closes, *[5] * (len(ran) - 1 - closes)]
 
 
 @pytest.fixture(scope="module")

@@ -298,7 +298,8 @@ def show_points(
     for point in points:
         # What no budget fixes differs from task to task.
         is_free = "mean_blocks" in point
-        blocks = point.get("budget", "") if is_free else str(point["blocks"])
+        budget = str(point.get("budget", "")).replace(" blocks", "")
+        blocks = budget if is_free else str(point["blocks"])
         row = rows.setdefault((point["label"], blocks), {})
         row[point["task"], point["metric"]] = point
     for (label, blocks), row in rows.items():

@@ -56,7 +56,7 @@ def count_phases(
         budget: Of all rows.
         trace: Of that generation alone.
         prompts: Token ids of each row; pads may be among them.
-        answers: What was written after each; what is cut off is not counted.
+        answers: What was written after each, of which the last token is not fed.
     """
     marks = budget.marks
     if marks is None:
@@ -64,7 +64,7 @@ def count_phases(
     counts = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tokens, blocks = Counter[str](), Counter[str]()
-        thought = marks.are_thought(answer, is_open=marks.is_open(prompt))
+        thought = marks.are_thought(answer[:-1], is_open=marks.is_open(prompt))
         for step, is_thought in zip(trace.steps[1:], thought, strict=False):
             executed = step.executed[row]
             if executed:  # a row that has ended takes no part

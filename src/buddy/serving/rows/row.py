@@ -154,7 +154,9 @@ class Row:
         depth = int(runs.sum())
         self.made_by += depth
         self.distinct_plans.add(runs.tobytes())
-        if budget.marks is not None:
+        if (grammar := self.picker.grammar) is not None:  # in whose text a mark is none
+            self.is_thinking = grammar.is_thinking
+        elif budget.marks is not None:
             (self.is_thinking,) = budget.marks.are_thought((token,), is_open=self.is_thinking)
         if budget.is_contract:
             self.depth = self.wanted
