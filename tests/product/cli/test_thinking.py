@@ -46,6 +46,13 @@ def test_thinking_ends_at_its_limit_and_the_answer_has_its_own_depth(checkpoint,
     assert ran[closes + 1] == 5
 
 
+def test_chat_says_what_each_phase_may_run(checkpoint):
+    budget = "/budget prompt:6 blocks,think:3 blocks,answer:5 blocks"
+    told = run("chat", "-m", checkpoint, "--no-history", "--engine", "general", stdin=f"{budget}\n")
+    assert told.returncode == 0, told.stderr
+    assert "5 of 6 blocks, thinking at 3, prompt at 6" in told.stderr
+
+
 def test_a_model_that_does_not_think_refuses_both(tmp_path):
     path = tmp_path / "model"
     tiny_buddy().save_pretrained(path, tokenizer=word_tokenizer())

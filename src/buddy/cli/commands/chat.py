@@ -157,13 +157,15 @@ class Conversation:
         budgets = replace(self._budgets, budget=read_budget(budget))
         resolved = self._session.check_budget(budgets.request)
         self._budgets = budgets
+        num_blocks = self._session.model.num_blocks
+        if resolved.blocks is not None or resolved.think is not None:
+            self._say(f"{resolved.most} of {num_blocks} blocks{resolved.title}")
+            return
         who = "turn" if resolved.is_auto else "token"
-        chosen = f"{budget}: chosen for each {who}, up to"
-        allowed = chosen if resolved.blocks is None else f"{resolved.blocks} of"
         predictor = self._session.model.predictor
         measured = None if predictor is None or not resolved.is_auto else predictor.constant
         note = "" if measured is None else measured.note
-        self._say(f"{allowed} {self._session.model.num_blocks} blocks{note}")
+        self._say(f"{budget}: chosen for each {who}, up to {num_blocks} blocks{note}")
 
     def _answer(self, line: str) -> None:
         from buddy.cli.views.display import show_footer
