@@ -83,9 +83,8 @@ class Picker:
         self.seen = np.unique(np.array(prompt, np.int64)) if is_counted else None
         counts = sampling.presence_penalty or sampling.frequency_penalty
         self.answer = np.empty(0, np.int64) if counts else None
-        self._generator: torch.Generator | None = None
-        if not self.is_greedy:
-            self._generator = torch.Generator()
+        self._generator = None if self.is_greedy else torch.Generator()
+        if self._generator is not None:
             if sampling.seed is None:
                 self._generator.seed()
             else:
@@ -107,9 +106,8 @@ class Picker:
     @property
     def closes(self) -> int | None:
         """The mark that must end its thinking now; in the text of a grammar a mark is none."""
-        if self.thinking is None or (self.grammar is not None and not self.grammar.is_thinking):
-            return None
-        return self.thinking.closes
+        is_text = self.grammar is not None and not self.grammar.is_thinking
+        return self.thinking.closes if self.thinking and not is_text else None
 
     @property
     def is_plain(self) -> bool:
