@@ -119,7 +119,7 @@ def load_quantised(
     check_whole(folder, report)
     _put_in(folder, model, layers, state)
     model.config.name_or_path = str(folder)
-    model.generation_config = read_generation_config(folder)
+    model.generation_config = read_generation_config(folder, config.vocab_size)
     model.eval()
     with explained(f"the model in {folder} cannot be run", _ADVICE):
         verify_once(model)
