@@ -1,14 +1,19 @@
-"""The model that a recipe trains: base model, fresh adapters, fresh router, prior."""
+"""The model that a recipe trains: base model, fresh adapters, router, prior.
+
+The router is a fresh one, or that of a checkpoint which has nothing else, as `buddy route` fits it:
+then it stays as it is, and the adapters grow under its plans.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.nf4 import check_nf4
-from buddy.checkpoint.resolve import ModelName, Resolved
+from buddy.checkpoint.adapter import FOLDER, WEIGHTS
+from buddy.checkpoint.resolve import ModelName, Resolved, resolve
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.drawn import drawn_by
@@ -25,6 +30,11 @@ from buddy.training.router.lora import add_lora, context_layers, start_adapters
 from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings
 from buddy.training.router.teacher import check_teacher
 
+_MAKES_ROUTER: Final = (
+    *("planner", "rank", "omega", "prior", "normalisation", "standardise", "spread", "orders"),
+)
+"""Settings of the router that make a new one."""
+
 
 def check_recipe(recipe: Recipe, base: Resolved) -> None:
     """Refuse what shows to be wrong before weights are fetched.
@@ -38,6 +48,9 @@ def check_recipe(recipe: Recipe, base: Resolved) -> None:
             base that cannot be had.
     """
     outline = BuddyForCausalLM.outline(base)
+    _check_untrained(recipe, base)
+    if is_fitted(recipe, base):
+        _check_fitted(recipe)
     if recipe.model.quant is not None:
         check_nf4(outline.backbone)
     _check_sizes(recipe, outline)
@@ -45,6 +58,55 @@ def check_recipe(recipe: Recipe, base: Resolved) -> None:
     _prior(recipe.router, outline)
     if recipe.router.policy != "routed":
         outline.set_policy(recipe.router.policy)
+
+
+def has_router(base: Resolved) -> bool:
+    """Whether a model has a router before training, as `buddy route` fits it."""
+    return base.checkpoint is not None and base.checkpoint.manifest.router is not None
+
+
+def is_fitted(recipe: Recipe, base: Resolved) -> bool:
+    """Whether adapters are trained under the plans of a router that the model has already."""
+    return recipe.router.policy == "routed" and has_router(base)
+
+
+def _check_untrained(recipe: Recipe, base: Resolved) -> None:
+    """Refuse a checkpoint with more than what chooses blocks: the rest was made for its weights.
+
+    A ledger, which `buddy route` fits too, is no reason to refuse: the result has none.
+    """
+    if base.checkpoint is None:
+        return
+    manifest, method = base.checkpoint.manifest, recipe.router.policy.partition(":")[0]
+    parts = {
+        "adapters": f"{FOLDER}/{WEIGHTS}" in manifest.files,
+        "a Budget Predictor": manifest.predictor is not None,
+        "the part of another method": manifest.learned is not None
+        and manifest.learned.policy != method,
+    }
+    found = [name for name, is_there in parts.items() if is_there]
+    if found:
+        raise RecipeError(
+            f"model.name: {recipe.model.name} is trained already and has {found[0]}: expected a "
+            "base model, or a checkpoint of buddy route; name one, or go on with a run by --resume"
+        )
+
+
+def _check_fitted(recipe: Recipe) -> None:
+    """Refuse settings of a fresh router, and what would change what a fitted one sees or says."""
+    settings, fresh = recipe.router, RouterSettings()
+    name = f"{recipe.model.name} has a router, which stays as it was fitted"
+    for key in _MAKES_ROUTER:
+        if getattr(settings, key) != getattr(fresh, key):
+            raise RecipeError(
+                f"router.{key} is of a new router, and {name}: leave it out, or name a base model"
+            )
+    for key, wanted, got in (
+        ("optim.router_learning_rate", "0", recipe.optim.router_learning_rate == 0),
+        ("lora.keep_context", "true", recipe.lora.keep_context or recipe.lora.rank == 0),
+    ):
+        if not got:
+            raise RecipeError(f"{name}: set {key} to {wanted}")
 
 
 def build_model(
@@ -63,22 +125,18 @@ def build_model(
         RecipeError: A setting does not fit the model's sizes, or the prior cannot be had.
         PolicyError: The policy cannot serve the model.
     """
+    named = resolve(name)
     base = BuddyForCausalLM.from_pretrained(
-        name, dtype=getattr(torch, recipe.model.dtype), device=device, quant=recipe.model.quant
+        named, dtype=getattr(torch, recipe.model.dtype), device=device, quant=recipe.model.quant
     )
-    if base.router is not None or hasattr(base.model, "peft_config"):
-        raise RecipeError(
-            f"model.name: {recipe.model.name} is trained already: name the base model, or go on "
-            "with a run by --resume"
-        )
     budgets = _check_sizes(recipe, base)
-    settings = recipe.router
+    settings, is_routed = recipe.router, recipe.router.policy == "routed"
     prior = _prior(settings, base)
     order = _order(settings.policy, prior, base)
-    router = None
-    if settings.policy == "routed":
+    router = base.router if is_routed else None
+    if is_routed and router is None:
         router = new_router(recipe, base.backbone, prior).to(base.device)
-    context = settings.planner.context_layer
+    context = (settings if router is None else router.config).planner.context_layer
     context_only = (
         context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     )
@@ -93,6 +151,7 @@ def build_model(
         router=router,
         learned=_part(settings.policy, base),
         policy=settings.policy,
+        kv_policy=base.kv_policy,
         origin=base.origin,
     )
     model.scoring_policy.check_spendable(budgets)

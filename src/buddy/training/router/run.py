@@ -26,7 +26,7 @@ from buddy.training.log import RouteCounts, TrainingLog
 from buddy.training.router.budgets import budget_range
 from buddy.training.router.evaluate import Evaluation, describe, evaluate
 from buddy.training.router.launch import check_launch, is_to_be_sharded, own_device
-from buddy.training.router.model import build_model, check_recipe
+from buddy.training.router.model import build_model, check_recipe, has_router, is_fitted
 from buddy.training.router.orders import fit_orders
 from buddy.training.router.recipe import OWN_PRIORS, BudgetSettings, Recipe
 from buddy.training.router.sharding import shard
@@ -106,8 +106,13 @@ class TrainingMethod:
             model = self.build(recipe, run.named, "cpu" if is_sharded else device)
         rows = run.read_rows()
         run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
-        inputs = _start(model, rows.train, recipe)
         identity, evaluate = _identity(recipe, model, rows.train), self.evaluate
+        if has_router(run.named):  # of which the base model's fingerprint says nothing
+            facts = model.facts()
+            identity["routed_by"] = [facts.get("router"), facts.get("prior")]
+        inputs = None
+        if not is_fitted(recipe, run.named):
+            inputs = _start(model, rows.train, recipe)
         sharded = None
         if is_sharded:
             sharded = shard(model, device, accelerator.num_processes)
