@@ -44,7 +44,7 @@ class Draws:
 
     Attributes:
         choices: Budgets in blocks that are drawn from.
-        budgets: The budget of each example.
+        budgets: The budget of each row: of each example in turn, as many as it has plans.
         second_routes: Two numbers of each example: whether it is routed again, and where.
         is_dense: Whether skipped blocks are computed too.
     """
@@ -69,9 +69,14 @@ def draw_step(
     """
     draw = random.Random(seed)
     choices = budgets_at(budgets, step, recipe.budget.curriculum_steps)
+    each = recipe.budget.each
+    budgets = [draw.choice(choices) for _ in range(num_examples * each)]
+    if recipe.budget.sandwich:
+        budgets[0::each] = [max(choices)] * num_examples
+        budgets[1::each] = [min(choices)] * num_examples
     return Draws(
         choices=choices,
-        budgets=[draw.choice(choices) for _ in range(num_examples)],
+        budgets=[budget for budget in budgets for _ in range(recipe.plans // each)],
         second_routes=[(draw.random(), draw.random()) for _ in range(num_examples)],
         is_dense=draw.random() < recipe.router.dense_share,
     )

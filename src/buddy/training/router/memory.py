@@ -23,7 +23,7 @@ from buddy.training.losses import HEAD_TOKENS
 from buddy.training.router.budgets import budget_range
 from buddy.training.router.lora import add_lora
 from buddy.training.router.model import new_router
-from buddy.training.router.recipe import Recipe
+from buddy.training.router.recipe import OWN_TEACHER, Recipe
 
 _NAME: Final = "buddy_outline"
 _TOKENS: Final = (256, 512)
@@ -94,7 +94,7 @@ def plan_memory(recipe: Recipe, processes: int = 1) -> StepMemory:
     outline, *teacher = (
         BuddyForCausalLM.outline(name, policy="full")
         for name in (recipe.model.name, recipe.teacher.name)
-        if name is not None
+        if name not in (None, OWN_TEACHER)
     )
     weights = sum(_num_bytes(frozen.model.to(dtype)) for frozen in (outline, *teacher))
     widened = 0

@@ -26,6 +26,8 @@ Relaxation = Literal["softmax", "scaled-softmax", "skipped-softmax", "sigmoid", 
 GradientEstimator = Literal["straight-through", "policy-gradient", "measured"]
 Schedule = Literal["linear", "cosine", "constant"]
 Weighting = Literal["token", "example"]
+OWN_TEACHER: Final = "self"
+"""Setting of `teacher.name` by which the model under training teaches itself."""
 OWN_PRIORS: Final = ("default", "none")
 """Settings of `router.prior` that name no file."""
 
@@ -185,6 +187,10 @@ class BudgetSettings(RecipeTable):
     """Largest; every block count between is equally likely."""
     choices: tuple[str, ...] = ()
     """Budgets in place of the range: these alone, equally likely."""
+    each: Annotated[int, Range(1, 64)] = 1
+    """Budgets of an example in a step, which computes it once under each of them."""
+    sandwich: bool = False
+    """The first two of these are the largest and the smallest that the step draws from."""
     curriculum_steps: Annotated[int, Range(0, 10**9)] = 0
     """Steps in which the smallest budget that is drawn falls from the largest, in a line."""
     full_prompts: Annotated[float, SHARE] = 0.0
@@ -204,15 +210,21 @@ class BudgetSettings(RecipeTable):
             raise RecipeError(
                 "mixed_answers is a share of the examples of full_prompts, and that is 0: set it"
             )
+        if self.sandwich and self.each < 2:
+            raise RecipeError(
+                f"sandwich names two of an example's budgets, and each is {self.each}: set each to "
+                "2 or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherSettings(RecipeTable):
-    """A frozen model at full depth, whose distributions are taught beside the data."""
+    """A model at full depth, whose distributions are taught beside the data."""
 
     name: str | None = None
     """It is a preset, hub id, folder, GGUF file or Buddy checkpoint, with the student's tokenizer
-    and as many logits; None teaches nothing."""
+    and as many logits, and frozen; or `self`, the student as it is in the step, at full depth. None
+    teaches nothing."""
     weight: Annotated[float, Range(above=0, high=1000)] = 1.0
     """The mean cross-entropy with its distributions weighs so much beside the answers' loss."""
     tokens: Literal["all", "answers"] = "all"
@@ -330,7 +342,7 @@ class Recipe:
     @property
     def plans(self) -> int:
         """Plans of each example in a step."""
-        return self.router.samples if self.router.method == "policy-gradient" else 1
+        return self.router.samples if self.router.method == "policy-gradient" else self.budget.each
 
     def __post_init__(self) -> None:
         most, row = self.optim.micro_batch_tokens, self.plans * self.data.max_tokens
@@ -349,10 +361,20 @@ class Recipe:
                         f"{self.router.method} compares plans that are one for prompt and answer: "
                         f"set {name} to 0, or router.method to straight-through"
                     )
+            if self.budget.each > 1:
+                raise RecipeError(
+                    f"{self.router.method} compares plans at one budget of an example: set "
+                    "budget.each to 1, or router.method to straight-through"
+                )
         if self.optim.fsdp and self.router.method == "measured":
             raise RecipeError(
                 "optim.fsdp gathers the blocks of training passes, and router.method measured runs "
                 "others beside them: set one of the two"
+            )
+        if self.optim.fsdp and self.teacher.name == OWN_TEACHER:
+            raise RecipeError(
+                "optim.fsdp gathers the blocks of training passes, and teacher.name self runs "
+                "another beside them: set one of the two"
             )
         if self.optim.fsdp and self.model.quant is not None:
             raise RecipeError(

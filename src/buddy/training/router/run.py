@@ -47,14 +47,16 @@ _OPEN = ("steps", "epochs", "decay_steps")
 """Settings that may change under a constant rate, until it falls."""
 _HOW = ("micro_batch_tokens", "activation_checkpointing", "fsdp")
 """Settings that say how a step is computed, and not what."""
-_NEWER = (
-    ("model", "quant"),
-    ("router", "standardise"),
-    ("optim", "average"),
-    ("optim", "prompt_loss"),
-    ("budget", "curriculum_steps"),
-)
-"""Settings that states of older versions do not have; 0, False or None is what was done before."""
+_NEWER: Final[dict[tuple[str, str], Any]] = {
+    ("model", "quant"): None,
+    ("router", "standardise"): False,
+    ("optim", "average"): 0.0,
+    ("optim", "prompt_loss"): 0.0,
+    ("budget", "curriculum_steps"): 0,
+    ("budget", "each"): 1,
+    ("budget", "sandwich"): False,
+}
+"""Settings that states of older versions do not have, and what was done before there were any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,8 @@ def _identity(
         settings["optim"].pop(name)
     if recipe.teacher.name is None:
         settings.pop("teacher")
-    for table, key in _NEWER:
-        if settings[table][key] in (0, None):
+    for (table, key), before in _NEWER.items():
+        if settings[table][key] == before:
             settings[table].pop(key)
     if recipe.optim.schedule == "constant":
         for name in _OPEN:
@@ -232,7 +234,7 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         inputs: StandardisedInputs | None,
     ) -> None:
         recipe = run.recipe
-        if trainer.teacher is not None:
+        if trainer.teacher not in (None, trainer.model):
             identity["taught_by"] = trainer.teacher.facts()
         super().__init__(run, trainer, identity, rows)
         self._recipe, self._model, self._evaluate = recipe, trainer.model, evaluate

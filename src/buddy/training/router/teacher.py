@@ -1,4 +1,4 @@
-"""The frozen model whose distributions are taught: it runs at full depth, beside each step."""
+"""The model whose distributions are taught: it runs at full depth, beside each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from buddy.model import BuddyForCausalLM
 from buddy.training.batches import Batch, check_context
 from buddy.training.fast import fast_passes
 from buddy.training.router.choosing import plain_choice
-from buddy.training.router.recipe import Recipe
+from buddy.training.router.recipe import OWN_TEACHER, Recipe
 from buddy.training.router.straight_through import straight_through_pass
 
 
@@ -32,7 +32,7 @@ def check_teacher(
         BuddyError: It cannot be found or understood.
     """
     name, own = recipe.teacher.name, recipe.model.name
-    if name is None:
+    if name is None or name == OWN_TEACHER:
         return
     teacher = resolve(name)
     outline = BuddyForCausalLM.outline(teacher)
@@ -53,12 +53,16 @@ def check_teacher(
 def load_teacher(recipe: Recipe, student: BuddyForCausalLM) -> BuddyForCausalLM | None:
     """The teacher, in the student's dtype and on its device; None where none is named.
 
+    The student itself where it is its own.
+
     Raises:
         BuddyError: It cannot be loaded.
     """
     name = recipe.teacher.name
     if name is None:
         return None
+    if name == OWN_TEACHER:
+        return student
     dtype, device = student.dtype, student.device
     return BuddyForCausalLM.from_pretrained(
         name, dtype=dtype, device=device, policy="full", merge_adapter=True
@@ -69,14 +73,20 @@ def load_teacher(recipe: Recipe, student: BuddyForCausalLM) -> BuddyForCausalLM 
 def teacher_pass(
     teacher: BuddyForCausalLM, batch: Batch
 ) -> Float[Tensor, "batch tokens teacher_hidden"]:
-    """The teacher's residual after its last block, at full depth.
+    """The teacher's residual after its last block, at full depth, without dropout.
 
     Args:
-        teacher: Frozen.
+        teacher: It gets no gradient.
         batch: Prompts and answers.
     """
     policy = teacher.scoring_policy
     depths = torch.full_like(batch.token_ids, teacher.num_blocks)
-    with fast_passes(teacher.backbone):
-        out = straight_through_pass(teacher.backbone, policy, batch, depths, plain_choice(policy))
+    was_training = teacher.training
+    teacher.eval()
+    try:
+        with fast_passes(teacher.backbone):
+            choice = plain_choice(policy)
+            out = straight_through_pass(teacher.backbone, policy, batch, depths, choice)
+    finally:
+        teacher.train(was_training)
     return out.hidden

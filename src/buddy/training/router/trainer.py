@@ -222,7 +222,7 @@ class JointTrainer:
         recipe, model, samples = self.recipe, self.model, share.samples
         draws = draw_step(recipe, self.budgets, len(examples), seed, step)
         batch, places, weights = share.batch, share.places, share.weights
-        budgets = torch.tensor([draws.budgets[row] for row in share.rows], device=model.device)
+        budgets = torch.tensor([draws.budgets[place] for place in places], device=model.device)
         depths = token_depths(
             recipe.budget, batch, budgets, draws.choices, model.num_blocks, places, seed
         )
