@@ -55,12 +55,14 @@ class ComposedModel(nn.Module):
         self.router, self.predictor = routing.get("router"), routing.get("predictor")
         check_predictor(self.predictor, self.router)
         self.ledger, self.learned = routing.get("ledger"), routing.get("learned")
+        self.depth_scales = routing.get("depth_scales")
         prior = routing.get("prior")
         self._prior = Prior(prior) if isinstance(prior, Tensor) else prior
         self.kv_policy = check_kv_policy(kv_policy)
         self.origin = origin or Origin()
         self.card = card
         self.backbone = Backbone(base_of_adapted(model))
+        self.backbone.depth_scales = self.depth_scales
         self.config = self.backbone.config
         self.generation_config = cast(Any, model.generation_config)
         made_for = self.num_blocks if self.router is None else self.router.config.num_blocks
@@ -138,6 +140,7 @@ class ComposedModel(nn.Module):
             "predictor": self.predictor,
             "ledger": self.ledger,
             "learned": self.learned,
+            "depth_scales": self.depth_scales,
         }
 
     @property
@@ -203,6 +206,12 @@ class ComposedModel(nn.Module):
             raise PolicyError(
                 f"the policy, or the prior or router behind it, is made for {chosen.num_blocks} "
                 f"blocks and the model has {self.num_blocks}: use one made for this model"
+            )
+        if self.depth_scales is not None and (chosen.is_online or chosen.context_layer > 1):
+            raise PolicyError(
+                f"policy {chosen.name!r} does not say after the first block how many blocks a "
+                "token runs, and this model's adapters know it: name a policy that does, such as "
+                "static or routed, or a model that was trained without lora.depths"
             )
         self._policy, self.policy_spec = chosen, spec
 

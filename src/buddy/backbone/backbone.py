@@ -79,7 +79,10 @@ class Backbone:
 
     Attributes:
         spread: Where each block lies; None where all lie where the tokens are.
+        depth_scales: Those of adapters that know the depth, `depth_scales.DepthScales`; else None.
     """
+
+    depth_scales: Any = None
 
     def __init__(self, model: nn.Module) -> None:
         config = cast(Any, model.config)

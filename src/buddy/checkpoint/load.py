@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.depth_scales import DepthScales
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import (
@@ -26,6 +27,7 @@ from buddy.checkpoint.adapter import (
     merge_adapter,
     read_adapter_config,
 )
+from buddy.checkpoint.adapter_scales import put_scales
 from buddy.checkpoint.card import CARD, read_card
 from buddy.checkpoint.listed_files import MANIFEST, check_file, check_files
 from buddy.checkpoint.manifest import Manifest, check_base, check_policy, check_tokenizer
@@ -127,6 +129,8 @@ def _is_merged_plainly(model: Resolved) -> bool:
     checkpoint = model.checkpoint
     if checkpoint is None or f"{FOLDER}/{CONFIG}" not in checkpoint.manifest.files:
         return True
+    if checkpoint.manifest.depth_scales is not None:
+        return False
     check_file(checkpoint.folder, f"{FOLDER}/{CONFIG}", checkpoint.manifest.files)
     return read_adapter_config(checkpoint.folder / FOLDER).is_plain
 
@@ -236,6 +240,8 @@ def _checkpoint_parts(
             hf_model, merged = merge_adapter(hf_model, folder / FOLDER, quantise)
         else:
             hf_model = load_adapter(hf_model, folder / FOLDER)
+        if (scales := routing.get("depth_scales")) is not None:
+            put_scales(hf_model, folder / FOLDER, scales, is_merged=is_merged)
     adapted = Backbone(base_of_adapted(hf_model))
     if "prior" not in routing:
         routing["prior"] = QuickPrior(adapted, measured or "", model)
@@ -293,6 +299,9 @@ def _read_routing(folder: Path, manifest: Manifest, backbone: Backbone) -> Routi
                 parts["predictor"] = predictor
         if manifest.ledger is not None:
             parts["ledger"] = Ledger(manifest.ledger)
+        if manifest.depth_scales is not None:
+            _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
+            parts["depth_scales"] = DepthScales(manifest.depth_scales)
         if learned is not None:
             where = f"{folder / MANIFEST}: learned"
             parts["learned"] = outline_part(learned.policy, learned.settings, where)

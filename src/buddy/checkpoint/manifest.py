@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.depth_scales import DepthScalesConfig
 from buddy.backbone.quantised import Quantisation
 from buddy.checkpoint.listed_files import MANIFEST, ListedFile, describe_files
 from buddy.engine.state.cache import KVPolicy
@@ -63,6 +64,7 @@ class Manifest:
     """What the predictor was measured against."""
     ledger: LedgerConfig | None = None  # nor of one
     learned: LearnedSettings | None = None
+    depth_scales: DepthScalesConfig | None = None
     policy: str
     kv_policy: KVPolicy
     files: dict[str, ListedFile]
@@ -88,6 +90,12 @@ class Manifest:
             raise CheckpointError(
                 f"constant: it has {self.constant.most_blocks} blocks, and the base model "
                 f"{self.base.num_blocks}"
+            )
+        scales = self.depth_scales
+        if scales is not None and scales.depths[-1] > self.base.num_blocks:
+            raise CheckpointError(
+                f"depth_scales: the largest of its depths is {scales.depths[-1]} blocks, and the "
+                f"base model has {self.base.num_blocks}"
             )
         if self.ledger is not None and self.ledger.levels[-1] > self.base.num_blocks:
             raise CheckpointError(

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.depth_scales import DepthScales
 from buddy.backbone.nf4 import FrozenFormat
 from buddy.backbone.quantised import Quantisation
 from buddy.checkpoint.card import Card
@@ -18,7 +19,7 @@ from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
 
 ROUTING_FILE: Final = "routing.safetensors"
-MODULES: Final = ("router", "predictor", "ledger", "learned")
+MODULES: Final = ("router", "predictor", "ledger", "learned", "depth_scales")
 """Parts of routing that have weights."""
 
 
@@ -36,6 +37,8 @@ class RoutingParts(TypedDict, total=False):
     """What depth is worth to each token; a budget such as "mean:0.7" needs one."""
     learned: LearnedPart | None
     """The trained part of another method."""
+    depth_scales: DepthScales | None
+    """Those of adapters that know how many blocks a token runs."""
 
 
 def check_names(routing: RoutingParts) -> None:

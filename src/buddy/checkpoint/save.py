@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from buddy.backbone.depth_scales import MERGED, is_merged
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import is_quantised, quantisation_of
 from buddy.checkpoint.adapter import FOLDER, save_adapter
@@ -38,6 +39,11 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
         raise CheckpointError(
             "a policy that was given as an object cannot be written: name one with set_policy, "
             "such as routed or static, before saving"
+        )
+    if is_merged(parts.hf_model):
+        raise CheckpointError(
+            f"{MERGED} cannot be saved, as no plain weights compute what they do: load the model "
+            "without merge_adapter, and save that"
         )
     origin = parts.origin
     # What adapters were put on is still what it was when it was loaded.
@@ -105,7 +111,9 @@ def _write(parts: ModelParts, folder: Path, base: dict[str, Any]) -> None:
     if parts.card is not None:
         (folder / CARD).write_text(write_card(parts.card), encoding="utf-8")
     configs = {name: describe_module(module) for name, module in modules.items()}
-    contents = {"base": base, **dict.fromkeys(MODULES), **configs}
+    # Older versions read no key that they do not know.
+    always = dict.fromkeys(name for name in MODULES if name != "depth_scales")
+    contents = {"base": base, **always, **configs}
     predictor = parts.routing.get("predictor")
     if predictor is not None and predictor.constant is not None:
         contents["constant"] = predictor.constant.to_json()

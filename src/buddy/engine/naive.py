@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.depth_scales import depths_known
 from buddy.depth.policy import DepthPolicy, Observation
 from buddy.depth.select import select_blocks
 from buddy.engine.state.cache import KVPolicy
@@ -52,6 +53,8 @@ def naive_hidden(
     hidden = backbone.embed(token_ids[None])
     rotary = backbone.rotary(hidden, positions)
     distance = positions[0][:, None] - positions[0]
+    scales = backbone.depth_scales
+    shares = None if scales is None else scales.shares(runs.sum(1).cpu().numpy())[None]
     for block in range(backbone.num_blocks):
         run = runs[:, block]
         seen = distance >= 0
@@ -61,7 +64,8 @@ def naive_hidden(
         if kv_policy == "mask":
             seen = (seen & run) | torch.eye(tokens, dtype=torch.bool, device=run.device)
         tap = _Tap(~run if kv_policy == "zero" else None)
-        out = backbone.run_block(block, hidden, seen[None, None], positions, rotary, tap)
+        with depths_known(shares):
+            out = backbone.run_block(block, hidden, seen[None, None], positions, rotary, tap)
         hidden = torch.where(run[None, :, None], out, hidden)
     return hidden[0]
 

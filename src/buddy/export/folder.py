@@ -55,6 +55,7 @@ def check_exportable(model: BuddyForCausalLM) -> None:
 
     Raises:
         FamilyError: It is of another family, or has sliding windows.
+        CheckpointError: Its adapters know the depth.
         PolicyError: Its policy chooses by more than token ids.
     """
     config = model.config
@@ -67,6 +68,11 @@ def check_exportable(model: BuddyForCausalLM) -> None:
         raise FamilyError(
             "a model with sliding windows cannot be exported: expected full attention in every "
             "block; serve it with buddy serve"
+        )
+    if model.depth_scales is not None:
+        raise CheckpointError(
+            "adapters that know the depth cannot be exported, as no plain weights compute what "
+            "they do: serve the model with buddy serve, or train one without lora.depths"
         )
     check_exported(model)
 

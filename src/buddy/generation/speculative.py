@@ -81,7 +81,9 @@ def speculative_loop(
     text = _DraftedText(input_ids, stopping_criteria, streamer)
     logits = prefill_step(model, input_ids, inputs)
     is_full = inputs["budget"][0] == ConstantBudget(model.num_blocks)
-    kind = _ExitWriter if model.policy.exits and is_full else _Writer
+    # Adapters that know the depth make other residuals of a draft than of what verifies it.
+    goes_on = model.policy.exits and is_full and model.depth_scales is None
+    kind = _ExitWriter if goes_on else _Writer
     writer = kind(model, inputs, logits_processor, generation_config.do_sample, draft_blocks)
     scores = process(logits_processor, input_ids, logits)
     text.write([(next_token(scores, generation_config.do_sample), scores)])

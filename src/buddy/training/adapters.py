@@ -19,30 +19,50 @@ from buddy.backbone.nf4 import NF4Linear
 
 
 class _Adapted(torch.autograd.Function):
-    """`x W' + bias + (x A') (scaling B)'`; W and bias are frozen, W perhaps in 4 bits."""
+    """`x W' + bias + (s * x A') (scaling B)'`; W and bias are frozen, W perhaps in 4 bits.
+
+    `s` scales each rank of each token, or is None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, base: nn.Linear, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        base: nn.Linear,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        by_depth: Tensor | None,
+    ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         down, up = a.to(x.dtype), (b * scale).to(x.dtype)
-        low = flat @ down.T
+        low, plain, ranks = flat @ down.T, None, None
+        if by_depth is not None:
+            plain, ranks = low, by_depth.reshape(-1, by_depth.shape[-1]).to(x.dtype)
+            low = plain * ranks
         out = nn.functional.linear(flat, _weight(base, x.dtype), base.bias).addmm_(low, up.T)
-        ctx.save_for_backward(flat, down, up, low)
+        ctx.save_for_backward(flat, down, up, low, plain, ranks)
         ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor, None]:
-        flat, down, up, low = ctx.saved_tensors
+    def backward(
+        ctx: Any, slope: Tensor
+    ) -> tuple[Tensor | None, None, Tensor, Tensor, None, Tensor | None]:
+        flat, down, up, low, plain, ranks = ctx.saved_tensors
         slope = slope.reshape(-1, slope.shape[-1])
         through = slope @ up
+        by_ranks = None
+        if ranks is not None:
+            by_ranks = (through * plain).float().view(*ctx.shape[:-1], -1)
+            through = through * ranks
         by_x = None
         if ctx.needs_input_grad[0]:
             by_x = slope @ _weight(ctx.base, slope.dtype)
             by_x = by_x.addmm_(through, down).view(ctx.shape)
         by_a = (through.T @ flat).float()
         by_b = (low.T @ slope).T.float() * ctx.scale
-        return by_x, None, by_a, by_b, None
+        return by_x, None, by_a, by_b, None, by_ranks
 
 
 def _weight(base: nn.Linear, dtype: torch.dtype) -> Tensor:
@@ -60,6 +80,7 @@ def adapted_linear(
         x: In the dtype of the layer's weight.
     """
     (name,) = layer.active_adapters
+    scales = getattr(layer, "scales_by_depth", None)
     return cast(
         Tensor,
         _Adapted.apply(  # type: ignore[no-untyped-call]
@@ -68,6 +89,7 @@ def adapted_linear(
             layer.lora_A[name].weight,
             layer.lora_B[name].weight,
             layer.scaling[name],
+            None if scales is None else 1 + scales(),
         ),
     )
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone, Rotary
+from buddy.backbone.depth_scales import depths_known
 from buddy.engine.executors.blocks import BlockRun
 from buddy.engine.feed import Feed
 from buddy.engine.probe import GATHER_SCATTER, piece
@@ -79,7 +80,10 @@ class PackedRun(BlockRun):
         is_flat = packing.ends is not None and mask is None and frame.is_prefix
         with piece(GATHER_SCATTER):
             hidden = self.hidden.index_select(0, packing.lanes)
-        with packed(packing, is_flat=is_flat):
+        shares = None
+        if self._depth_shares is not None:
+            shares = self._depth_shares.index_select(0, packing.lanes)[None]
+        with packed(packing, is_flat=is_flat), depths_known(shares):
             out = self._backbone.run_block(
                 block,
                 hidden[None],

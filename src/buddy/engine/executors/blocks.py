@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone, Rotary
+from buddy.backbone.depth_scales import depths_known
 from buddy.depth.plan import NO_LANES, DepthPlan, LaneSet
 from buddy.depth.policy import Observation
 from buddy.engine.fork_guard import check_threads
@@ -169,6 +170,7 @@ class BlockRun(LaneRun):
         self.hidden: Float[Tensor, "lanes hidden"] = backbone.embed(token_ids[None])[0]
         self._backbone, self._keeps_mlp = backbone, keeps_mlp
         self._rotaries: dict[int, Rotary] = {}
+        self._depth_shares: Float[Tensor, "lanes depths"] | None = None
 
     def residual(self, block: int) -> Float[Tensor, "lanes hidden"]:
         """The residual as it is now."""
@@ -181,6 +183,9 @@ class BlockRun(LaneRun):
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
+        scales = self._backbone.depth_scales
+        if scales is not None and plan is not None:
+            self._depth_shares = scales.shares(plan.host.sum(1)).to(self.lanes.device)
         super().blocks(blocks, plan)
         if self._spread is not None:
             self.hidden = self.hidden.to(self.lanes.device)
@@ -205,9 +210,13 @@ class BlockRun(LaneRun):
         rotary = self._rotaries.get(id(frame))
         if rotary is None:  # frames live as long as this pass
             rotary = self._rotaries[id(frame)] = self._backbone.rotary(hidden, frame.positions)
-        return self._backbone.run_block(
-            block, hidden, self._mask(block, frame), frame.positions, rotary, kv
-        )
+        shares = self._depth_shares
+        with (
+            nullcontext() if shares is None else depths_known(frame.spread(shares.to(frame.device)))
+        ):
+            return self._backbone.run_block(
+                block, hidden, self._mask(block, frame), frame.positions, rotary, kv
+            )
 
     @contextmanager
     def _mlp_kept(self, block: int, frame: Frame) -> Iterator[None]:

@@ -84,6 +84,11 @@ class GraphDecoder:
             raise ModelError(
                 "no graph can be captured: the blocks are on several devices, and a graph is of one"
             )
+        if backbone.depth_scales is not None:
+            raise ModelError(
+                "no graph can be captured: the adapters know how many blocks a token runs, which "
+                "changes from token to token"
+            )
         rope = rope_of_length(backbone.config)
         if rope is not None:
             raise ModelError(

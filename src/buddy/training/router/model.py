@@ -26,6 +26,7 @@ from buddy.routing.prior import PriorConfig, normalise_prior
 from buddy.routing.router import Router, RouterConfig
 from buddy.training.batches import check_context
 from buddy.training.router.budgets import budget_range
+from buddy.training.router.depths import check_depths, new_scales, start_scales
 from buddy.training.router.lora import add_lora, context_layers, start_adapters
 from buddy.training.router.recipe import BudgetSettings, Recipe, RouterSettings
 from buddy.training.router.teacher import check_teacher
@@ -141,12 +142,15 @@ def build_model(
         context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     )
     adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, context_only)
+    scales = new_scales(adapted, recipe.lora, base.num_blocks)
     if recipe.lora.start is not None:
         start_adapters(
             adapted, Path(recipe.lora.start), base.backbone, base.origin.fingerprint, recipe.lora
         )
+        start_scales(scales, Path(recipe.lora.start))
     model = BuddyForCausalLM(
         adapted,
+        depth_scales=None if scales is None else scales.to(base.device),
         prior=order,
         router=router,
         learned=_part(settings.policy, base),
@@ -190,6 +194,7 @@ def _check_sizes(recipe: Recipe, base: BuddyForCausalLM) -> set[int]:
             f"{recipe.lora.rank:,}"
         )
     check_context(recipe.data.max_tokens, base)
+    check_depths(recipe, base.num_blocks)
     for order in recipe.router.orders:
         read_prior(Path(order.record), base.resources, "router.orders")
     evaluated = BudgetSettings(choices=recipe.log.evaluate_budgets)

@@ -63,6 +63,16 @@ class LoraSettings(RecipeTable):
     """A Buddy checkpoint of the same base model whose adapters are trained on; else new ones."""
     keep_context: bool = False
     """No adapter on what the router reads: prompts look to it as they did before the first step."""
+    depths: tuple[str, ...] = ()
+    """Budgets, rising, at which each rank of an adapter has a scale of its own, learned beside it;
+    between them it goes from one to the next in a line. Adapters of the first block, of keys and of
+    values have none, and without budgets no adapter has any."""
+
+    def __post_init__(self) -> None:
+        RecipeTable.__post_init__(self)
+        _check_budgets("depths", self.depths)
+        if self.depths and self.rank == 0:
+            raise RecipeError("depths are of adapters, and rank is 0: set rank, or leave them out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -366,6 +376,16 @@ class Recipe:
                     f"{self.router.method} compares plans at one budget of an example: set "
                     "budget.each to 1, or router.method to straight-through"
                 )
+        if self.lora.depths:
+            for name, is_set in (
+                ("optim.fsdp", self.optim.fsdp),
+                ('router.method "measured"', self.router.method == "measured"),
+            ):
+                if is_set:
+                    raise RecipeError(
+                        f"{name} runs blocks in a way that does not say how deep a token runs, "
+                        "which lora.depths needs: leave one of the two out"
+                    )
         if self.optim.fsdp and self.router.method == "measured":
             raise RecipeError(
                 "optim.fsdp gathers the blocks of training passes, and router.method measured runs "

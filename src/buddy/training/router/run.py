@@ -55,6 +55,7 @@ _NEWER: Final[dict[tuple[str, str], Any]] = {
     ("budget", "curriculum_steps"): 0,
     ("budget", "each"): 1,
     ("budget", "sandwich"): False,
+    ("lora", "depths"): (),
 }
 """Settings that states of older versions do not have, and what was done before there were any."""
 

@@ -375,8 +375,12 @@ def trained_parameters(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The adapters' parameters, and those of the router or of a method's part, by name."""
     parts = {"router": model.router, "learned": model.learned}
+    scales = model.depth_scales
     return (
-        {name: p for name, p in model.model.named_parameters() if p.requires_grad},
+        {
+            **{name: p for name, p in model.model.named_parameters() if p.requires_grad},
+            **({} if scales is None else {"depth_scales.weight": scales.weight}),
+        },
         {
             f"{part}.{name}": p
             for part, module in parts.items()

@@ -17,7 +17,7 @@ from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
 _SOURCES: Final = (
-    *("decode.c", "run.h", "attention.h", "products.h", "skipped.h"),
+    *("decode.c", "run.h", "attention.h", "products.h", "adapters.h", "skipped.h"),
     *("model.h", "functions.h", "multiply.h", "panels.h", "whole.h", "matrix.h"),
     *("transpose.h", "tiles.h", "threads.h"),
 )

@@ -130,6 +130,8 @@ static void run_all(void *argument, Team *team, int thread)
         place[lane] = -1;
         if (thread == 0 && step->first == 0)
             embed(model, step->tokens[lane], step->residual + (size_t)lane * model->hidden);
+        if (thread == 0 && model->rank > 0 && step->runs != NULL)
+            run->depth[lane] = known_depth(run, lane);
     }
     barrier(team);
     for (int block = step->first; block < step->stop; block++)
@@ -181,6 +183,8 @@ static size_t lay_out(Run *run, char *base, int threads)
         run->inner = take(&at, sizeof(float) * held * model->inner);
         run->inner_narrow = take(&at, NARROW_BYTES * held * model->inner);
     }
+    run->low = take(&at, sizeof(float) * 2 * lanes * model->rank);
+    run->depth = take(&at, model->rank > 0 ? sizeof(int32_t) * lanes : 0);
     run->own = at;
     run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);
     return (size_t)(at - base) + run->own_bytes * threads;

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone, check_token_ids
+from buddy.backbone.depth_scales import unknown_depth
 from buddy.depth.plan import DepthPlan
 from buddy.engine.executors.blocks import PassRun
 from buddy.engine.executors.native import layout
@@ -244,22 +245,24 @@ class NativeRun(PassRun):
 
     def blocks(self, blocks: range, plan: DepthPlan | None) -> None:
         """Run these blocks under the plan; without one every lane runs them."""
-        self._run(blocks, self._host(plan), None)
+        self._run(blocks, self._host(blocks, plan), None)
 
     def finish(
         self, blocks: range, plan: DepthPlan | None, num_logits: int | None = None
     ) -> Float[Tensor, "lanes num_logits"] | None:
         """Run the last blocks, and the output projection where all lanes may want it."""
         if self.lanes.num > MOST_LANES:
-            self._run(blocks, self._host(plan), None)
+            self._run(blocks, self._host(blocks, plan), None)
             return None
         width = self._backbone.vocab if num_logits is None else num_logits
         logits = _float32(self.lanes.num, width)
-        self._run(blocks, self._host(plan), logits)
+        self._run(blocks, self._host(blocks, plan), logits)
         return logits
 
-    def _host(self, plan: DepthPlan | None) -> NDArray[np.bool_]:
+    def _host(self, blocks: range, plan: DepthPlan | None) -> NDArray[np.bool_]:
         if plan is None:
+            if self._backbone.depth_scales is not None and blocks.stop > 1:
+                raise unknown_depth()
             return np.ones((self.lanes.num, self._backbone.num_blocks), np.bool_)
         return plan.host
 

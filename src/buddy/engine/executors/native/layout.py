@@ -26,6 +26,7 @@ class Matrix(ctypes.Structure):
     _fields_: ClassVar[_Fields] = [
         *_fields(_POINTER, "weights scales bias"),
         *_fields(_INT, "rows columns format by_dots"),
+        *_fields(_POINTER, "down up deviations"),
     ]
 
 
@@ -50,6 +51,7 @@ class Model(ctypes.Structure):
         *_fields(_POINTER, "cosines sines"),
         *_fields(ctypes.c_float, "epsilon scaling"),
         *_fields(_INT, "num_blocks hidden heads kv_heads head_size inner by_tiles is_bf16"),
+        *_fields(_INT, "rank depths"),
     ]
 
 

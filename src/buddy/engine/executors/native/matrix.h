@@ -26,13 +26,17 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 typedef uint16_t bf16;
 
-typedef struct {
+typedef struct Matrix {
     const void *weights; /* [rows, columns]; INT4: two to a byte, columns 0-15 and 16-31 of a group */
     const float *scales; /* INT8: [rows]; INT4: [rows, columns / GROUP]; else NULL */
     const float *bias;   /* [rows] or NULL */
     int32_t rows, columns, format;
     int32_t by_dots; /* multiplied with vectors of bfloat16 where the processor has dot products of these;
                         else, of INT8 and INT4, with whole numbers */
+    /* Of an adapter that knows the depth, or NULL: up (deviations of the depth * down x) is added. */
+    const struct Matrix *down; /* [rank, columns] */
+    const void *up;            /* [rank, rows] in the format of `down` */
+    const float *deviations;   /* [depths, rank] */
 } Matrix;
 
 static inline float widen(bf16 value)

@@ -23,6 +23,8 @@ typedef struct {
     int32_t num_blocks, hidden, heads, kv_heads, head_size, inner;
     int32_t by_tiles; /* whether tiles make all products, which makes prompts too the kernel's */
     int32_t is_bf16; /* number format of what is embedded, cache and kept residuals; else float32 */
+    int32_t rank;    /* of adapters that know the depth; 0 = there are none, and no tiles if there are */
+    int32_t depths;  /* that they know: deeper is as the last */
 } Model;
 
 /* Of a session. A token's slot is its position. */

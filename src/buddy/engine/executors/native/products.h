@@ -3,7 +3,7 @@
 #ifndef BUDDY_PRODUCTS_H
 #define BUDDY_PRODUCTS_H
 
-#include "run.h"
+#include "adapters.h"
 
 /* Normalised rows as vectors: of few, each thread makes its own; of more, all make them together. */
 static void normalise(
@@ -199,10 +199,14 @@ static void project(
     for (int from = 0, now; from < count; from += now) {
         now = lanes_from(team, from, count);
         normalise(run, team, thread, own, rows + from, norm, now);
+        /* Of matrices that read the same, the first alone may have an adapter that knows the depth. */
+        lower(run, team, thread, own, own->active + from, now, matrices, 1);
         for (int i = 0; i < number; i++) {
             for (int n = 0; n < now; n++)
                 own->outputs[n] = outputs[i] + (size_t)own->active[from + n] * matrices[i]->rows;
             multiply_share(team, thread, own, matrices[i], now);
+            if (i == 0)
+                raise_share(run, team, thread, matrices[0], run->low, now, own->outputs);
         }
     }
 }
@@ -218,6 +222,7 @@ static void add_share(
     for (int n = 0; n < count; n++) /* the query's space is free by now */
         products[n] = run->query + (size_t)lanes[n] * hidden;
     multiply_rows(matrix, own->vectors, count, begin, end, products, own->scratch);
+    raise_rows(run, matrix, run->low, count, begin, end, products);
     for (int n = 0; n < count; n++) {
         float *residual = run->step->residual + (size_t)lanes[n] * hidden;
         for (int i = begin; i < end; i++)
@@ -241,6 +246,7 @@ static void add_attended(Run *run, Team *team, int thread, Own *own, const Matri
         size_t at = (size_t)own->active[n] * width;
         own->vectors[n] = (Vector){run->attended + at, run->attended_narrow + at};
     }
+    lower(run, team, thread, own, own->active, count, &output, 1);
     add_share(team, thread, run, own, output, own->active, count);
 }
 
@@ -260,6 +266,9 @@ static void gate_share(
         const Vector *x = own->vectors + done;
         multiply_rows(&weights->gate, x, held, begin, end, gates, own->scratch);
         multiply_rows(&weights->up, x, held, begin, end, ups, own->scratch);
+        const float *low = run->low + (size_t)done * run->model->rank;
+        raise_rows(run, &weights->gate, low, held, begin, end, gates);
+        raise_rows(run, &weights->up, low + (size_t)count * run->model->rank, held, begin, end, ups);
         for (int n = 0; n < held; n++) {
             for (int i = begin; i < end; i++)
                 gates[n][i] = silu(gates[n][i]) * ups[n][i];
@@ -291,12 +300,15 @@ static void add_mlp(
     for (int from = 0, now; from < count; from += now) {
         now = lanes_from(team, from, count);
         normalise(run, team, thread, own, rows + from, weights->mlp_norm, now);
+        lower(run, team, thread, own, own->active + from, now,
+              (const Matrix *[]){&weights->gate, &weights->up}, 2);
         gate_share(run, team, thread, own, weights, now);
         barrier(team);
         for (int n = 0; n < now; n++) {
             size_t at = (size_t)n * model->inner;
             own->vectors[n] = (Vector){run->inner + at, run->inner_narrow + at};
         }
+        lower(run, team, thread, own, own->active + from, now, (const Matrix *[]){&weights->down}, 1);
         add_share(team, thread, run, own, &weights->down, own->active + from, now);
     }
 }

@@ -20,6 +20,8 @@ typedef struct {
     bf16 *normed_narrow, *inner_narrow;
     bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
     bf16 *byte_panels; /* of any of these */
+    float *low; /* [2, lanes, rank]: of one or two adapters that know the depth */
+    int32_t *depth; /* by lane: blocks that it runs, as they know them */
     int by_tiles; /* all products */
     char *own;       /* memory of each thread */
     size_t own_bytes;

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.depth_scales import DepthLinear
 from buddy.backbone.families import PLAIN, rope_of_length
 from buddy.backbone.quantised import QuantisedEmbedding, QuantisedLinear
 from buddy.engine.executors.native import layout
@@ -33,7 +34,7 @@ def why_not(backbone: Backbone) -> str | None:
     rope = rope_of_length(config)
     if rope is not None:
         return f"its rotary embedding is {rope!r}, which changes with the length"
-    for linear in _linears(backbone):
+    for linear in map(_base, _linears(backbone)):
         if type(linear) not in (nn.Linear, QuantisedLinear):
             return f"a linear layer is a {type(linear).__name__}: merge the adapter first"
         if not cast(Any, linear).weight.is_contiguous():
@@ -49,6 +50,11 @@ def _linears(backbone: Backbone) -> list[nn.Module]:
         for name in names.values()
     ]
     return [*blocks, backbone.head]
+
+
+def _base(linear: nn.Module) -> nn.Module:
+    """The layer that holds the weights: of one whose adapter knows the depth, that inside."""
+    return linear.base if isinstance(linear, DepthLinear) else linear
 
 
 def _table(backbone: Backbone) -> Tensor:
@@ -139,7 +145,8 @@ class BoundWeights:
     def _norm(self, module: Any) -> int | None:
         return None if module is None else self._widen(module.weight).data_ptr()
 
-    def _matrix(self, linear: nn.Linear | QuantisedLinear) -> layout.Matrix:
+    def _matrix(self, layer: nn.Linear | QuantisedLinear | DepthLinear) -> layout.Matrix:
+        linear = cast(nn.Linear | QuantisedLinear, _base(layer))
         quantised = linear if isinstance(linear, QuantisedLinear) else None
         numbers = (
             layout.FORMATS[linear.weight.dtype]
@@ -154,7 +161,26 @@ class BoundWeights:
             columns=linear.in_features,
             format=numbers,
             by_dots=numbers != layout.FLOAT32 and self._backbone.dtype == torch.bfloat16,
+            **(self._adapter(layer) if isinstance(layer, DepthLinear) else {}),
         )
+
+    def _adapter(self, layer: DepthLinear) -> dict[str, int]:
+        """What an adapter adds that knows the depth; it holds all that the kernel reads of it."""
+        down, up = (self._hold(part.detach().contiguous()) for part in (layer.down, layer.up.T))
+        rank, columns = down.shape
+        matrix = layout.Matrix(
+            weights=down.data_ptr(),
+            rows=rank,
+            columns=columns,
+            format=layout.FORMATS[down.dtype],
+            by_dots=down.dtype == torch.bfloat16,
+        )
+        self._held.append(matrix)
+        return {
+            "down": ctypes.addressof(matrix),
+            "up": up.data_ptr(),
+            "deviations": self._widen(layer.table()).data_ptr(),
+        }
 
     def _embedding(self, vocabulary: layout.Matrix) -> layout.Matrix:
         """The embedding as a matrix: the output projection where that is quantised and both."""
@@ -188,6 +214,7 @@ class BoundWeights:
         products = [vocabulary, *(getattr(b, n) for b in blocks for n in (*_ATTENTION, *_MLP))]
         is_bf16 = backbone.dtype == torch.bfloat16
         first = cast(Any, backbone.blocks[0])
+        scales = backbone.depth_scales
         self.model = layout.Model(
             blocks=ctypes.cast(blocks, ctypes.POINTER(layout.Block)),
             embedding=self._embedding(vocabulary),
@@ -203,9 +230,12 @@ class BoundWeights:
             inner=config.intermediate_size,
             by_tiles=self._has_tiles
             and is_bf16
+            and scales is None
             and all(map(_fits_tiles, products))
             and all(map(_is_of_one_format, blocks)),
             is_bf16=is_bf16,
+            rank=0 if scales is None else scales.config.rank,
+            depths=0 if scales is None else scales.config.depths[-1] + 1,
         )
         self.is_in_bytes = bool(self.model.by_tiles) and any(
             matrix.format == layout.INT8 for matrix in products
