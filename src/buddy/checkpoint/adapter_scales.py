@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.depth_scales import DepthLinear, DepthScales, attach_scales, scaled_layers
 from buddy.checkpoint.adapter import WEIGHTS, read_adapter_config
@@ -48,14 +46,14 @@ def put_scales(hf_model: Any, folder: Path, scales: DepthScales, *, is_merged: b
         )
     for place, layer in enumerate(layers.values()):
         name = names[layer]
-        sides = [weights.get(f"base_model.model.{name}.lora_{side}.weight") for side in "AB"]
-        if sides[0] is None or sides[1] is None:
+        down, up = (weights.get(f"base_model.model.{name}.lora_{side}.weight") for side in "AB")
+        if down is None or up is None:
             raise CheckpointError(
                 f"{folder} has no adapter on {name}, which has scales by depth: copy the "
                 "checkpoint again"
             )
         device = next(iter((*layer.parameters(), *layer.buffers()))).device
-        down, up = (part.to(device, torch.float32) for part in sides)
-        down, up = (part.to(backbone.dtype) for part in (down, up * config.scaling))
-        made = DepthLinear(layer, down, up, scales, place)
+        scaled = up.float() * config.scaling
+        sides = (part.to(device, backbone.dtype) for part in (down, scaled))
+        made = DepthLinear(layer, *sides, scales, place)
         hf_model.set_submodule(name, made)
