@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -76,11 +76,8 @@ class DepthScales(Float32Module):
         Args:
             blocks: That each token runs.
         """
-        return _all_shares(self.config.depths)[torch.from_numpy(blocks).clamp(max=self._most)]
-
-    @property
-    def _most(self) -> int:
-        return self.config.depths[-1]
+        most = self.config.depths[-1]
+        return _all_shares(self.config.depths)[torch.from_numpy(blocks).clamp(max=most)]
 
     def of(self, layer: int) -> Float[Tensor, "*shape rank"]:
         """How far from 1 the scales of a layer are, for the tokens that it is given now.
@@ -184,10 +181,6 @@ def _down(layer: Any) -> nn.Linear | None:
 def _scaled(scales: DepthScales, place: int, module: Any, inputs: Any, output: Tensor) -> Tensor:
     """What the first matrix of an adapter makes, each rank scaled."""
     return output * (1 + scales.of(place)).to(output)
-
-
-MERGED: Final = "merged adapters that know the depth"
-"""What a model is refused for, where its linear layers have to be plain."""
 
 
 class DepthLinear(nn.Module):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from buddy.backbone.depth_scales import MERGED, is_merged
+from buddy.backbone.depth_scales import is_merged
 from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import is_quantised, quantisation_of
 from buddy.checkpoint.adapter import FOLDER, save_adapter
@@ -42,8 +42,8 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
         )
     if is_merged(parts.hf_model):
         raise CheckpointError(
-            f"{MERGED} cannot be saved, as no plain weights compute what they do: load the model "
-            "without merge_adapter, and save that"
+            "merged adapters that know the depth cannot be saved, as no plain weights compute what "
+            "they do: load the model without merge_adapter, and save that"
         )
     origin = parts.origin
     # What adapters were put on is still what it was when it was loaded.

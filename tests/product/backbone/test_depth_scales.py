@@ -1,6 +1,7 @@
 """Adapters that know the depth, against plain adapters of each depth and the naive reference."""
 
 import copy
+import json
 import shutil
 from contextlib import nullcontext
 
@@ -287,3 +288,23 @@ def test_a_stretch_without_a_plan_is_refused_by_compiled_code_too(saved):
         stretch = Stretch(sequence=sequence, token_ids=random_ids(1, 2)[0], blocks=range(3))
         with torch.no_grad(), pytest.raises(ModelError, match="this pass does not say it"):
             run_stretch(buddy.backbone, session, stretch, buddy.executor.fast_path())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"depths": [3, 4, 7]}, "the largest of its depths is 7 blocks, and the base model has 6"),
+        ({"depths": [4, 3, 6]}, "at least two numbers of blocks, rising"),
+        ({"layers": 24}, "does not fit its description"),
+        ({"rank": 4}, "does not fit its description"),
+    ],
+)
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_checkpoint_whose_scales_are_others_is_refused(saved, changes, words, merge):
+    folder, _ = saved
+    path = folder / "knowing" / "buddy.json"
+    manifest = json.loads(path.read_text())
+    manifest["depth_scales"] |= changes
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=words):
+        BuddyForCausalLM.from_pretrained(folder / "knowing", merge_adapter=merge)
