@@ -53,7 +53,6 @@ def put_scales(hf_model: Any, folder: Path, scales: DepthScales, *, is_merged: b
                 "checkpoint again"
             )
         device = next(iter((*layer.parameters(), *layer.buffers()))).device
-        scaled = up.float() * config.scaling
-        sides = (part.to(device, backbone.dtype) for part in (down, scaled))
-        made = DepthLinear(layer, *sides, scales, place)
+        down, up = down.to(device, backbone.dtype), (up.float() * config.scaling).to(device)
+        made = DepthLinear(layer, down, up.to(backbone.dtype), scales, place)
         hf_model.set_submodule(name, made)

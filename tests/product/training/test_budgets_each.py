@@ -58,7 +58,7 @@ def test_the_gradient_is_the_mean_of_those_at_each_budget():
         ),
         (
             {"teacher": {"name": "self"}, "optim": {"fsdp": True}},
-            r"teacher\.name self runs another",
+            r"teacher\.name self runs others",
         ),
     ],
 )

@@ -76,8 +76,8 @@ def test_a_run_with_scales_that_was_stopped_ends_as_one_that_was_not(folder):
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("optim.fsdp=true",), r"optim\.fsdp runs blocks in a way"),
-        (("router.policy=routed", "router.method=measured"), 'method "measured" runs blocks'),
+        (("optim.fsdp=true",), r"optim\.fsdp runs blocks without saying"),
+        (("router.policy=routed", "router.method=measured"), "method measured runs blocks"),
         (("router.policy=routed", "router.planner.context_layer=2"), "context_layer is 2: set it"),
         (('lora.depths=["4 blocks"]',), "two budgets or more"),
         (('lora.depths=["4 blocks", "7 blocks"]',), "7"),

@@ -64,9 +64,8 @@ class LoraSettings(RecipeTable):
     keep_context: bool = False
     """No adapter on what the router reads: prompts look to it as they did before the first step."""
     depths: tuple[str, ...] = ()
-    """Budgets, rising, at which each rank of an adapter has a scale of its own, learned beside it;
-    between them it goes from one to the next in a line. Adapters of the first block, of keys and of
-    values have none, and without budgets no adapter has any."""
+    """Budgets, rising, at which each rank of an adapter learns a scale, between them on a line. The
+    first block, keys and values have none; without budgets, no adapter has any."""
 
     def __post_init__(self) -> None:
         RecipeTable.__post_init__(self)
@@ -376,25 +375,18 @@ class Recipe:
                     f"{self.router.method} compares plans at one budget of an example: set "
                     "budget.each to 1, or router.method to straight-through"
                 )
-        if self.lora.depths:
-            for name, is_set in (
-                ("optim.fsdp", self.optim.fsdp),
-                ('router.method "measured"', self.router.method == "measured"),
-            ):
-                if is_set:
-                    raise RecipeError(
-                        f"{name} runs blocks in a way that does not say how deep a token runs, "
-                        "which lora.depths needs: leave one of the two out"
-                    )
-        if self.optim.fsdp and self.router.method == "measured":
+        if self.lora.depths and (self.optim.fsdp or self.router.method == "measured"):
+            name = "optim.fsdp" if self.optim.fsdp else "router.method measured"
             raise RecipeError(
-                "optim.fsdp gathers the blocks of training passes, and router.method measured runs "
-                "others beside them: set one of the two"
+                f"{name} runs blocks without saying how deep a token runs, which lora.depths "
+                "needs: leave one of the two out"
             )
-        if self.optim.fsdp and self.teacher.name == OWN_TEACHER:
+        is_measured = self.router.method == "measured"
+        if self.optim.fsdp and (is_measured or self.teacher.name == OWN_TEACHER):
+            name = "router.method measured" if is_measured else "teacher.name self"
             raise RecipeError(
-                "optim.fsdp gathers the blocks of training passes, and teacher.name self runs "
-                "another beside them: set one of the two"
+                f"optim.fsdp gathers the blocks of training passes, and {name} runs others beside "
+                "them: set one of the two"
             )
         if self.optim.fsdp and self.model.quant is not None:
             raise RecipeError(
