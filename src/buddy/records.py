@@ -19,7 +19,7 @@ from buddy.provenance import own_commit
 
 _PACKAGES: Final = ("torch", "transformers", "peft")
 _INSTRUCTIONS: Final = (
-    *("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni"),
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni"),
     *("asimd", "asimddp", "bf16", "i8mm"),
 )
 """Those of a processor that decide how fast it multiplies matrices, as Linux names them."""

@@ -40,9 +40,12 @@ static float *floats(int count, float center, float spread)
     return made;
 }
 
+static int is_of_bf16; /* the model that is made */
+
 static Matrix matrix(int rows, int columns, int format, int has_bias)
 {
-    Matrix made = {.rows = rows, .columns = columns, .format = format};
+    Matrix made = {.rows = rows, .columns = columns, .format = format,
+                   .by_dots = is_of_bf16 && format != FLOAT32};
     size_t count = (size_t)rows * columns;
     made.bias = has_bias ? floats(rows, 0, 0.1f) : NULL;
     float *weights = floats((int)count, 0, 0.2f);
@@ -65,6 +68,7 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
 
 static Model model_of(int format, int is_bf16, int has_tiles)
 {
+    is_of_bf16 = is_bf16;
     Block *blocks = room(sizeof(Block) * BLOCKS);
     for (int b = 0; b < BLOCKS; b++)
         blocks[b] = (Block){

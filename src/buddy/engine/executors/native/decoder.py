@@ -40,7 +40,7 @@ MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "qu
 """The same where torch multiplies faster, but does much else first; by the format of weights."""
 _LARGE: Final = 2**23
 """Weights of an MLP's matrix from which on what torch does first is little beside its products."""
-_WITHOUT_BF16: Final = ("avx512", "avx2")
+_WITHOUT_BF16: Final = ("avx512_vnni", "avx512", "avx_vnni", "avx2")
 """Sets that torch has no fast products of bfloat16 for; the kernel widens weights as it reads."""
 
 

@@ -38,8 +38,10 @@ class InstructionSet:
 
 _X86_V3: Final = "avx2 bmi1 bmi2 f16c fma abm movbe"
 _X86_V4: Final = f"{_X86_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+_VNNI: Final = f"{_X86_V4} avx512_vnni"
 _WIDE: Final = ("-march=x86-64-v4", "-mprefer-vector-width=512")
-_DOTS: Final = (*_WIDE, "-mavx512bf16")
+_BYTES: Final = (*_WIDE, "-mavx512vnni")
+_DOTS: Final = (*_BYTES, "-mavx512bf16")
 _TILES: Final = (*_DOTS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 
@@ -48,10 +50,15 @@ def _x86(name: str, needs: str, *flags: str) -> InstructionSet:
 
 
 SETS: Final = (
-    _x86("amx", f"{_X86_V4} avx512_bf16 amx_tile amx_bf16 amx_int8", *_TILES),
-    _x86("avx512_bf16", f"{_X86_V4} avx512_bf16", *_DOTS),
+    _x86("amx", f"{_VNNI} avx512_bf16 amx_tile amx_bf16 amx_int8", *_TILES),
+    _x86("avx512_bf16", f"{_VNNI} avx512_bf16", *_DOTS),
+    _x86("avx512_vnni", _VNNI, *_BYTES),
     _x86("avx512", _X86_V4, *_WIDE),
+    _x86("avx_vnni", f"{_X86_V3} avx_vnni", "-march=x86-64-v3", "-mavxvnni"),
     _x86("avx2", _X86_V3, "-march=x86-64-v3"),
+    InstructionSet(
+        "neon_dot", "aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimd", "asimddp"})
+    ),
     InstructionSet("neon", "aarch64", ("-march=armv8-a",), frozenset({"asimd"})),
     InstructionSet("neon", "arm64", (), frozenset()),
 )

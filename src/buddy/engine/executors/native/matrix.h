@@ -19,6 +19,16 @@
 #define HAS_BF16_DOT 0
 #endif
 
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define HAS_BYTE_DOT 1
+#elif !defined(__AVX512F__) && defined(__AVX2__) && defined(__AVXVNNI__)
+#define HAS_BYTE_DOT 1
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define HAS_BYTE_DOT 1
+#else
+#define HAS_BYTE_DOT 0
+#endif
+
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 #define GROUP 32 /* weights that share a scale in INT4 */
@@ -31,8 +41,8 @@ typedef struct Matrix {
     const float *scales; /* INT8: [rows]; INT4: [rows, columns / GROUP]; else NULL */
     const float *bias;   /* [rows] or NULL */
     int32_t rows, columns, format;
-    int32_t by_dots; /* multiplied with vectors of bfloat16 where the processor has dot products of these;
-                        else, of INT8 and INT4, with whole numbers */
+    int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; INT8 and
+                        INT4 with whole numbers */
     /* Of an adapter that knows the depth, or NULL: up (deviations of the depth * down x) is added. */
     const struct Matrix *down; /* [rank, columns] */
     const void *up;            /* [rank, rows] in the format of `down` */
@@ -283,44 +293,23 @@ static inline __mmask32 next_columns(int left)
     return left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
 }
 
-/* 32 weights of a row in bfloat16, from a column on that 32 divides, zeros where the mask has none;
- * those of INT8 without their scale, which is exact. */
-static inline __attribute__((always_inline)) __m512bh narrow_weights(
-    const Matrix *matrix, int format, size_t row, int column, __mmask32 mask)
-{
-    size_t at = row * matrix->columns + column;
-    if (format == BFLOAT16)
-        return (__m512bh)_mm512_maskz_loadu_epi16(mask, (const bf16 *)matrix->weights + at);
-    __m512 low, high;
-    if (format == INT8) {
-        __m256i bytes = _mm256_maskz_loadu_epi8(mask, (const int8_t *)matrix->weights + at);
-        low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-        high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-    } else {
-        low = (__m512)widened(matrix, INT4, row, column);
-        high = (__m512)widened(matrix, INT4, row, column + GROUP / 2);
-    }
-    return _mm512_cvtne2ps_pbh(high, low);
-}
-
-/* R rows times N vectors, at most 16 sums; these and the format are known where it is inlined. */
+/* R rows of bfloat16 times N vectors, at most 16 sums; R and N are known where it is inlined. */
 static inline __attribute__((always_inline)) void block_dots(
-    const Matrix *matrix, int format, int R, const Vector *x, int N, float *const *y, int row)
+    const Matrix *matrix, int R, const Vector *x, int N, float *const *y, int row)
 {
     __m512 sums[SUMS];
-    int columns = matrix->columns, bits = format == BFLOAT16 ? 16 : format == INT8 ? 8 : 4;
+    int columns = matrix->columns;
+    const bf16 *weights = (const bf16 *)matrix->weights + (size_t)row * columns;
     for (int i = 0; i < SUMS; i++)
         sums[i] = _mm512_setzero_ps();
-    const char *ahead =
-        (const char *)matrix->weights + (size_t)row * columns * bits / 8 + BYTES_AHEAD;
-    for (int column = 0; column < columns; column += 32) {
+    const char *ahead = (const char *)weights + BYTES_AHEAD;
+    for (int column = 0; column < columns; column += 32, ahead += R * 64) {
         __mmask32 mask = next_columns(columns - column);
         __m512bh w[R];
-        for (int at = 0; at < R * 4 * bits; at += 64)
-            _mm_prefetch(ahead + at, _MM_HINT_T0);
-        ahead += R * 4 * bits;
         for (int r = 0; r < R; r++)
-            w[r] = narrow_weights(matrix, format, row + r, column, mask);
+            _mm_prefetch(ahead + r * 64, _MM_HINT_T0);
+        for (int r = 0; r < R; r++)
+            w[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, weights + (size_t)r * columns + column);
         for (int n = 0; n < N; n++) {
             __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x[n].narrow + column);
             for (int r = 0; r < R; r++)
@@ -328,26 +317,21 @@ static inline __attribute__((always_inline)) void block_dots(
         }
     }
     float out[SUMS];
-    int is_scaled = format != INT4 && matrix->scales != NULL; /* bfloat16 that INT8 was made into, too */
     add_up(sums, out);
-    for (int n = 0; n < N; n++) {
-        for (int r = 0; is_scaled && r < R; r++)
-            out[n * R + r] *= matrix->scales[row + r];
+    for (int n = 0; n < N; n++)
         memcpy(y[n] + row, out + n * R, R * sizeof(float));
-    }
 }
 
 #define ROWS_TIMES(N, R)                                                                           \
     case N:                                                                                        \
         for (; row + R <= end; row += R)                                                           \
-            block_dots(matrix, format, R, x, N, y, row);                                           \
+            block_dots(matrix, R, x, N, y, row);                                                   \
         for (; row < end; row++)                                                                   \
-            block_dots(matrix, format, 1, x, N, y, row);                                           \
+            block_dots(matrix, 1, x, N, y, row);                                                   \
         break;
 
-static inline __attribute__((always_inline)) void rows_dots(
-    const Matrix *matrix, int format, const Vector *x, int count, int begin, int end,
-    float *const *y)
+static void rows_dots(
+    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
     int row = begin;
     switch (count) {
@@ -361,35 +345,14 @@ static inline __attribute__((always_inline)) void rows_dots(
         ROWS_TIMES(8, 2)
     }
 }
-
-/* Rows of INT8 or INT4 in bfloat16, one after another. */
-static void narrow_rows(const Matrix *matrix, int begin, int end, bf16 *out)
-{
-    int columns = matrix->columns, bits = matrix->format == INT8 ? 8 : 4;
-    const char *ahead =
-        (const char *)matrix->weights + (size_t)begin * columns * bits / 8 + BYTES_AHEAD;
-    for (int row = begin; row < end; row++, out += columns)
-        for (int column = 0; column < columns; column += 32, ahead += 4 * bits) {
-            __mmask32 mask = next_columns(columns - column);
-            _mm_prefetch(ahead, _MM_HINT_T0);
-            __m512bh w = bits == 8 ? narrow_weights(matrix, INT8, row, column, mask)
-                                   : narrow_weights(matrix, INT4, row, column, mask);
-            _mm512_mask_storeu_epi16(out + column, mask, (__m512i)w);
-        }
-}
 #endif
 
 static __attribute__((noinline)) void multiply_few(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y)
 {
 #if HAS_BF16_DOT
-    if (matrix->by_dots) {
-        if (matrix->format == BFLOAT16)
-            rows_dots(matrix, BFLOAT16, x, count, begin, end, y);
-        else if (matrix->format == INT8)
-            rows_dots(matrix, INT8, x, count, begin, end, y);
-        else
-            rows_dots(matrix, INT4, x, count, begin, end, y);
+    if (matrix->by_dots && matrix->format == BFLOAT16) {
+        rows_dots(matrix, x, count, begin, end, y);
         return;
     }
 #endif

@@ -3,44 +3,34 @@
 #ifndef BUDDY_MULTIPLY_H
 #define BUDDY_MULTIPLY_H
 
+#include "bytes.h"
 #include "panels.h"
 #include "whole.h"
 
-#define ROWS_AT_ONCE 16 /* of bfloat16, which stay in a near cache while all vectors pass */
+#define FEW_VECTORS 16   /* for which packing rows takes longer than it gains */
+#define ROWS_AT_ONCE 16  /* which stay in a near cache while all vectors pass */
+#define NEAR_COLUMNS 768 /* of MOST_VECTORS vectors of floats that stay in the nearest cache */
+#define FAR_VECTORS 6    /* of longer ones, which meet two rows at a time */
 
 /* What products of a thread work in. */
 static size_t scratch_floats(int columns)
 {
-    size_t panel = panel_floats(columns), whole = HAS_BF16_DOT ? 0 : whole_floats(columns);
+    size_t panel = panel_floats(columns), whole = whole_floats(columns);
     return panel > whole ? panel : whole;
 }
 
-#if HAS_BF16_DOT
-/* Of more than MOST_VECTORS vectors, by dot products of bfloat16. */
-static void multiply_dots(
-    const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
-    float *scratch)
+/* At most so many vectors at a time. */
+static void multiply_some(
+    const Matrix *matrix, const Vector *x, int count, int most, int begin, int end, float *const *y)
 {
-    int columns = matrix->columns;
-    Matrix narrow = {.weights = scratch, .columns = columns, .format = BFLOAT16, .by_dots = 1};
-    float *to[MOST_VECTORS];
     for (int row = begin, stop; row < end; row = stop) {
         stop = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
-        if (matrix->format == BFLOAT16)
-            narrow.weights = (const bf16 *)matrix->weights + (size_t)row * columns;
-        else
-            narrow_rows(matrix, row, stop, (bf16 *)scratch);
-        if (matrix->format == INT8)
-            narrow.scales = matrix->scales + row;
         for (int done = 0, now; done < count; done += now) {
-            now = count - done < MOST_VECTORS ? count - done : MOST_VECTORS;
-            for (int n = 0; n < now; n++)
-                to[n] = y[done + n] + row;
-            multiply_few(&narrow, x + done, now, 0, stop - row, to);
+            now = count - done < most ? count - done : most;
+            multiply_few(matrix, x + done, now, row, stop, y + done);
         }
     }
 }
-#endif
 
 /* What it calls is not inlined: GCC 12 makes the products of eight vectors a quarter slower here.
  *
@@ -50,14 +40,15 @@ static void multiply_rows(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
-    if (!HAS_BF16_DOT && matrix->by_dots && matrix->format >= INT8)
+    int is_narrow = HAS_BF16_DOT && matrix->by_dots && matrix->format == BFLOAT16;
+    int is_near = is_narrow || matrix->columns <= NEAR_COLUMNS;
+    int most = is_near ? MOST_VECTORS : FAR_VECTORS;
+    if (matrix->by_dots && matrix->format >= INT8 && matrix->columns <= MOST_COLUMNS)
         multiply_whole(matrix, x, count, begin, end, y, scratch);
-    else if (count <= MOST_VECTORS)
+    else if (count <= most)
         multiply_few(matrix, x, count, begin, end, y);
-#if HAS_BF16_DOT
-    else if (matrix->by_dots)
-        multiply_dots(matrix, x, count, begin, end, y, scratch);
-#endif
+    else if (is_narrow || count <= FEW_VECTORS)
+        multiply_some(matrix, x, count, most, begin, end, y);
     else
         multiply_panels(matrix, x, count, begin, end, y, scratch);
     if (matrix->bias != NULL)

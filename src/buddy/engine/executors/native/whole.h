@@ -9,10 +9,9 @@
 #ifndef BUDDY_WHOLE_H
 #define BUDDY_WHOLE_H
 
-#include <float.h>
+#include "rounding.h"
 
-#include "matrix.h"
-
+#if !HAS_BYTE_DOT
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -24,9 +23,10 @@ typedef int16_t Shorts __attribute__((vector_size(2 * SHORTS)));
 /* Columns of INT8 whose products an Ints holds: 128 times 32,767, 512 times. */
 #define EXACT_COLUMNS (512 * WIDTH)
 
-enum { WHOLE16 = 4 }; /* rows of either format, made int16 for many vectors */
-#define ROWS_AT_ONCE_WHOLE 12 /* of these, which stay in a near cache while all vectors pass */
+#define ROWS_NEAR 16 /* which stay in the nearest cache while many vectors pass */
 #define ROUNDED_VECTORS 64 /* at once */
+#define LARGEST 32767
+#define MOST_COLUMNS INT32_MAX
 
 /* WIDTH sums of two products each. */
 static inline Ints pair_sums(Shorts a, Shorts b)
@@ -95,41 +95,10 @@ static size_t whole_columns(int columns)
     return ((size_t)columns + SHORTS - 1) / SHORTS * SHORTS;
 }
 
-/* Round to the nearest; what is no number in a vector is none in its unit. */
-static __attribute__((noinline)) Whole round_vector(
-    const float *restrict x, int columns, int16_t *restrict out)
+static Whole pad_vector(const float *x, int columns, int16_t *out)
 {
-    int32_t largest = 0;
-    for (int i = 0; i < columns; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
-    float unit;
-    memcpy(&unit, &largest, sizeof unit);
-    unit /= 32767.0f;
-    float inverse = unit < FLT_MIN ? 0.0f : 1.0f / unit;
-    for (int i = 0; i < columns; i++) {
-        float shifted = x[i] * inverse + 12582912.0f; /* 1.5 times 2^23: its last bits are the number */
-        uint32_t bits;
-        memcpy(&bits, &shifted, sizeof bits);
-        out[i] = (int16_t)(bits & 0xffff);
-    }
     memset(out + columns, 0, sizeof *out * (whole_columns(columns) - columns));
-    return (Whole){out, unit};
-}
-
-/* SHORTS weights of a row of INT8 or WHOLE16; of the latter rows follow each other in whole_columns. */
-static inline __attribute__((always_inline)) Shorts row_shorts(
-    const Matrix *matrix, int format, size_t row, int column)
-{
-    if (format == INT8)
-        return shorts_of((const int8_t *)matrix->weights + row * matrix->columns + column);
-    Shorts here;
-    memcpy(&here, (const int16_t *)matrix->weights + row * whole_columns(matrix->columns) + column,
-           sizeof here);
-    return here;
+    return (Whole){out, round_vector(x, columns, LARGEST, out)};
 }
 
 /* The last weights of a row of INT8, fewer than SHORTS, and zeros. */
@@ -143,23 +112,20 @@ static inline Shorts last_shorts(const Matrix *matrix, size_t row, int column)
 
 /* R rows times N vectors, from one column to another, added up in whole numbers. */
 static inline __attribute__((always_inline)) void add_columns(
-    const Matrix *matrix, int format, int R, const Whole *x, int N, int row, int begin, int end,
-    Floats *totals)
+    const Matrix *matrix, int R, const Whole *x, int N, int row, int begin, int end, Floats *totals)
 {
     Ints sums[MOST_SUMS], kept[MOST_SUMS]; /* in memory, as the sums are not until the last columns */
-    const char *ahead =
-        (const char *)matrix->weights + (size_t)row * matrix->columns + begin * R + BYTES_AHEAD;
+    const int8_t *weights = (const int8_t *)matrix->weights + (size_t)row * matrix->columns;
+    const char *ahead = (const char *)weights + begin * R + BYTES_AHEAD;
     int full = begin + (end - begin) / SHORTS * SHORTS, column = begin;
-    if (format == WHOLE16)
-        full = begin + (int)whole_columns(end - begin);
     for (int i = 0; i < R * N; i++)
         sums[i] = (Ints){0};
     for (; column < full; column += SHORTS, ahead += R * SHORTS) {
         Shorts w[MOST_SUMS], v;
-        for (int at = 0; format == INT8 && at < R * SHORTS; at += 64)
+        for (int at = 0; at < R * SHORTS; at += 64)
             __builtin_prefetch(ahead + at);
         for (int r = 0; r < R; r++)
-            w[r] = row_shorts(matrix, format, row + r, column);
+            w[r] = shorts_of(weights + (size_t)r * matrix->columns + column);
         for (int n = 0; n < N; n++) {
             memcpy(&v, x[n].numbers + column, sizeof v);
             for (int r = 0; r < R; r++)
@@ -168,7 +134,7 @@ static inline __attribute__((always_inline)) void add_columns(
     }
     for (int i = 0; i < R * N; i++)
         kept[i] = sums[i];
-    for (int r = 0; format == INT8 && column < end && r < R; r++)
+    for (int r = 0; column < end && r < R; r++)
         for (int n = 0; n < N; n++) {
             Shorts v;
             memcpy(&v, x[n].numbers + column, sizeof v);
@@ -178,17 +144,17 @@ static inline __attribute__((always_inline)) void add_columns(
         totals[i] = __builtin_convertvector(kept[i], Floats);
 }
 
-/* R rows times N vectors, scaled for a row; these and the format are known where it is inlined. */
+/* R rows of INT8 times N vectors; R and N are known where it is inlined. */
 static inline __attribute__((always_inline)) void block_by_row(
-    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
 {
     Floats totals[MOST_SUMS], more[MOST_SUMS];
     float out[MOST_SUMS];
     int columns = matrix->columns, end = columns < EXACT_COLUMNS ? columns : EXACT_COLUMNS;
-    add_columns(matrix, format, R, x, N, row, 0, end, totals);
+    add_columns(matrix, R, x, N, row, 0, end, totals);
     for (int begin = end; begin < columns; begin = end) {
         end = columns - begin < EXACT_COLUMNS ? columns : begin + EXACT_COLUMNS;
-        add_columns(matrix, format, R, x, N, row, begin, end, more);
+        add_columns(matrix, R, x, N, row, begin, end, more);
         for (int i = 0; i < R * N; i++)
             totals[i] += more[i];
     }
@@ -201,9 +167,9 @@ static inline __attribute__((always_inline)) void block_by_row(
         }
 }
 
-/* The same, scaled for each group. */
+/* R rows of INT4 times N vectors. */
 static inline __attribute__((always_inline)) void block_by_group(
-    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
 {
     Floats sums[MOST_SUMS], kept[MOST_SUMS];
     float out[MOST_SUMS];
@@ -216,14 +182,9 @@ static inline __attribute__((always_inline)) void block_by_group(
         sums[i] = (Floats){0};
     for (size_t group = 0; group < groups; group++) {
         Shorts w[MOST_SUMS][PARTS], v[PARTS];
-        if (format == INT4)
-            __builtin_prefetch((const char *)pairs + group * R * (GROUP / 2) + BYTES_AHEAD);
-        for (int r = 0; r < R; r++) {
-            if (format == INT4)
-                unpack_group(pairs + (r * groups + group) * (GROUP / 2), w[r]);
-            for (int part = 0; format == WHOLE16 && part < PARTS; part++)
-                w[r][part] = row_shorts(matrix, format, row + r, group * GROUP + part * SHORTS);
-        }
+        __builtin_prefetch((const char *)pairs + group * R * (GROUP / 2) + BYTES_AHEAD);
+        for (int r = 0; r < R; r++)
+            unpack_group(pairs + (r * groups + group) * (GROUP / 2), w[r]);
         for (int n = 0; n < N; n++) {
             for (int part = 0; part < PARTS; part++)
                 memcpy(&v[part], x[n].numbers + group * GROUP + part * SHORTS, sizeof *v);
@@ -243,89 +204,43 @@ static inline __attribute__((always_inline)) void block_by_group(
             y[n][row + r] = out[n * R + r] * x[n].unit;
 }
 
-static inline __attribute__((always_inline)) void block_whole(
-    const Matrix *matrix, int format, int is_grouped, int R, const Whole *x, int N,
-    float *const *y, int row)
-{
-    if (is_grouped)
-        block_by_group(matrix, format, R, x, N, y, row);
-    else
-        block_by_row(matrix, format, R, x, N, y, row);
-}
-
-/* R rows times a few vectors, four of them at once. */
-static inline __attribute__((always_inline)) void block_few(
-    const Matrix *matrix, int format, int is_grouped, int R, const Whole *x, int count,
-    float *const *y, int row)
-{
-    for (; count >= 4; count -= 4, x += 4, y += 4)
-        block_whole(matrix, format, is_grouped, R, x, 4, y, row);
-    if (count == 1)
-        block_whole(matrix, format, is_grouped, R, x, 1, y, row);
-    else if (count == 2)
-        block_whole(matrix, format, is_grouped, R, x, 2, y, row);
-    else if (count == 3)
-        block_whole(matrix, format, is_grouped, R, x, 3, y, row);
-}
-
-/* Rows from begin to end times any number of vectors. */
-static inline __attribute__((always_inline)) void rows_whole(
-    const Matrix *matrix, int format, int is_grouped, const Whole *x, int count, int begin, int end,
+/* Rows from begin to end times N vectors, R at a time. */
+static inline __attribute__((always_inline)) void rows_by(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, int begin, int end,
     float *const *y)
 {
     int row = begin;
-    for (; count <= 2 && row + 4 <= end; row += 4)
-        block_few(matrix, format, is_grouped, 4, x, count, y, row);
-    for (; row + 2 <= end; row += 2) /* as many sums as there are registers for */
-        block_few(matrix, format, is_grouped, 2, x, count, y, row);
-    if (row < end)
-        block_few(matrix, format, is_grouped, 1, x, count, y, row);
+    for (; row + R <= end; row += R)
+        if (format == INT8)
+            block_by_row(matrix, R, x, N, y, row);
+        else
+            block_by_group(matrix, R, x, N, y, row);
+    for (; row < end; row++)
+        if (format == INT8)
+            block_by_row(matrix, 1, x, N, y, row);
+        else
+            block_by_group(matrix, 1, x, N, y, row);
 }
 
-/* Some rows as WHOLE16 has them. */
-static void unpack_rows(const Matrix *matrix, int begin, int end, int16_t *out)
+/* Rows times up to four vectors, as many at a time as there are registers for sums. */
+static inline __attribute__((always_inline)) void rows_whole(
+    const Matrix *matrix, int format, const Whole *x, int count, int begin, int end,
+    float *const *y)
 {
-    for (int row = begin; row < end; row++)
-        for (int column = 0; column < matrix->columns;) {
-            Shorts w[PARTS];
-            int parts = matrix->format == INT4 ? PARTS : 1;
-            if (matrix->format == INT4)
-                unpack_group((const uint8_t *)matrix->weights
-                                 + ((size_t)row * matrix->columns + column) / 2, w);
-            else if (column + SHORTS <= matrix->columns)
-                w[0] = row_shorts(matrix, INT8, row, column);
-            else
-                w[0] = last_shorts(matrix, row, column);
-            memcpy(out, w, parts * sizeof *w);
-            out += parts * SHORTS;
-            column += parts * SHORTS;
-        }
+    if (count == 1)
+        rows_by(matrix, format, 4, x, 1, begin, end, y);
+    else if (count == 2)
+        rows_by(matrix, format, 4, x, 2, begin, end, y);
+    else if (count == 3)
+        rows_by(matrix, format, 2, x, 3, begin, end, y);
+    else
+        rows_by(matrix, format, 2, x, 4, begin, end, y);
 }
 
-/* Of more than MOST_VECTORS vectors. */
-static inline __attribute__((always_inline)) void many_whole(
-    const Matrix *matrix, int is_grouped, const Whole *x, int count, int begin, int end,
-    float *const *y, int16_t *space)
-{
-    int groups = matrix->columns / GROUP;
-    for (int first = begin, stop; first < end; first = stop) {
-        stop = first + ROWS_AT_ONCE_WHOLE < end ? first + ROWS_AT_ONCE_WHOLE : end;
-        unpack_rows(matrix, first, stop, space);
-        Matrix rows = {.weights = space, .columns = matrix->columns,
-                       .scales = matrix->scales + (size_t)first * (is_grouped ? groups : 1)};
-        float *to[ROUNDED_VECTORS];
-        for (int n = 0; n < count; n++)
-            to[n] = y[n] + first;
-        for (int n = 0; n < count; n += 4)
-            rows_whole(&rows, WHOLE16, is_grouped, x + n, count - n < 4 ? count - n : 4, 0,
-                       stop - first, to + n);
-    }
-}
-
-/* Floats that hold rounded vectors, and rows for them. */
+/* Floats that hold rounded vectors. */
 static size_t whole_floats(int columns)
 {
-    return whole_columns(columns) * (ROUNDED_VECTORS + ROWS_AT_ONCE_WHOLE) / 2;
+    return whole_columns(columns) * ROUNDED_VECTORS / 2;
 }
 
 /* y[n][row] = matrix[row] . x[n] for rows from begin to end. */
@@ -334,21 +249,25 @@ static __attribute__((noinline)) void multiply_whole(
     float *scratch)
 {
     size_t width = whole_columns(matrix->columns);
-    int16_t *numbers = (int16_t *)scratch, *space = numbers + ROUNDED_VECTORS * width;
+    int16_t *numbers = (int16_t *)scratch;
     Whole rounded[ROUNDED_VECTORS];
     for (int done = 0, now; done < count; done += now) {
         now = count - done < ROUNDED_VECTORS ? count - done : ROUNDED_VECTORS;
+        int most = now <= MOST_VECTORS ? 4 : ROWS_NEAR;
         for (int n = 0; n < now; n++)
-            rounded[n] = round_vector(x[done + n].wide, matrix->columns, numbers + n * width);
-        if (now <= MOST_VECTORS && matrix->format == INT8)
-            rows_whole(matrix, INT8, 0, rounded, now, begin, end, y + done);
-        else if (now <= MOST_VECTORS)
-            rows_whole(matrix, INT4, 1, rounded, now, begin, end, y + done);
-        else if (matrix->format == INT8)
-            many_whole(matrix, 0, rounded, now, begin, end, y + done, space);
-        else
-            many_whole(matrix, 1, rounded, now, begin, end, y + done, space);
+            rounded[n] = pad_vector(x[done + n].wide, matrix->columns, numbers + n * width);
+        for (int row = begin, stop; row < end; row = stop) {
+            stop = end - row < most ? end : row + most;
+            for (int n = 0; n < now; n += 4) {
+                int four = now - n < 4 ? now - n : 4;
+                if (matrix->format == INT8)
+                    rows_whole(matrix, INT8, rounded + n, four, row, stop, y + done + n);
+                else
+                    rows_whole(matrix, INT4, rounded + n, four, row, stop, y + done + n);
+            }
+        }
     }
 }
+#endif
 
 #endif

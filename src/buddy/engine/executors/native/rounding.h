@@ -1,0 +1,35 @@
+/* A vector in whole numbers. */
+
+#ifndef BUDDY_ROUNDING_H
+#define BUDDY_ROUNDING_H
+
+#include <float.h>
+
+#include "matrix.h"
+
+/* Round to the nearest, so that the largest number becomes `most`; what one is worth. What is no number
+ * in a vector is none in that. */
+static __attribute__((noinline)) float round_vector(
+    const float *restrict x, int columns, int most, int16_t *restrict out)
+{
+    int32_t largest = 0;
+    for (int i = 0; i < columns; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    float unit;
+    memcpy(&unit, &largest, sizeof unit);
+    unit /= (float)most;
+    float inverse = unit < FLT_MIN ? 0.0f : 1.0f / unit;
+    for (int i = 0; i < columns; i++) {
+        float shifted = x[i] * inverse + 12582912.0f; /* 1.5 times 2^23: its last bits are the number */
+        uint32_t bits;
+        memcpy(&bits, &shifted, sizeof bits);
+        out[i] = (int16_t)(bits & 0xffff);
+    }
+    return unit;
+}
+
+#endif
