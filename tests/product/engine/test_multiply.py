@@ -216,7 +216,7 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
 
 
 def in_whole_numbers(x, largest):
-    """Vectors as the kernel rounds them, in double precision: the largest number is so many units."""
+    """Vectors as the kernel rounds them, in float64; `largest` is what the largest becomes."""
     unit = x.abs().amax(1, keepdim=True) / largest
     return (x.double() * (1 / unit).double()).round() * unit.double()
 

@@ -15,7 +15,7 @@ _AVX_VNNI = """
 
 
 def runnable(known_set: InstructionSet, folder: Path) -> Sequence[str] | None:
-    """The flags that compile for a set, or for its twin here; None where this processor has neither.
+    """The flags that compile for a set or its twin; None where this processor has neither.
 
     AVX-VNNI is AVX-512 VNNI in registers of 256 bits, in another encoding.
     """

@@ -253,7 +253,7 @@ static __attribute__((noinline)) void multiply_whole(
     Whole rounded[ROUNDED_VECTORS];
     for (int done = 0, now; done < count; done += now) {
         now = count - done < ROUNDED_VECTORS ? count - done : ROUNDED_VECTORS;
-        int most = now <= MOST_VECTORS ? 4 : ROWS_NEAR;
+        int most = now <= 4 ? end - begin : now <= MOST_VECTORS ? 4 : ROWS_NEAR; /* rows */
         for (int n = 0; n < now; n++)
             rounded[n] = pad_vector(x[done + n].wide, matrix->columns, numbers + n * width);
         for (int row = begin, stop; row < end; row = stop) {
