@@ -19,11 +19,9 @@
 #define HAS_BF16_DOT 0
 #endif
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define HAS_BYTE_DOT 1
-#elif !defined(__AVX512F__) && defined(__AVX2__) && defined(__AVXVNNI__)
-#define HAS_BYTE_DOT 1
-#elif defined(__ARM_FEATURE_DOTPROD)
+/* Dot products of bytes, in registers of WIDTH floats. */
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || defined(__ARM_FEATURE_DOTPROD)           \
+    || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 #define HAS_BYTE_DOT 1
 #else
 #define HAS_BYTE_DOT 0
