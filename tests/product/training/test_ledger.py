@@ -203,3 +203,10 @@ def test_answers_that_feed_nothing_are_refused_before_any_is_measured(
     with pytest.raises(RecipeError, match=what):
         raise done.exception
     assert not (tmp_path / "o").exists()
+
+
+def test_a_gain_is_found_however_answers_are_drawn():
+    answers = made_up(40, length=20)
+    for seed in range(5):
+        np.random.default_rng(seed).shuffle(answers)
+        assert fit_ledger(answers, SETTINGS).price(5.0) > 0
