@@ -71,8 +71,10 @@ def _prices(
     prices = np.tile(_PRICES, len(config.means))
     lost = np.empty((len(answers), len(means)))
     for is_held_out in _held_out(len(answers)):
-        table = _table([answers[place] for place in np.flatnonzero(~is_held_out)], settings)
-        for place in np.flatnonzero(is_held_out):
+        table = _table(
+            [answers[place] for place in np.flatnonzero(~is_held_out).tolist()], settings
+        )
+        for place in np.flatnonzero(is_held_out).tolist():
             lost[place] = _spend(table, answers[place], levels, means, prices)
     best = sure_best(lost.reshape(len(answers), len(config.means), len(_PRICES)))
     chosen: NDArray[np.float64] = _PRICES[best]

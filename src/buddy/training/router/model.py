@@ -86,6 +86,11 @@ def _check_untrained(recipe: Recipe, base: Resolved) -> None:
         and manifest.learned.policy != method,
     }
     found = [name for name, is_there in parts.items() if is_there]
+    if manifest.base.quant is not None:
+        raise RecipeError(
+            f"model.name: the weights of {recipe.model.name} are saved in {manifest.base.quant}, "
+            "and adapters grow on plain ones: name the model that they were made from"
+        )
     if found:
         raise RecipeError(
             f"model.name: {recipe.model.name} is trained already and has {found[0]}: expected a "
