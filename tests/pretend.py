@@ -95,6 +95,7 @@ class PretendDevice(TorchFunctionMode):
         overwrites = "torch.__future__._overwrite_module_params_on_conversion"
         self._patches.enter_context(patch(overwrites, True))  # so `module.to` changes their class
         self._patches.enter_context(patch("torch.cuda.synchronize", lambda *_: None))
+        self._patches.enter_context(patch("torch.mps.synchronize", lambda: None))
         self._patches.enter_context(patch("torch.cuda.get_device_capability", lambda *_: (8, 0)))
         self._patches.enter_context(patch("torch.cuda.mem_get_info", lambda *_: (MEMORY, MEMORY)))
         self._patches.enter_context(patch("torch.cuda.current_device", lambda: 0))

@@ -179,7 +179,7 @@ class InferenceModel(ComposedModel, BudgetReader):
             self.executor.refresh()
         # What is made once, the kernel and the token table, is no part of a pass's time.
         policy, trace = self.inference_policy(), options.get("trace")
-        started_s = 0.0 if trace is None else trace.clock()
+        started_s = 0.0 if trace is None else trace.start(self.backbone.devices)
         places = options.get("budget_rows")
         if places is not None:
             budget = [cast(Any, budget)[place] for place in places.tolist()]

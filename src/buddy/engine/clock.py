@@ -1,6 +1,7 @@
 """Clocks of work that a device is asked to do, which returns before it is done."""
 
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -50,11 +51,13 @@ class CudaClock:
         return float(start.elapsed_time(stop)) / 1e3
 
 
-def done_s() -> float:
-    """Now, once a GPU has done what it was asked to: seconds of the host's clock."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Wait until each of these devices has done what it was asked to."""
+    for device in dict.fromkeys(devices):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
 
 
 def clock_of(device: torch.device) -> Clock:

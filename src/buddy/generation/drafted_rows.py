@@ -99,7 +99,8 @@ def drafted_rows_loop(
     ids_of_rows, cost = list(session.sequences), DraftCost()
     executor, policy = model.executor.fast_path(), model.inference_policy()
     while places := [place for place, row in enumerate(rows) if not row.is_ended]:
-        begun_s, started_s = perf_counter(), 0.0 if trace is None else trace.clock()
+        started_s = 0.0 if trace is None else trace.start(model.backbone.devices)
+        begun_s = perf_counter()
         room = min(MOST_DRAFTED, MOST_LANES // len(places) - 1)
         drafts = [
             rows[place].drafter.draft(

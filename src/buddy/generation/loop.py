@@ -153,7 +153,7 @@ def decode_loop(
             open_rows = [row for row in open_rows if row not in ended_rows]
             # A caller who goes on from the session takes a row's last token for fed.
             fed_rows = fed_rows if session._is_user_defined else open_rows
-        started_s = 0.0 if trace is None else trace.clock()
+        started_s = 0.0 if trace is None else trace.start(model.backbone.devices)
         is_whole = len(fed_rows) == batch
         at = None if is_whole else on_device(np.array(fed_rows), device)
         alone = [ids_of_rows[row] for row in fed_rows if row in ended_rows] if pads else ()

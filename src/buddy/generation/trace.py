@@ -1,6 +1,7 @@
 """DepthTrace: which blocks ran for each token of a generation, and how long it took."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.depth.plan import DepthPlan
-from buddy.engine.clock import done_s
+from buddy.engine.clock import wait_for
 from buddy.engine.step import StepOutput
 from buddy.errors import PolicyError
 
@@ -79,17 +80,37 @@ class DepthTrace:
 
     Attributes:
         num_blocks: Of the model.
-        clock: Tells when a step begins and ends; by default a GPU is waited for.
+        clock: Tells when a step begins and ends; by default it is the host's, and every device that
+            the model lies on is waited for.
         finish_reasons: Of each sequence, once `generate` is through.
         context: Tokens that a sequence may have; 0 until then.
         steps: All of them, in the order of time.
     """
 
     num_blocks: int = 0
-    clock: Callable[[], Any] = done_s
+    clock: Callable[[], Any] | None = None
     finish_reasons: tuple[FinishReason, ...] = ()
     context: int = 0
     steps: list[TracedStep] = field(default_factory=list)
+    _devices: tuple[torch.device, ...] = field(default=(), init=False, repr=False)
+
+    def start(self, devices: Iterable[torch.device]) -> Any:
+        """Note that a pass begins.
+
+        Args:
+            devices: Where its blocks are.
+
+        Returns:
+            When it does, on the clock.
+        """
+        self._devices = tuple(devices)
+        return self._now()
+
+    def _now(self) -> Any:
+        if self.clock is not None:
+            return self.clock()
+        wait_for(self._devices)
+        return time.perf_counter()
 
     def record(
         self,
@@ -101,17 +122,17 @@ class DepthTrace:
         batch: int,
         kept: Sequence[int] | None = None,
     ) -> None:
-        """Add one forward pass that has just ended.
+        """Add the forward pass that `start` began, and that has just ended.
 
         Args:
             out: What ran.
-            started_s: When it began, on the clock.
+            started_s: As `start` gave it.
             tokens: Columns that were fed.
             rows: Of the batch, those that took part, in the order of the lanes.
             batch: Rows in all.
             kept: New tokens of each row that are not taken back; None = all.
         """
-        ended_s = self.clock()
+        ended_s = self._now()
         if kept is not None:
             self._record_kept(out, (started_s, ended_s), rows, batch, kept)
             return

@@ -1,8 +1,11 @@
 """Apple's GPU knows no float64, so inference makes none there; pretended, as by `tests.pretend`."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
+from buddy import DepthTrace
 from buddy.engine.influence import block_influence, summary_cosine
 from tests.methods.adainfer.test_policy import adaptive
 from tests.pretend import AppleDevice, move
@@ -33,8 +36,9 @@ def test_a_routed_text(planner, batch_route):
     options["batch_route"] = batch_route
     buddy = tiny_buddy(engine="general", predictor=True, **planner)
     expected = buddy.generate(PROMPTS, **options)
-    with AppleDevice():
-        made = move(buddy).generate(PROMPTS, **options)
+    with AppleDevice(), patch("torch.mps.synchronize") as waits:
+        made = move(buddy).generate(PROMPTS, **options, trace=DepthTrace())
+    assert waits.call_count == 2 * 3, "before and after each step that is traced"
     assert made.tolist() == expected.tolist()
 
 

@@ -11,6 +11,7 @@ from buddy.errors import ModelError
 from buddy.serving.control.protocol import NoControl
 from tests.pretend import OnDevice, PretendDevice, move
 from tests.product.serving.made import Bench, byte_buddy, prompts, request
+from tests.spread import spread
 from tests.tiny import padded, random_ids, tiny_buddy
 
 ENGINES = pytest.mark.parametrize("engine", ["general", "graphs"])
@@ -107,19 +108,30 @@ def test_a_server_is_told_what_a_step_took_on_the_device():
     assert set(control.seconds) == {0.25}
 
 
-def test_a_trace_is_timed_when_the_device_has_done_its_work(monkeypatch):
+@pytest.mark.parametrize("form", [{}, {"drafts": "ngram"}, {"draft_budget": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    ("put", "step_s"),
+    [(move, 1.0), (lambda buddy: move(buddy, 1), 10.0), (spread, 111.0)],
+    ids=["one", "another", "three"],
+)
+def test_a_trace_is_timed_when_every_device_of_the_model_has_done_its_work(
+    monkeypatch, put, step_s, form
+):
     now = [0.0]
 
-    def synchronize():
-        now[0] += 1.0
+    def synchronize(device):
+        now[0] += 10.0**device.index
 
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    buddy, trace = tiny_buddy(engine="general", policy="full"), DepthTrace()
+    buddy, trace = tiny_buddy(engine="general", policy="static:2,3,4,1"), DepthTrace()
     with PretendDevice():
         monkeypatch.setattr("torch.cuda.synchronize", synchronize)
-        move(buddy).generate(**ALONE, max_new_tokens=3, trace=trace)
-    assert [step.ended_s - step.started_s for step in trace.steps] == [1.0] * 3
+        put(buddy).generate(**ALONE, **form, max_new_tokens=4, do_sample=False, trace=trace)
+    took_s = [step.ended_s - step.started_s for step in trace.steps]
+    assert len(took_s) == 4
+    assert took_s[0] == step_s
+    kept = [round(step_s / taken, 6) for taken in took_s]  # tokens that a pass over drafts kept
+    assert all(number in (1, 2, 3) for number in kept)
 
 
 @ENGINES
