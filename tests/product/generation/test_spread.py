@@ -1,6 +1,7 @@
 """A model whose blocks lie on several GPUs, pretended: one's tokens, and no move but for runs."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import ModelError
 from buddy.importance.indicators.indicator import build_indicator
 from buddy.importance.indicators.measure import measure
-from tests.pretend import OnDevice, PretendDevice
+from buddy.serving.rows import calibrate
+from tests.pretend import OnDevice, PretendDevice, move
 from tests.product.generation.test_exit_drafts import exits_at_once
 from tests.product.policies.made import gated
 from tests.product.serving.made import byte_buddy, prompts, request
@@ -86,6 +88,25 @@ def test_rows_that_join_and_leave_a_server_are_told_the_same(batch_route):
     with PretendDevice():
         made = served(spread(buddies[1]), asked, late, batch_route=batch_route)
     assert made == expected
+
+
+@every_kv_policy
+def test_a_server_measures_its_steps(kv_policy):
+    with PretendDevice():
+        buddy = spread(byte_buddy("static:2,3,4,1", engine="general", kv_policy=kv_policy))
+        assert len(calibrate.measure(buddy, 2, seconds=0.0)[0]) == 7
+
+
+def test_what_steps_cost_on_one_device_is_not_taken_for_what_they_cost_on_others(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(calibrate, "cache_home", lambda: tmp_path)
+    now = itertools.count()
+    for place in (lambda buddy: buddy, move, lambda buddy: move(buddy, 1), spread, spread):
+        with PretendDevice():
+            buddy = place(byte_buddy("static:2,3,4,1", engine="general"))
+            calibrate.cost_of(buddy, 2, seconds=20.0, clock=lambda: float(next(now)))
+    assert len(list((tmp_path / "costs").iterdir())) == 4
 
 
 @pytest.mark.parametrize("blocks", [3, 4, 5, 6])

@@ -231,7 +231,6 @@ class BlockKVCache(BlockKV):
 
     def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """All blocks' buffers, as large as the cache: for who writes them by address."""
-        like = torch.empty(0, dtype=dtype, device=self.device)
         if self.device.type == "cpu" and all(buffer is None for buffer in self._keys):
             shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
             with torch.inference_mode(False):
@@ -241,6 +240,7 @@ class BlockKVCache(BlockKV):
                     self._keys[block], self._values[block] = keys.detach(), values.detach()
             self.revision += 1
         for block in range(len(self._keys)):
+            like = torch.empty(0, dtype=dtype, device=self.devices[block])
             self._buffers(block, heads, head_dim, like)
             if self.kv_policy == "mask":
                 self._hidden(block)

@@ -20,6 +20,7 @@ import torch
 from buddy import __version__
 from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget
+from buddy.engine.clock import wait_for
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
@@ -137,8 +138,7 @@ class Bench:
                 batch_route=self._route,
             )
             run_step(backbone, self._policy, self._session, step, executor=self._executor)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(backbone.devices)
         taken = clock() - started_s
         self._session.leave(*numbers)
         return taken
@@ -295,7 +295,7 @@ def cost_of(
         "policy": getattr(model.policy, "name", ""),
         "engine": model.executor.name,
         "instructions": model.executor.instructions,
-        "device": str(model.device.type),
+        "device": ", ".join(map(str, dict.fromkeys(model.backbone.devices))),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
