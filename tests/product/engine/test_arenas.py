@@ -1,8 +1,9 @@
 """The memory of captured decode steps: it is the live cache, and hardly more."""
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest.mock import Mock
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
@@ -133,50 +134,60 @@ def test_arenas_that_nobody_has_take_at_most_half_of_what_is_in_use(monkeypatch)
     assert rows == [[4], [3], [4], [1], [1, 4]]
 
 
-class Capturing(AbstractContextManager):
-    """In the place of `torch.cuda.graph`: notes the pool of each graph, and on what work runs."""
+class Streams:
+    """In the place of torch's streams and graphs: notes each graph's pool, and where work runs."""
 
-    pools, work_on, now = [], [], None
-    capture_stream = Mock(name="the stream that is captured")
+    def __init__(self, monkeypatch):
+        self.pools, self.now = [], None
+        graphs._capture_stream.cache_clear()
+        monkeypatch.setattr("torch.cuda.device", nullcontext)
+        monkeypatch.setattr("torch.cuda.graph", self.capturing)
+        monkeypatch.setattr("torch.cuda.stream", self.on)
+        monkeypatch.setattr("torch.cuda.Stream", lambda device: Mock(device=device))
+        monkeypatch.setattr("torch.cuda.current_stream", Mock)
+        monkeypatch.setattr("torch.cuda.CUDAGraph", Mock)
+        monkeypatch.setattr("torch.cuda.graph_pool_handle", iter("ab").__next__)
 
-    def __init__(self, graph, pool):
+    @contextmanager
+    def on(self, stream):
+        self.now = stream
+        yield
+        self.now = None
+
+    def capturing(self, graph, pool, stream):
         self.pools.append(pool)
-
-    def __enter__(self):
-        type(self).now = self.capture_stream
-
-    def __exit__(self, *error):
-        type(self).now = None
+        return self.on(stream)
 
 
-@contextmanager
-def on_stream(stream):
-    Capturing.now = stream
-    yield
-    Capturing.now = None
+@pytest.fixture
+def streams(monkeypatch):
+    yield Streams(monkeypatch)
+    graphs._capture_stream.cache_clear()
 
 
-def test_the_graphs_of_an_arena_share_a_pool_and_all_share_a_stream(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device", nullcontext)
-    monkeypatch.setattr("torch.cuda.graph", Capturing)
-    monkeypatch.setattr("torch.cuda.stream", on_stream)
-    monkeypatch.setattr("torch.cuda.current_stream", Mock)
-    monkeypatch.setattr("torch.cuda.CUDAGraph", Mock)
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", iter("ab").__next__)
-    decodes = Decodes(capture=None)
+def test_the_graphs_of_an_arena_share_a_pool_and_all_share_a_stream(monkeypatch, streams):
+    decodes, work_on = Decodes(capture=None), []
     run_block = decodes.buddy.backbone.run_block
 
     def noted(*parts):
-        Capturing.work_on.append(Capturing.now)
+        work_on.append(streams.now)
         return run_block(*parts)
 
     monkeypatch.setattr(decodes.buddy.backbone, "run_block", noted)
     alive = [decodes.begin(1, 4) for _ in range(2)]
     half = 4  # two blocks, what comes before them, and the output projection
-    assert Capturing.pools == ["a"] * half + ["b"] * half
-    captured = [on for on in Capturing.work_on if on is not None]
-    assert captured == [Capturing.capture_stream] * 2 * 2 * 3, "two warm-ups and the capture"
+    assert streams.pools == ["a"] * half + ["b"] * half
+    captured = [on for on in work_on if on is not None]
+    assert len(captured) == 2 * 2 * 3, "two warm-ups and the capture"
+    assert len(set(map(id, captured))) == 1
     del alive
+
+
+def test_what_is_captured_on_a_device_runs_on_a_stream_of_that_device(streams):
+    devices, ran_on = [torch.device("cuda", at) for at in (0, 1, 0)], []
+    for device in devices:
+        graphs.capture_cuda(device, None, lambda: ran_on.append(streams.now.device))
+    assert ran_on == [device for device in devices for _ in range(3)]
 
 
 class Read(TorchFunctionMode):

@@ -8,7 +8,7 @@ What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any, Final
 
@@ -37,10 +37,16 @@ _IDLE_BYTES: Final = 1 << 28
 """What these may take, or else half of what those in use take."""
 
 
+@cache
+def _capture_stream(device: torch.device) -> Any:
+    """The stream on which a device's graphs are captured; torch's own is the first device's."""
+    return torch.cuda.Stream(device)
+
+
 def capture_cuda(device: torch.device, pool: Any, work: Callable[[], None]) -> Replay:
     """A CUDA graph of the work, which is run a few times first, as capturing demands.
 
-    It is run and captured on one stream of the process: what is allocated on a stream, such as the
+    It is run and captured on one stream of the device: what is allocated on a stream, such as the
     workspace of a matrix product, is kept for this stream.
 
     Args:
@@ -49,16 +55,13 @@ def capture_cuda(device: torch.device, pool: Any, work: Callable[[], None]) -> R
         work: Reads and leaves all that lasts outside of the pool.
     """
     with torch.cuda.device(device):
-        graph = torch.cuda.CUDAGraph()
-        capturing = torch.cuda.graph(graph, pool=pool)
-        stream = capturing.capture_stream
-        assert stream is not None
+        graph, stream = torch.cuda.CUDAGraph(), _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 work()
         torch.cuda.current_stream().wait_stream(stream)
-        with capturing:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             work()
     return graph.replay
 
