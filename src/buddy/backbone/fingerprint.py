@@ -51,10 +51,15 @@ def _quantised(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield from layer.named_buffers(name)
 
 
-def keep_fingerprint(model: nn.Module) -> None:
-    """Have a model keep the fingerprint that it has now, as its weights will not lie here whole."""
+def keep_fingerprint(model: nn.Module, release: Release = keep) -> None:
+    """Have a model keep the fingerprint that it has now, as its weights will not lie here whole.
+
+    Args:
+        model: As `base_fingerprint` takes it.
+        release: The same.
+    """
     base = getattr(model, "get_base_model", lambda: model)()
-    setattr(base, _KEPT, base_fingerprint(model))
+    setattr(base, _KEPT, base_fingerprint(model, release))
 
 
 def part_fingerprint(tensors: Mapping[str, Tensor], config: Any = None) -> str:

@@ -1,11 +1,12 @@
 """Memory for weights and caches: one stretch, in large pages where the system has them."""
 
 import mmap
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGE_PAGE: Final = 2 << 20
 """Bytes of a large page on most machines."""
@@ -15,6 +16,35 @@ Release = Callable[[Tensor], None]
 
 def keep(weight: Tensor) -> None:
     """Release nothing: the weight lies in memory of its own."""
+
+
+@contextmanager
+def released_when_run(blocks: Iterable[nn.Module], release: Release) -> Iterator[None]:
+    """Release each block's weights when it has run, within the context."""
+
+    def release_all(block: nn.Module, *_: Any) -> None:
+        for weight in block.parameters():
+            release(weight)
+
+    hooks = [block.register_forward_hook(release_all) for block in blocks]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def in_format(parts: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Show all weights as zeros of a number format, which take no memory, within the context."""
+    weights = {weight: weight.data for weight in parts.parameters()}
+    for weight in weights:
+        weight.data = torch.zeros(1, dtype=dtype, device=weight.device).expand(weight.shape)
+    try:
+        yield
+    finally:
+        for weight, numbers in weights.items():
+            weight.data = numbers
 
 
 def zeroed_memory(num_bytes: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.depth_scales import DepthScales
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.memory import Release, keep
 from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import (
     Quantisation,
@@ -45,7 +46,7 @@ from buddy.depth.prior import Prior
 from buddy.engine.state.cache import KVPolicy
 from buddy.errors import CheckpointError
 from buddy.hub.device import pick_device
-from buddy.hub.loading import is_stored_in, load_model, outline_model
+from buddy.hub.loading import load_model, outline_model, stored_dtype
 from buddy.hub.mapped_load import MappedWeights
 from buddy.hub.noted import load_quickly, outline_quickly
 from buddy.hub.progress import OnFetch
@@ -86,7 +87,11 @@ class LoadOptions(WeightOptions, total=False):
 
 
 def load_parts(
-    name: ModelName, *, only_runs: bool = False, **options: Unpack[LoadOptions]
+    name: ModelName,
+    *,
+    only_runs: bool = False,
+    mapped: MappedWeights | None = None,
+    **options: Unpack[LoadOptions],
 ) -> ModelParts:
     """Load a base model, or a Buddy checkpoint and the base model that it was made for.
 
@@ -94,6 +99,7 @@ def load_parts(
         name: As `resolve` takes it.
         only_runs: The model is run by sessions, and nothing else is asked of it: a skeleton will
             do, where this machine knows the model.
+        mapped: As `load_model` takes it.
         **options: How it is loaded.
 
     Raises:
@@ -106,7 +112,7 @@ def load_parts(
         options["quant"] = None  # nothing is left to be done
         return _parts(model, load_quantised, **options)
     is_quick = only_runs and _is_merged_plainly(model)
-    return _parts(model, load_quickly if is_quick else load_model, **options)
+    return _parts(model, load_quickly if is_quick else load_model, mapped=mapped, **options)
 
 
 def _saved_quantisation(model: Resolved, asked: str | None) -> Quantisation | None:
@@ -159,6 +165,7 @@ def _parts(
     model: Resolved,
     load_base: Callable[..., Any],
     *,
+    mapped: MappedWeights | None = None,
     policy: str | None = None,
     kv_policy: KVPolicy | None = None,
     merge_adapter: bool = False,
@@ -166,25 +173,29 @@ def _parts(
     **weights: Unpack[WeightOptions],
 ) -> ModelParts:
     """Put a model's parts side by side, its base loaded by `load_base`."""
-    checkpoint, mapped = model.checkpoint, MappedWeights()
+    checkpoint = model.checkpoint
     if quant is not None:  # before they reach a device, and without a copy of all of them
         device = pick_device(weights.get("device"))
         if quant != "nf4":
             check_quantisation(quant)
-        load_base = partial(load_base, mapped=mapped)
+        mapped = mapped or MappedWeights()
         weights["device"] = "cpu"
+    if mapped is not None:
+        load_base = partial(load_base, mapped=mapped)
+    release = keep if mapped is None else mapped.release
     if checkpoint is None:
-        parts = _base_parts(model, load_base(model.base, **weights), mapped)
+        parts = _base_parts(model, load_base(model.base, **weights), release)
     else:
         check_files(checkpoint.folder, checkpoint.manifest.files)
         policy = policy or check_policy(checkpoint.folder, checkpoint.manifest)
         hf_model = load_base(model.base, **weights)
-        parts = _checkpoint_parts(model, checkpoint, hf_model, mapped, merge_adapter, quant)
+        parts = _checkpoint_parts(model, checkpoint, hf_model, release, merge_adapter, quant)
     if quant is not None:
+        assert mapped is not None
         if quant == "nf4":
-            freeze_in_nf4(parts.backbone, device, mapped.release)
+            freeze_in_nf4(parts.backbone, device, release)
         else:
-            quantise_backbone(parts.backbone, quant, mapped.release)
+            quantise_backbone(parts.backbone, quant, release)
         mapped.own(parts.hf_model)
         parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant or parts.origin.quant)
@@ -192,7 +203,7 @@ def _parts(
 
 
 def _quantise_merged(
-    model: Any, mapped: MappedWeights, quant: Quantisation | FrozenFormat | None, name: str
+    model: Any, release: Release, quant: Quantisation | FrozenFormat | None, name: str
 ) -> None:
     """Quantise a layer as soon as its adapter is merged; not the head, which comes last.
 
@@ -200,16 +211,17 @@ def _quantise_merged(
     """
     linear = model.get_submodule(name)
     if quant in ("int8", "int4") and linear is not model.get_output_embeddings():
-        model.set_submodule(name, quantised_layer(linear, quant, mapped.release))
+        model.set_submodule(name, quantised_layer(linear, quant, release))
 
 
-def _base_parts(model: Resolved, hf_model: Any, mapped: MappedWeights) -> ModelParts:
+def _base_parts(model: Resolved, hf_model: Any, release: Release) -> ModelParts:
     backbone, origin = Backbone(hf_model), Origin()
     if not _is_outline(backbone):
         # float16 rounds what is stored otherwise: such weights are nowhere to be loaded from.
-        is_stored = backbone.dtype is not torch.float16 or is_stored_in(model.base, torch.float16)
+        half = torch.float16
+        is_stored = backbone.dtype is not half or stored_dtype(model.base) is half
         source = model.base.source if is_stored else None
-        origin = Origin(source=source, fingerprint=base_fingerprint(hf_model, mapped.release))
+        origin = Origin(source=source, fingerprint=base_fingerprint(hf_model, release))
     prior = shipped_prior(model.name) or QuickPrior(backbone, origin.fingerprint or "", model)
     return ModelParts(hf_model=hf_model, backbone=backbone, routing={"prior": prior}, origin=origin)
 
@@ -218,7 +230,7 @@ def _checkpoint_parts(
     model: Resolved,
     checkpoint: Checkpoint,
     hf_model: Any,
-    mapped: MappedWeights,
+    release: Release,
     is_merged: bool,
     quant: Quantisation | FrozenFormat | None,
 ) -> ModelParts:
@@ -227,7 +239,7 @@ def _checkpoint_parts(
     is_outline = _is_outline(backbone)
     fingerprint = manifest.base.fingerprint
     if not is_outline:
-        fingerprint = base_fingerprint(hf_model, mapped.release)
+        fingerprint = base_fingerprint(hf_model, release)
     check_base(folder, manifest.base, backbone, fingerprint)
     if manifest.base.fingerprint is None and not is_outline:
         check_tokenizer(folder, manifest.base, read_tokenizer(model.base.folder()))
@@ -236,7 +248,7 @@ def _checkpoint_parts(
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
         measured = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
         if is_merged:
-            quantise = partial(_quantise_merged, hf_model, mapped, quant)
+            quantise = partial(_quantise_merged, hf_model, release, quant)
             hf_model, merged = merge_adapter(hf_model, folder / FOLDER, quantise)
         else:
             hf_model = load_adapter(hf_model, folder / FOLDER)

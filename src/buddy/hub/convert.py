@@ -123,6 +123,7 @@ def _describe_generation(model: Any, tokenizer: Any, header: GgufHeader) -> None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.should_save_on_this_rank = lambda is_main: True  # of a launch, whoever has the lock
     with system_errors():
         # One file, whatever its size.
         model.save_pretrained(folder, max_shard_size=1 << 62)

@@ -85,8 +85,8 @@ def load_model(
             all; by default the first CUDA device, else the CPU.
         attention: "sdpa" or "eager"; by default "sdpa", where it computes the family.
         on_progress: Told what is being fetched or converted.
-        mapped: Maps the weights, which stay in their files where they can: of a model on the CPU
-            that is to be converted.
+        mapped: Maps the weights, which stay in their files where they are stored in this number
+            format: of a model on the CPU that is to be converted, or shared among processes.
 
     Raises:
         ModelError: It cannot be fetched or understood, or the device cannot be had.
@@ -105,13 +105,12 @@ def load_model(
         dtype = dtype or config.dtype or next(iter(stored), torch.float32)
         state: dict[str, Any] = tensors
         is_on_cpu = devices[0].type == "cpu"
-        is_as_stored = is_on_cpu and stored == [dtype]
         device_map = None if is_on_cpu else map_devices(config, devices, dtype)
-        if is_as_stored and mapped is None:
+        if is_on_cpu and mapped is None and stored == [dtype]:
             state = read_aligned(where, tensors)
         with quiet_transformers(), explained(f"the model in {where} cannot be loaded", advice):
-            if is_as_stored and mapped is not None:
-                state = mapped.map(where, tensors)
+            if is_on_cpu and mapped is not None:
+                state = tensors | mapped.map(where, tensors, dtype)
             model, report = make_model(config, state, dtype, attention, device_map)
     check_whole(where, report)
     _state_ties(model)
@@ -166,10 +165,16 @@ def _undispatch(model: Any) -> None:
         vars(model).pop(name, None)
 
 
-def is_stored_in(place: ModelPlace, dtype: torch.dtype) -> bool:
-    """Whether all weights of a model are stored in this number format."""
+def stored_dtype(place: ModelPlace) -> torch.dtype | None:
+    """The number format in which all weights of a model are stored; None where they have several.
+
+    Raises:
+        ModelError: They cannot be fetched.
+        CheckpointError: They are truncated or unsafe.
+    """
     with open_weights(place.folder()) as tensors:
-        return stored_dtypes(tensors) == [dtype]
+        stored = stored_dtypes(tensors)
+    return stored[0] if len(stored) == 1 else None
 
 
 def attention_of(config: Any, asked: str | None) -> str:

@@ -27,16 +27,20 @@ class MappedWeights:
 
     def __init__(self) -> None:
         self._stretches: list[range] = []
+        self._files: list[mmap.mmap] = []  # or others' memory might come to lie in a stretch
 
-    def map(self, folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Map a model's files.
+    def map(
+        self, folder: Path, tensors: Mapping[str, Any], dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Map what a model's files hold in one number format.
 
         Args:
             folder: Of the model.
             tensors: As `open_weights` gives them: checked, and not read yet.
+            dtype: The number format.
 
         Returns:
-            The tensors by name. What is written to them is seen by nobody else.
+            Its tensors by name. What is written to them is seen by nobody else.
         """
         mapped: dict[str, Tensor] = {}
         for path in weight_files(folder):
@@ -44,13 +48,13 @@ class MappedWeights:
                 whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             begins, header = read_header(whole)
             for name in sorted(header.keys() & tensors.keys()):
-                if is_leftover(name):
+                if is_leftover(name) or DTYPES[tensors[name].get_dtype()] != dtype:
                     continue
-                dtype = DTYPES[tensors[name].get_dtype()]
                 shape = tuple(tensors[name].get_shape())
                 at = begins + header[name]["data_offsets"][0]
                 flat = torch.frombuffer(whole, dtype=dtype, count=math.prod(shape), offset=at)
                 mapped[name] = flat.view(shape)
+            self._files.append(whole)
             first = ctypes.addressof(ctypes.c_char.from_buffer(whole))
             self._stretches.append(range(first, first + len(whole)))
         return mapped

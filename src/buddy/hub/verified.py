@@ -14,7 +14,7 @@ from typing import Any, Final
 from buddy import __version__
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.backbone.memory import Release, keep
+from buddy.backbone.memory import Release, keep, released_when_run
 from buddy.backbone.verify import verify_backbone
 from buddy.errors import CheckpointError, ResultError
 from buddy.files import read_json, write_text
@@ -38,7 +38,8 @@ def verify_once(model: Any, release: Release = keep) -> None:
     fingerprint = base_fingerprint(model, release)
     if is_verified(backbone, fingerprint):
         return
-    verify_backbone(backbone)
+    with released_when_run(backbone.blocks, release):
+        verify_backbone(backbone)
     for weight in model.parameters():
         release(weight)
     key = _key(backbone, fingerprint)

@@ -1,5 +1,7 @@
 """Weights that stay in their file until they are converted."""
 
+import gc
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -24,15 +26,30 @@ def weights(tmp_path):
     save_file(made, tmp_path / "model.safetensors")
     mapped = MappedWeights()
     with open_weights(tmp_path) as tensors:
-        return made, mapped, mapped.map(tmp_path, tensors)
+        return made, mapped, mapped.map(tmp_path, tensors, torch.float32)
 
 
-def test_tensors_are_those_of_the_file(weights):
-    made, _, tensors = weights
-    assert tensors.keys() == made.keys()
-    for name, tensor in made.items():
-        assert tensors[name].dtype == tensor.dtype
-        assert torch.equal(tensors[name], tensor)
+def test_tensors_are_those_of_the_file_in_the_number_format_that_is_asked_for(weights, tmp_path):
+    made, _, of_float32 = weights
+    with open_weights(tmp_path) as tensors:
+        of_bfloat16 = MappedWeights().map(tmp_path, tensors, torch.bfloat16)
+    assert (list(of_float32), list(of_bfloat16)) == (["large"], ["small"])
+    for name, tensor in (of_float32 | of_bfloat16).items():
+        assert tensor.dtype == made[name].dtype
+        assert torch.equal(tensor, made[name])
+
+
+def test_memory_that_is_taken_when_no_tensor_is_mapped_any_more_is_not_released(tmp_path):
+    large = 9 * 2**20  # the C library maps memory of its own for each
+    save_file({"large": torch.zeros(large)}, tmp_path / "model.safetensors")
+    mapped = MappedWeights()
+    with open_weights(tmp_path) as tensors:
+        mapped.map(tmp_path, tensors, torch.float32).clear()
+    gc.collect()
+    made = [torch.ones(large) for _ in range(2)]
+    for tensor in made:
+        mapped.release(tensor)
+    assert all(bool((tensor == 1).all()) for tensor in made)
 
 
 def test_released_pages_are_read_again_and_what_was_written_is_gone(weights):

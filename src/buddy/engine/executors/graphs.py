@@ -10,7 +10,7 @@ What a skipped block leaves in the cache is `engine/state/cache.py`'s alone, as 
 from collections.abc import Callable
 from functools import cache, partial
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ _IDLE_BYTES: Final = 1 << 28
 @cache
 def _capture_stream(device: torch.device) -> Any:
     """The stream on which a device's graphs are captured; torch's own is the first device's."""
-    return torch.cuda.Stream(device)
+    return cast(Any, torch.cuda.Stream)(device)
 
 
 def capture_cuda(device: torch.device, pool: Any, work: Callable[[], None]) -> Replay:

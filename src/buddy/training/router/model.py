@@ -4,6 +4,7 @@ The router is a fresh one, or that of a checkpoint which has nothing else, as `b
 then it stays as it is, and the adapters grow under its plans.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +12,18 @@ import torch
 from torch import Tensor
 
 from buddy.backbone.backbone import Backbone
+from buddy.backbone.fingerprint import keep_fingerprint
+from buddy.backbone.memory import in_format, keep, released_when_run
 from buddy.backbone.nf4 import check_nf4
 from buddy.checkpoint.adapter import FOLDER, WEIGHTS
+from buddy.checkpoint.load import load_parts
 from buddy.checkpoint.resolve import ModelName, Resolved, resolve
 from buddy.depth.policy import PolicyResources
 from buddy.depth.prior import Prior
 from buddy.drawn import drawn_by
 from buddy.errors import PolicyError, RecipeError
+from buddy.hub.loading import stored_dtype
+from buddy.hub.mapped_load import MappedWeights
 from buddy.model import BuddyForCausalLM
 from buddy.policies.learned import LearnedPart
 from buddy.policies.measured import read_importance
@@ -116,7 +122,10 @@ def _check_fitted(recipe: Recipe) -> None:
 
 
 def build_model(
-    recipe: Recipe, name: ModelName, device: str | torch.device | None = None
+    recipe: Recipe,
+    name: ModelName,
+    device: str | torch.device | None = None,
+    mapped: MappedWeights | None = None,
 ) -> BuddyForCausalLM:
     """Load the base model and put on it what is to be trained.
 
@@ -124,6 +133,9 @@ def build_model(
         recipe: Of the run.
         name: The base model.
         device: Where it is to lie.
+        mapped: Maps the weights of the base, which stay in their files, on the CPU and in the
+            number format that they are stored in where that is one: they are to be shared. All else
+            is as without.
 
     Raises:
         ModelError: The base model cannot be loaded.
@@ -131,14 +143,19 @@ def build_model(
         RecipeError: A setting does not fit the model's sizes, or the prior cannot be had.
         PolicyError: The policy cannot serve the model.
     """
-    named = resolve(name)
-    base = BuddyForCausalLM.from_pretrained(
-        named, dtype=getattr(torch, recipe.model.dtype), device=device, quant=recipe.model.quant
+    named, dtype = resolve(name), getattr(torch, recipe.model.dtype)
+    stored = None if mapped is None else stored_dtype(named.base)
+    parts = load_parts(
+        named, dtype=stored or dtype, device=device, quant=recipe.model.quant, mapped=mapped
     )
+    if mapped is not None:
+        keep_fingerprint(parts.hf_model, mapped.release)
+    base: BuddyForCausalLM = BuddyForCausalLM.of_parts(parts, named=named)
     budgets = _check_sizes(recipe, base)
     settings, is_routed = recipe.router, recipe.router.policy == "routed"
-    prior = _prior(settings, base)
-    order = _order(settings.policy, prior, base)
+    with released_when_run(base.backbone.blocks, keep if mapped is None else mapped.release):
+        prior = _prior(settings, base)
+        order = _order(settings.policy, prior, base)
     router = base.router if is_routed else None
     if is_routed and router is None:
         router = new_router(recipe, base.backbone, prior).to(base.device)
@@ -146,7 +163,9 @@ def build_model(
     context_only = (
         context_layers(base.model, base.backbone, context) if recipe.lora.keep_context else ()
     )
-    adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, context_only)
+    blocks = base.backbone.blocks
+    with in_format(blocks, dtype) if stored else nullcontext():  # which adapters start in
+        adapted: Any = add_lora(base.model, recipe.lora, recipe.optim.seed, context_only)
     scales = new_scales(adapted, recipe.lora, base.num_blocks)
     if recipe.lora.start is not None:
         start_adapters(

@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from buddy.checkpoint.listed_files import MANIFEST, check_files
 from buddy.checkpoint.manifest import read_manifest
-from buddy.checkpoint.resolve import Resolved
 from buddy.data.examples import Example
 from buddy.engine.dtype_warning import notes_on_dtype
 from buddy.errors import RecipeError, ResultError, TrainingError
+from buddy.hub.mapped_load import MappedWeights
 from buddy.model import BuddyForCausalLM
 from buddy.records import read_record
 from buddy.training.batches import draw_rows, rows_identity
@@ -64,8 +65,9 @@ _NEWER: Final[dict[tuple[str, str], Any]] = {
 class TrainingMethod:
     """What differs between the methods that train adapters by one loop."""
 
-    build: Callable[[Any, Resolved, Any], BuddyForCausalLM] = build_model
-    """Makes the model that is trained, from a recipe, the base model and a device."""
+    build: Callable[..., BuddyForCausalLM] = build_model
+    """Makes the model that is trained, from a recipe, the base model, a device, and what maps the
+    weights where they are to be shared."""
     trainer: type[JointTrainer] = JointTrainer
     """Takes the steps."""
     evaluate: Callable[..., tuple[list[Evaluation], RouteCounts]] = evaluate
@@ -104,22 +106,26 @@ class TrainingMethod:
         run = Run(recipe, out, resume=resume, listener=told, shares=True)
         _check_places(recipe)
         check_recipe(recipe, run.named)
+        mapped = MappedWeights()
+        build = partial(self.build, mapped=mapped) if is_sharded else self.build
         with accelerator.main_process_first():  # the others find the model in the cache
             device = own_device(accelerator)
-            model = self.build(recipe, run.named, "cpu" if is_sharded else device)
-        rows = run.read_rows()
-        run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
-        identity, evaluate = _identity(recipe, model, rows.train), self.evaluate
+            model = build(recipe, run.named, "cpu" if is_sharded else device)
+        rows, evaluate, sharded, inputs = run.read_rows(), self.evaluate, None, None
+        with ExitStack() as stack:
+            if is_sharded:
+                dtype = getattr(torch, recipe.model.dtype)
+                sharded = shard(model, device, accelerator.num_processes, dtype, mapped)
+                evaluate = partial(evaluate, sharded=sharded)
+                context = recipe.router.planner.context_layer
+                stack.enter_context(sharded.gathered(range(context)))
+            run.warn([*notes_on_dtype(model.backbone), *rows.left_out])
+            if not is_fitted(recipe, run.named):
+                inputs = _start(model, rows.train, recipe)
+        identity = _identity(recipe, model, rows.train)
         if has_router(run.named):  # of which the base model's fingerprint says nothing
             facts = model.facts()
             identity["routed_by"] = [facts.get("router"), facts.get("prior")]
-        inputs = None
-        if not is_fitted(recipe, run.named):
-            inputs = _start(model, rows.train, recipe)
-        sharded = None
-        if is_sharded:
-            sharded = shard(model, device, accelerator.num_processes)
-            evaluate = partial(evaluate, sharded=sharded)
         trainer = self.trainer(
             model,
             recipe,

@@ -6,6 +6,9 @@ runs it or not, and its backward pass does so in the reverse order; a process wh
 passes goes along without rows. While a block runs, the next one is on its way.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +19,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.fingerprint import base_fingerprint, keep_fingerprint
+from buddy.backbone.memory import Release, keep
 from buddy.errors import RecipeError
+from buddy.hub.mapped_load import MappedWeights
 from buddy.model import BuddyForCausalLM
 
 
@@ -32,21 +36,24 @@ class _Share(nn.Module):
 class ShardedBlocks:
     """The blocks of a backbone; of what is frozen in them, each process keeps a share.
 
-    What is trained stays whole on every process.
+    What is trained stays whole on every process. Beside its shares a process holds a block at a
+    time, while it takes the share of that one.
 
     Args:
         backbone: Whose blocks they are; all processes have the same one.
         mesh: The processes, and their kind of device.
+        place: Puts a frozen weight on this process's device.
+        release: Told of each weight that was placed, once the share of it is taken.
     """
 
-    def __init__(self, backbone: Backbone, mesh: DeviceMesh) -> None:
-        self._shares: list[FSDPModule] = []
-        for block in backbone.blocks:
-            trained = {p for p in block.parameters() if p.requires_grad}
-            share = _Share(block)
-            fully_shard(share, mesh=mesh, reshard_after_forward=False, ignored_params=trained)
-            assert isinstance(share, FSDPModule)
-            self._shares.append(share)
+    def __init__(
+        self,
+        backbone: Backbone,
+        mesh: DeviceMesh,
+        place: Callable[[Tensor], Tensor] = lambda weight: weight,
+        release: Release = keep,
+    ) -> None:
+        self._shares = [_share(block, mesh, place, release) for block in backbone.blocks]
 
     def enter(
         self, block: int, hidden: Float[Tensor, "lanes hidden"]
@@ -72,6 +79,17 @@ class ShardedBlocks:
             self.gather(block, block - 1)
             self.free(block)
 
+    @contextmanager
+    def gathered(self, blocks: range) -> Iterator[None]:
+        """Have the weights of some blocks, within the context; every process does so."""
+        for block in blocks:
+            self._shares[block].unshard()
+        try:
+            yield
+        finally:
+            for block in blocks:
+                self.free(block)
+
     def gather(self, block: int, following: int) -> None:
         """Have a block's weights, and send for those of the following one, if there is one."""
         self._shares[block].unshard()
@@ -81,6 +99,22 @@ class ShardedBlocks:
     def free(self, block: int) -> None:
         """Keep this process's share of a block alone."""
         self._shares[block].reshard()
+
+
+def _share(
+    block: nn.Module, mesh: DeviceMesh, place: Callable[[Tensor], Tensor], release: Release
+) -> FSDPModule:
+    """A block of whose frozen weights this process has placed a share."""
+    trained = {p for p in block.parameters() if p.requires_grad}
+    frozen = {p: p.data for p in block.parameters() if not p.requires_grad}
+    for parameter, weight in frozen.items():
+        parameter.data = place(weight)
+    share = _Share(block)
+    fully_shard(share, mesh=mesh, reshard_after_forward=False, ignored_params=trained)
+    assert isinstance(share, FSDPModule)
+    for weight in frozen.values():
+        release(weight)
+    return share
 
 
 class _Enter(torch.autograd.Function):
@@ -109,25 +143,39 @@ class _Leave(torch.autograd.Function):
         return slope, None, None
 
 
-def shard(model: BuddyForCausalLM, device: torch.device, num_processes: int) -> ShardedBlocks:
+def shard(
+    model: BuddyForCausalLM,
+    device: torch.device,
+    num_processes: int,
+    dtype: torch.dtype,
+    mapped: MappedWeights,
+) -> ShardedBlocks:
     """Leave each process its share of a model's blocks; all else moves to its device, whole.
 
     Args:
-        model: With adapters, on the host, the same on all processes.
+        model: Built with `mapped`, the same on all processes.
         device: Of this process.
         num_processes: That share the blocks.
+        dtype: Number format of the frozen weights from now on.
+        mapped: Has mapped those that are in their files. All have memory of their own in the end,
+            and the files' pages are given back block by block.
 
     Raises:
         RecipeError: The base would have to be saved whole.
     """
-    if base_fingerprint(model.model) != model.origin.fingerprint or model.origin.source is None:
+    is_rounded = dtype is torch.float16 and model.dtype is not torch.float16
+    if is_rounded or model.origin.source is None:
         raise RecipeError(
-            f"optim.fsdp: weights of {model.dtype} are not those that {model.config.name_or_path} "
+            f"optim.fsdp: weights of {dtype} are not those that {model.config.name_or_path} "
             "was saved with, so the checkpoint would have to hold them whole, which no process "
             "does: set model.dtype to bfloat16 or float32"
         )
-    keep_fingerprint(model.model)
-    sharded = ShardedBlocks(model.backbone, init_device_mesh(device.type, (num_processes,)))
+    mesh = init_device_mesh(device.type, (num_processes,))
+    place = partial(torch.Tensor.to, device=device, dtype=dtype)
+    sharded = ShardedBlocks(model.backbone, mesh, place, mapped.release)
+    for weight in model.model.parameters():
+        if not (weight.requires_grad or isinstance(weight, DTensor)):
+            weight.data = place(weight.data, copy=True)
     for part in (model.model, model.router):
         for tensor in () if part is None else (*part.parameters(), *part.buffers()):
             if not isinstance(tensor, DTensor):
