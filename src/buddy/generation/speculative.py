@@ -208,8 +208,7 @@ class _Writer:
             How many were written.
         """
         before = self._session.state
-        devices = self._model.backbone.devices
-        started_s = 0.0 if self._trace is None else self._trace.start(devices)
+        started_s = 0.0 if self._trace is None else self._trace.start(self._model.backbone.devices)
         fed = torch.cat([text.ids[:, -1:], drafted[None]], 1)
         try:
             logits, out = self._verified(fed)

@@ -29,6 +29,7 @@ from tests.product.training.examples import random_examples
 from tests.tiny import CONFIGS, tiny_model
 
 EXAMPLES = random_examples(6)
+M_MMAP_THRESHOLD = -3
 CPU = torch.device("cpu")
 
 
@@ -127,30 +128,24 @@ def forget():
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def trim():
-    """Give back what Python and the C library keep of freed memory."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
 def hold(folder, block_bytes, num_blocks):
     """In each process: the most that is resident while it takes its share."""
     os.environ["BUDDY_HOME"] = str(Path(folder) / "home")
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed is given back
     blocks, block = int(block_bytes) * int(num_blocks), int(block_bytes)
     with joined():
         shared(recipe(), Path(folder) / "small")  # modules are imported on the way
         for dtype, share in (("float32", blocks / 2), ("bfloat16", blocks / 4)):
             model = None  # that of the last time
-            trim()
+            gc.collect()
             before = resident("VmRSS")
             forget()
             model, *_ = shared(recipe(dtype), Path(folder) / "large")
             most = resident("VmHWM") - before
-            trim()
             stays = resident("VmRSS") - before
             assert model.dtype == getattr(torch, dtype)
-            # A block of the file, one of another number format, its share, and what malloc keeps.
-            assert most < share + 4 * block, (dtype, most / block)
+            # A block of the file, one of another number format, and whatever else is loaded.
+            assert most < share + 5 * block, (dtype, most / block)
             assert 0.9 * share < stays < share + 2 * block, (dtype, stays / block)
 
 
@@ -158,7 +153,7 @@ def hold(folder, block_bytes, num_blocks):
 def test_a_process_holds_its_shares_and_a_block_at_a_time(tmp_path):
     tiny_model().save_pretrained(tmp_path / "small")
     config = copy.deepcopy(CONFIGS["llama"])
-    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 256, 2048, 24
+    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 256, 2048, 32
     config.layer_types = None
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(tmp_path / "large")
