@@ -145,8 +145,7 @@ def hold(folder, block_bytes, num_blocks):
             stays = resident("VmRSS") - before
             assert model.dtype == getattr(torch, dtype)
             # A block of the file, one of another number format, and whatever else is loaded.
-            assert most < share + 5 * block, (dtype, most / block)
-            assert 0.9 * share < stays < share + 2 * block, (dtype, stays / block)
+            assert 0.9 * share < stays <= most < share + 5 * block, (stays / block, most / block)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's account of memory is Linux's")
