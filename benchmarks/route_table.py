@@ -43,9 +43,22 @@ def by_kind(record, blocks):
     return lines(("kind", *HEADS), rows)
 
 
+def by_mean(record):
+    """A line for each mean that the ledger spends, and how deep prompts run."""
+    rows = []
+    for case in record["results"]["ledger"]["means"]:
+        losses = [f"{case[way]:.3f}" for way in ("single", "alone", "routed", "both")]
+        gain = f"{case['gain']:.3f} ± {case['gain_error']:.3f}"
+        rows.append([str(case["mean"]), str(case["prompt"]), *losses, gain])
+    ways = ("one order", "ledger alone", "router", "router and ledger", "the ledger's gain there")
+    return lines(("mean", "prompt's blocks", *ways), rows)
+
+
 if __name__ == "__main__":
     record = read_record(Path(sys.argv[1]))
     for part in record["results"]["tables"]:
         print(by_depth(record, part), end="\n\n")
     for table in record["results"]["tables"]["groups"]:
         print(by_kind(record, table["blocks"]), end="\n\n")
+    if record["results"].get("ledger"):
+        print(by_mean(record))
