@@ -59,8 +59,8 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
         )
     if quant is None and is_quantised(parts.hf_model) and (include or not is_frozen):
         raise CheckpointError(
-            "weights in 4 bits of NF4 cannot be saved: load the model without quant, and quantise "
-            "it when the checkpoint is loaded"
+            "weights in fewer bits of NF4 cannot be saved: load the model without quant, and "
+            "quantise it when the checkpoint is loaded"
         )
     if not include and not reloadable:
         raise CheckpointError(

@@ -104,7 +104,8 @@ DEFAULTS = ("smollm2-135m-buddy", None)
 
 
 def needed(option):
-    return (long_names(option)[0], "out.json" if option.name in ("out", "order") else "15")
+    values = {"out": "out.json", "order": "out.json", "quant": "int4"}
+    return (long_names(option)[0], values.get(option.name, "15"))
 
 
 @pytest.mark.parametrize("context", COMMANDS)

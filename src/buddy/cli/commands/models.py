@@ -13,8 +13,7 @@ from buddy.cli.named import model_option, offer
 from buddy.hub.presets import ROUTED_MODEL
 
 models = typer.Typer(
-    help="List the models on this machine; pull, quantise or remove one.\n\n"
-    "Example: `buddy models`",
+    help="List the models here; pull, quantise or remove one.\n\nExample: `buddy models`",
     invoke_without_command=True,
 )
 
@@ -24,7 +23,7 @@ def listing(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models on this machine; pull, quantise or remove one."""
+    """List the models here; pull, quantise or remove one."""
     if context.invoked_subcommand is not None:
         return
     rows = _rows()
@@ -189,9 +188,10 @@ def quantise(
     out: Annotated[Path, typer.Option(help="Folder of the checkpoint; one there is replaced.")],
     model: options.Model = ROUTED_MODEL,
 ) -> None:
-    """Save a model in fewer bits: it loads at once, and needs its base model no more.
+    """Save a model in fewer bits, so that it loads at once.
 
-    Adapters are folded in; router, predictor and ledger go with it.
+    Its base model is needed no more. Adapters are folded in; router, predictor and ledger go with
+    it.
 
     Example: `buddy models quantise qwen3-0.6b --quant int4 --out qwen3-int4`
     """

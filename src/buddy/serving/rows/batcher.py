@@ -79,10 +79,10 @@ class Batcher:
         waiting, rows, runner = (*tuple(self.waiting), *coming), tuple(self.rows), self._runner
         return QueueView(
             size=len(waiting),
-            prompt_tokens=sum(runner.prompt_tokens(each.request) for each in waiting),
+            prompt_tokens=float(sum(runner.prompt_tokens(each.request) for each in waiting)),
             oldest_s=now_s - waiting[0].at_s if waiting else 0.0,
             running=len(rows),
-            prompt_tokens_running=sum(row.prompt_left * runner.weight(row) for row in rows),
+            prompt_tokens_running=float(sum(row.prompt_left * runner.weight(row) for row in rows)),
             head_blocks=runner.head_blocks,
         )
 
