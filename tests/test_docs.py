@@ -149,6 +149,17 @@ def test_what_a_ledger_gains_on_frozen_weights_is_as_the_record_has_it():
         assert f"{-row['difference']:.3f} ± {row['stderr']:.3f}" in page
 
 
+def test_what_fewer_bits_cost_is_as_the_record_has_it():
+    page = (DOCS / "benchmarks" / "memory.md").read_text()
+    for cell in json.loads((ROOT / "results" / "quantised-quality.json").read_text())["results"][
+        "cells"
+    ]:
+        plain = cell["condition"] == "base"
+        over = "" if plain else f"{cell['over_base']:.3f} ± {cell['over_base_stderr']:.3f}"
+        name, mean = "bfloat16" if plain else cell["condition"], f"{cell['mean_of_answers']:.3f}"
+        assert f"| {cell['blocks']} | {name} | {cell['nll']:.3f} | {over} | {mean} |" in page
+
+
 def test_what_drafts_gain_is_as_the_record_has_it():
     page = (DOCS / "explanation" / "drafts.md").read_text()
     for cell in json.loads((ROOT / "results" / "drafts.json").read_text())["results"]["cells"]:
