@@ -125,6 +125,8 @@ class ComposedModel(nn.Module):
         adapter = self.origin.merged_adapter or adapter_fingerprint(self.model)
         if adapter is not None:
             facts["adapter"] = adapter
+        if self.origin.quant is not None:
+            facts["quant"] = self.origin.quant
         for name, part in trained_modules(self.routing).items():
             facts[name] = part_fingerprint(part.state_dict(), describe_module(part))
         if self._prior is not None and self._prior.fingerprint is not None:

@@ -24,6 +24,26 @@ class Card:
     """The header, such as `license` and `base_model`."""
 
 
+def quantised_card(card: Card | None, name: str, quant: str) -> Card:
+    """A card that says first what was done to the weights.
+
+    Args:
+        card: Of the model with plain weights.
+        name: Of that model.
+        quant: How they are quantised.
+    """
+    before = (
+        Card(text="", facts={"base_model": name, "license": "unknown"}) if card is None else card
+    )
+    text = f"""\
+> The weights of this folder are those of `{name}` in {quant}, with any adapter folded in, and its
+> base model is needed no more. What follows was written of the plain weights, and so were its
+> figures.
+
+{before.text}"""
+    return Card(text=text, facts=before.facts)
+
+
 def read_card(folder: Path) -> Card | None:
     """The model card in a folder; None where there is none.
 

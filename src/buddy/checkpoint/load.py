@@ -17,6 +17,7 @@ from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import (
     Quantisation,
     check_quantisation,
+    quantisation_of,
     quantise_backbone,
     quantised_layer,
 )
@@ -236,7 +237,12 @@ def _checkpoint_parts(
 ) -> ModelParts:
     folder, manifest = checkpoint.folder, checkpoint.manifest
     backbone, merged = Backbone(hf_model), None
-    is_outline = _is_outline(backbone)
+    is_outline, saved = _is_outline(backbone), manifest.base.quant
+    if not is_outline and saved != quantisation_of(hf_model):
+        raise CheckpointError(
+            f"{folder / MANIFEST} says that weights are saved in {saved}, and they are in "
+            f"{quantisation_of(hf_model)}: copy the checkpoint again"
+        )
     fingerprint = manifest.base.fingerprint
     if not is_outline:
         fingerprint = base_fingerprint(hf_model, release)

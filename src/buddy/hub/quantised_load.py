@@ -61,6 +61,7 @@ def write_quantised(model: Any, folder: Path) -> None:
     with quiet_transformers(), explained("the generation config cannot be written", _ADVICE):
         model.generation_config.save_pretrained(folder)
     values = {**model.config.to_dict(), QUANTISATION: BUDDYS_OWN}
+    values.pop("_name_or_path", None)  # a path of this machine
     (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     save_file(tensors, folder / QUANTISED, metadata={"format": "pt"})
 

@@ -210,4 +210,18 @@ def test_the_command_saves_what_quant_loads(tmp_path):
     loaded = BuddyForCausalLM.from_pretrained(out, policy="static:2,4,1,3")
     assert torch.equal(logits(loaded)[0], logits(model)[0])
     again = forked.run(["models", "quantise", str(out), *arguments[3:]])
-    assert "is the model itself" in again.stderr
+    assert "is there already: name a new or an empty folder" in again.stderr
+    within = forked.run([*arguments[:2], str(out), *arguments[3:5], "--out", str(out / "inner")])
+    assert "lies within" in within.stderr
+    assert "in int4, with any adapter folded in" in (out / "README.md").read_text()
+    assert loaded.facts()["quant"] == "int4"
+    assert "_name_or_path" not in (out / "backbone" / "config.json").read_text()
+
+
+def test_a_manifest_that_names_another_quantisation_is_refused(tmp_path):
+    _, folder = quantised(tmp_path)
+    values = json.loads((folder / "buddy.json").read_text())
+    values["base"]["quant"] = "int8"
+    (folder / "buddy.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="saved in int8, and they are in int4"):
+        BuddyForCausalLM.from_pretrained(folder)

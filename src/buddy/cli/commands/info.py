@@ -66,6 +66,7 @@ def info(
         **_choosers(manifest),
         "context": context,
         "budgets": _costs(shape, context, _rank(manifest)),
+        "quant": None if manifest is None else manifest.base.quant,
         "card": {} if model_card is None else model_card.facts,
     }
     if as_json:
@@ -142,6 +143,8 @@ def _show_facts(console: "Console", facts: dict[str, Any], *, has_card: bool) ->
         "blocks chosen by": facts["order"],
         "budgets beside numbers": _beside(facts),
     }
+    if facts["quant"] is not None:
+        lines["weights"] = f"saved in {facts['quant']}; the table counts them in bfloat16"
     if facts["auto"] is not None:
         lines["budget auto"] = facts["auto"]
     if has_card:

@@ -1,6 +1,7 @@
 """`buddy models`: what is cached, pull, remove, quantise."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -185,7 +186,7 @@ def quantise(
             autocompletion=offer("int8", "int4"),
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the checkpoint; one there is replaced.")],
+    out: Annotated[Path, typer.Option(help="Folder of the checkpoint, new or empty.")],
     model: options.Model = ROUTED_MODEL,
 ) -> None:
     """Save a model in fewer bits, so that it loads at once.
@@ -195,6 +196,7 @@ def quantise(
 
     Example: `buddy models quantise qwen3-0.6b --quant int4 --out qwen3-int4`
     """
+    from buddy.checkpoint.card import quantised_card
     from buddy.checkpoint.resolve import resolve
     from buddy.cli.loading import load_checked
     from buddy.cli.views.display import stderr
@@ -203,16 +205,21 @@ def quantise(
     from buddy.hub.safe_paths import user_path
 
     folder, resolved = user_path(out), resolve(model)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(f"--out {out} is there already: name a new or an empty folder")
     checkpoint = resolved.checkpoint
-    if checkpoint is not None and folder.resolve() == checkpoint.folder.resolve():
+    if checkpoint is not None and checkpoint.folder.resolve() in folder.resolve().parents:
         raise CheckpointError(
-            f"--out {out} is the model itself, whose plain weights would be gone: name another"
+            f"--out {out} lies within {model}, which no longer loads with other files in it: name "
+            "a folder elsewhere"
         )
     execution = options.ExecutionOptions(quant=quant)
     loaded = load_checked(resolved, lambda outline: None, stderr(), execution, device="cpu")
+    loaded.card = quantised_card(loaded.card, model, quant)
     loaded.save_pretrained(folder, include_backbone=True, tokenizer=resolved.load_tokenizer())
     size = _size(folder_bytes(folder))
-    stderr().print(f"{quant} · {size}", style="dim", markup=False)
+    run = shlex.join(["buddy", "generate", "--model", str(out)])
+    stderr().print(f"{quant} · {size} · {run}", style="dim", markup=False)
     sys.stdout.write(f"{out}\n")
 
 

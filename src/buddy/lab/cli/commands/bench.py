@@ -1,7 +1,7 @@
 """`buddy bench`: how fast a model is by budget, and where its time goes."""
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -146,6 +146,8 @@ def bench(
         check_context(outline, workload.context, workload.new_tokens)
 
     loaded = load_checked(model, check, console, runner.execution())
+    if loaded.origin.quant is not None:  # transformers would widen such weights at each step
+        config = replace(config, transformers=False)
     conditions = plan_conditions(loaded, policy or [], budget)
     with fetch_progress(console) as on_progress:
         for condition in conditions:
@@ -179,7 +181,7 @@ def _config(runner: RunnerOptions, workload: WorkloadOptions) -> "SpeedConfig":
         rounds=workload.rounds,
         reroute=check_reroute(options.parse_reroute(runner.reroute)),
         batch_route=check_batch_route(runner.batch_route),
-        transformers=workload.transformers and runner.quant is None,
+        transformers=workload.transformers,
         seed=workload.seed,
     )
 
