@@ -210,9 +210,6 @@ def _state_ties(model: Any) -> None:
 def write_model(model: Any, folder: Path, **options: Any) -> None:
     """Write config, generation config and weights, as transformers does.
 
-    transformers refuses generation configs that contradict themselves. One that is as its makers
-    published it is written as it is, whatever it says.
-
     Args:
         model: A model of transformers.
         folder: Made where it is missing.
@@ -222,9 +219,27 @@ def write_model(model: Any, folder: Path, **options: Any) -> None:
         CheckpointError: Its generation config was changed, and transformers does not write it.
         OSError: A file cannot be written.
     """
-    advice = "correct model.generation_config"
     _state_ties(model)
+    write_generation_config(model, folder)
     with quiet_transformers():
-        with explained("the model's generation config cannot be written", advice, (OSError,)):
-            model.generation_config.save_pretrained(folder)
         model.save_pretrained(folder, **options)
+
+
+def write_generation_config(model: Any, folder: Path) -> None:
+    """Write a model's generation config.
+
+    transformers refuses those that contradict themselves. One that is as its makers published it is
+    written as it is, whatever it says.
+
+    Args:
+        model: A model of transformers.
+        folder: Made where it is missing.
+
+    Raises:
+        CheckpointError: It was changed, and transformers does not write it.
+        OSError: It cannot be written.
+    """
+    advice = "correct model.generation_config"
+    what = "the model's generation config cannot be written"
+    with quiet_transformers(), explained(what, advice, (OSError,)):
+        model.generation_config.save_pretrained(folder)

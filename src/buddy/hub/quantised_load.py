@@ -27,7 +27,7 @@ from buddy.hub.config import (
     read_generation_config,
 )
 from buddy.hub.device import pick_device
-from buddy.hub.loading import attention_of, check_whole, make_model
+from buddy.hub.loading import attention_of, check_whole, make_model, write_generation_config
 from buddy.hub.place import ModelPlace
 from buddy.hub.progress import OnFetch
 from buddy.hub.quiet import quiet_transformers
@@ -44,6 +44,7 @@ def write_quantised(model: Any, folder: Path) -> None:
     """Write a quantised model as it is: config, generation config and weights.
 
     Raises:
+        CheckpointError: Its generation config was changed, and transformers does not write it.
         OSError: A file cannot be written.
     """
     from safetensors.torch import save_file
@@ -57,9 +58,7 @@ def write_quantised(model: Any, folder: Path) -> None:
         for name, tensor in model.state_dict().items()
         if not (is_tied and name.startswith(begin))  # the output projection has them
     }
-    folder.mkdir(parents=True)
-    with quiet_transformers(), explained("the generation config cannot be written", _ADVICE):
-        model.generation_config.save_pretrained(folder)
+    write_generation_config(model, folder)
     values = {**model.config.to_dict(), QUANTISATION: BUDDYS_OWN}
     values.pop("_name_or_path", None)  # a path of this machine
     (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")

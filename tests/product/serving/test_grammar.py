@@ -6,7 +6,7 @@ import pytest
 
 from buddy.serving.request import Grammar
 from buddy.serving.rows.grammar import GrammarError, GrammarMaker
-from tests.product.serving.made import END, VOCAB, Bench, byte_buddy, byte_tokenizer, request
+from tests.product.serving.made import END, VOCAB, Bench, byte_tokenizer, request
 
 pytest.importorskip("llguidance")
 
@@ -20,16 +20,6 @@ SCHEMA = {
     "required": ["name", "size", "kind"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def maker():
-    return GrammarMaker(byte_tokenizer(), VOCAB, [END])
-
-
-@pytest.fixture(scope="module")
-def buddy():
-    return byte_buddy("static:2,3,4,1")
 
 
 def check(value):

@@ -8,8 +8,7 @@ import pytest
 from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
 from buddy.serving.request import Grammar, Thought
-from buddy.serving.rows.grammar import GrammarMaker
-from tests.product.serving.made import END, VOCAB, Bench, byte_buddy, byte_tokenizer, request
+from tests.product.serving.made import END, Bench, byte_tokenizer, request
 from tests.product.serving.test_tools import ASKED, KIND, SIZE, TEMPLATE, serving, tool
 from tests.product.serving.test_tools import tokenizer_of as tools_tokenizer
 
@@ -17,16 +16,6 @@ pytest.importorskip("llguidance")
 
 OPEN, CLOSE = (byte_tokenizer()(letter).input_ids[0] for letter in "<>")
 MARKS = ThinkingMarks("<", ">", OPEN, CLOSE)
-
-
-@pytest.fixture(scope="module")
-def maker():
-    return GrammarMaker(byte_tokenizer(), VOCAB, [END])
-
-
-@pytest.fixture(scope="module")
-def buddy():
-    return byte_buddy("static:2,3,4,1")
 
 
 @pytest.fixture
