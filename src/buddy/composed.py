@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import adapter_fingerprint, base_fingerprint, part_fingerprint
-from buddy.backbone.quantised import is_quantised
+from buddy.backbone.quantised import is_quantised, quantisation_of
 from buddy.checkpoint.card import Card
 from buddy.checkpoint.parts import (
     ModelParts,
@@ -125,8 +125,9 @@ class ComposedModel(nn.Module):
         adapter = self.origin.merged_adapter or adapter_fingerprint(self.model)
         if adapter is not None:
             facts["adapter"] = adapter
-        if self.origin.quant is not None:
-            facts["quant"] = self.origin.quant
+        quant = quantisation_of(self.model) or self.origin.quant
+        if quant is not None:
+            facts["quant"] = quant
         for name, part in trained_modules(self.routing).items():
             facts[name] = part_fingerprint(part.state_dict(), describe_module(part))
         if self._prior is not None and self._prior.fingerprint is not None:

@@ -142,7 +142,7 @@ def test_the_page_has_what_is_told_of_a_model_of_llama_3_8bs_shape(tmp_path):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, (done.stderr, done.exception)
     _, *told = (" ".join(line.split()) for line in done.stdout.splitlines() if line.strip())
-    page = (ROOT / "docs" / "how-to" / "train.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "train-memory.md").read_text()
     shown = page.partition("```text\n  weights ")[2].partition("```")[0]
     lines = [" ".join(line.split()) for line in f"weights {shown}".splitlines() if line.strip()]
     assert len(lines) == 9

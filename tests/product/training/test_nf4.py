@@ -328,4 +328,4 @@ def test_the_docs_tell_what_is_planned(shape, tmp_path):
         plan.peak(4096, blocks, checkpointing=True),
     )
     row = f"| {shape} | " + " | ".join(f"{num_bytes / 1e9:.1f}" for num_bytes in told) + " |"
-    assert row in (ROOT / "docs" / "how-to" / "train.md").read_text().splitlines()
+    assert row in (ROOT / "docs" / "how-to" / "train-memory.md").read_text().splitlines()
