@@ -348,7 +348,7 @@ def test_a_folder_that_no_run_can_have_is_refused_before_a_model_is_looked_for(
         ("file", "file is no folder; name another --out"),
         ("file/out", "file is no folder"),
         ("x" * 300, "File name too long"),
-        ("taken", "checkpoint is no Buddy checkpoint"),
+        ("taken", "checkpoint holds what is no Buddy checkpoint"),
     ):
         with pytest.raises(TrainingError, match=says):
             stage(recipe, tmp_path / out)

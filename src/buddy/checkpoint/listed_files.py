@@ -1,12 +1,13 @@
 """Files of a checkpoint that may be read: those whose size and SHA-256 stand in buddy.json."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from buddy.errors import CheckpointError
+from buddy.errors import CheckpointError, shown
+from buddy.files import read_json
 from buddy.hub.config import CONFIG, GENERATION_CONFIG
 from buddy.hub.safe_paths import file_inside
 from buddy.hub.tokenizer import TOKENIZER_FILES
@@ -51,6 +52,43 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def check_replaceable(folder: Path, manifest: str, kind: str) -> None:
+    """Refuse to write over a folder with a file in it that no earlier writing put there.
+
+    Args:
+        folder: It may be missing or empty.
+        manifest: Name of the file whose `files` are what was written.
+        kind: What is written, as a message names it.
+
+    Raises:
+        CheckpointError: It holds something else.
+        OSError: It cannot be read.
+    """
+    if not folder.exists():
+        return
+    held = {path.relative_to(folder).as_posix() for path in _leaves(folder)}
+    if not held and folder.is_dir():
+        return
+    if manifest not in held:
+        raise CheckpointError(f"{folder} holds what is no {kind}: name a new or an empty folder")
+    described = read_json(folder / manifest, CheckpointError)
+    listed = described.get("files") if isinstance(described, dict) else None
+    others = sorted(held - {manifest} - set(listed if isinstance(listed, dict) else ()))
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise CheckpointError(
+            f"{folder} holds {shown(others[0])}{more} beside a {kind}, which would be deleted: "
+            "move what you need elsewhere, or name a new folder"
+        )
+
+
+def _leaves(folder: Path) -> Iterator[Path]:
+    """What a folder holds but for folders, wherever in it."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            yield path
 
 
 def check_files(folder: Path, listed: Mapping[str, ListedFile]) -> None:

@@ -8,7 +8,7 @@ from buddy.backbone.fingerprint import base_fingerprint
 from buddy.backbone.quantised import is_quantised, quantisation_of
 from buddy.checkpoint.adapter import FOLDER, save_adapter
 from buddy.checkpoint.card import CARD, write_card
-from buddy.checkpoint.listed_files import MANIFEST
+from buddy.checkpoint.listed_files import MANIFEST, check_replaceable
 from buddy.checkpoint.manifest import identity, write_manifest
 from buddy.checkpoint.parts import (
     MODULES,
@@ -74,10 +74,7 @@ def save(parts: ModelParts, folder: Path, *, include_backbone: bool | None, toke
         **({} if quant is None else {"quant": quant}),  # older versions know no such key
     }
     try:
-        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-            raise CheckpointError(
-                f"{folder} holds files that are no Buddy checkpoint: name a new or an empty folder"
-            )
+        check_replaceable(folder, MANIFEST, "Buddy checkpoint")
         with new_folder(folder) as staging:
             if quant is not None:
                 write_quantised(parts.hf_model, staging / BACKBONE_FOLDER)

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from buddy.backbone.quantised import is_quantised
 from buddy.checkpoint.card import CARD, write_card
-from buddy.checkpoint.listed_files import describe_files
+from buddy.checkpoint.listed_files import check_replaceable, describe_files
 from buddy.checkpoint.manifest import identity
 from buddy.errors import CheckpointError, FamilyError
 from buddy.export.routing import check_exported, export_routing
@@ -132,15 +132,9 @@ def check_free(folder: Path) -> None:
         CheckpointError: It does.
     """
     try:
-        taken = folder.exists() and not (
-            folder.is_dir() and (not any(folder.iterdir()) or (folder / EXPORT_MANIFEST).is_file())
-        )
+        check_replaceable(folder, EXPORT_MANIFEST, "export of Buddy")
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}") from error
-    if taken:
-        raise CheckpointError(
-            f"{folder} holds what is no export of Buddy: name a new or an empty folder"
-        )
 
 
 def _write(

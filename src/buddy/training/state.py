@@ -10,8 +10,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from buddy.checkpoint.listed_files import MANIFEST
-from buddy.errors import BuddyError, TrainingError
+from buddy.checkpoint.listed_files import MANIFEST, check_replaceable
+from buddy.errors import BuddyError, CheckpointError, TrainingError
 from buddy.files import alone
 from buddy.resume import ResumeFile, Words
 
@@ -44,10 +44,10 @@ def check_folder(out: Path, resume: bool) -> None:
             raise TrainingError(
                 f"{out} holds a run already: go on with --resume, or name another --out"
             )
-        checkpoint = out / CHECKPOINT
-        is_ours = not checkpoint.exists() or (checkpoint / MANIFEST).is_file()
-        if not is_ours and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
-            raise TrainingError(f"{checkpoint} is no Buddy checkpoint: name another --out")
+        try:
+            check_replaceable(out / CHECKPOINT, MANIFEST, "Buddy checkpoint")
+        except CheckpointError as error:
+            raise TrainingError(f"--out: {error}") from error
         there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     except OSError as error:
         raise _cannot_be_made(out, error.strerror or str(error)) from error

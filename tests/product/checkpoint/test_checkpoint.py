@@ -313,7 +313,7 @@ def test_weights_that_do_not_fill_their_config_are_refused(tmp_path):
 
 def test_saving_onto_a_file_is_refused(routed, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match="holds what is no Buddy checkpoint"):
         routed.save_pretrained(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -341,6 +341,11 @@ def test_saving_again_replaces_the_checkpoint_and_nothing_else(routed, tmp_path)
     with pytest.raises(CheckpointError, match="no Buddy checkpoint"):
         routed.save_pretrained(other)
     assert (other / "chapter.txt").read_text() == "years of work"
+    (target / "notes").mkdir()
+    (target / "notes" / "what I tried.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"holds 'notes/what I tried.txt' beside a Buddy"):
+        routed.save_pretrained(target)
+    assert (target / "notes" / "what I tried.txt").read_text() == "years of work"
 
 
 def test_a_policy_is_kept_by_name_and_refused_as_an_object(routed, tmp_path):

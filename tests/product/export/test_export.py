@@ -201,6 +201,12 @@ def test_a_folder_of_something_else_is_not_written_over(tmp_path):
     with pytest.raises(CheckpointError, match="no export of Buddy"):
         exported(tiny_buddy(), tmp_path / "mine")
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    exported(tiny_buddy(), tmp_path / "out")
+    exported(tiny_buddy(), tmp_path / "out")  # an earlier export is
+    (tmp_path / "out" / "letter.txt").write_text("dear")
+    with pytest.raises(CheckpointError, match=r"holds 'letter.txt' beside a"):
+        exported(tiny_buddy(), tmp_path / "out")
+    assert (tmp_path / "out" / "letter.txt").read_text() == "dear"
 
 
 @pytest.mark.parametrize(
