@@ -7,7 +7,8 @@ that comes to in blocks of a model. All else asks the `ResolvedBudget`, and neve
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final, SupportsFloat, cast
@@ -159,23 +160,33 @@ class Blocks(BudgetRequest):
         return ResolvedBudget(kind="fixed", least=blocks, most=blocks)
 
 
-def read_blocks(value: Any, what: str = "the budget") -> Blocks:
+def read_blocks(value: Any, what: str | None = None) -> Blocks:
     """Read a budget that must be a number of blocks.
 
     Args:
         value: A fraction or a count.
-        what: Names it in messages.
+        what: Names it in messages; None where whoever asks does.
 
     Raises:
         BudgetError: It is none.
     """
-    number = Blocks(amount=read_amount(None)) if value is None else read_budget(value).number
+    with _named(what):
+        number = Blocks(amount=read_amount(None)) if value is None else read_budget(value).number
     if number is None:
         raise BudgetError(
-            f'{what} must be a fraction or a count of blocks, such as 1.0 or "24 blocks", got '
-            f"{shown(value)}"
+            f"{what or 'the budget'} must be a fraction or a count of blocks, such as 1.0 or "
+            f'"24 blocks", got {shown(value)}'
         )
     return number
+
+
+@contextmanager
+def _named(what: str | None) -> Iterator[None]:
+    """Say of which part of a budget an error within is."""
+    try:
+        yield
+    except BudgetError as error:
+        raise (error if what is None else BudgetError(f"{what}: {error}")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +234,13 @@ class Phases(BudgetRequest):
         """Read `prompt:1.0,think:0.6,answer:1.0`, or an object like it; think may be left out."""
         if isinstance(value, str) and ":" in value:
             prompt, think, answer = written_phases(value)
-            first = read_blocks(prompt, "the prompt's budget")
+            first = read_blocks(prompt, "prompt")
             if think is None:
-                return read_budget(answer).with_prefill(first)
-            last = read_blocks(answer, "the answer's budget beside one of thinking")
-            return cls(prompt=first, think=read_blocks(think, "the budget of think"), answer=last)
+                with _named("answer"):
+                    last = read_budget(answer)
+                return last.with_prefill(first)
+            last = read_blocks(answer, "answer beside thinking")
+            return cls(prompt=first, think=read_blocks(think, "think"), answer=last)
         keys = next((keys for keys in PHASE_KEYS if _has_keys(value, set(keys))), ())
         if not keys:
             return None

@@ -102,6 +102,13 @@ class ResolvedBudget:
             return "prompt"
         return "think" if is_thought and self.think is not None else "answer"
 
+    def phases(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[Phase, ...]:
+        """The phase of each token of an answer, as reports name it."""
+        if self.marks is None:
+            return (self.phase(is_prompt=False, is_thought=False),) * len(answer)
+        thought = self.marks.are_thought(answer, is_open=self.marks.is_open(prompt))
+        return tuple(self.phase(is_prompt=False, is_thought=each) for each in thought)
+
     @property
     def nominal(self) -> int:
         """Blocks of a token of which nothing else is said: the most, or the mean rounded down."""

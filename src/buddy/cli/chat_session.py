@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from rich.console import Console
 
 from buddy.budget.request import BudgetRequest
-from buddy.budget.resolved import ResolvedBudget
+from buddy.budget.resolved import Phase, ResolvedBudget
 from buddy.cli.loading import load_to_run
 from buddy.cli.options import BudgetOptions, RoutingOptions, SamplingOptions, parse_reroute
 from buddy.cli.template_option import check_template
@@ -65,6 +65,7 @@ class Answer:
         token_texts: Each new token alone, special ones included.
         prompt_tokens: How many tokens the prompt had.
         trace: A `DepthTrace`.
+        phases: Of each step; that of a token is the one of the token before it, which made it.
         interrupted: Whether Ctrl-C ended it.
     """
 
@@ -72,6 +73,7 @@ class Answer:
     token_texts: list[str]
     prompt_tokens: int
     trace: Any
+    phases: tuple[Phase, ...]
     interrupted: bool
 
 
@@ -138,13 +140,14 @@ class ChatSession:
         """A budget in blocks of the model; refuses what cannot be."""
         return check_budget(self.model, budget)
 
-    def _prepare_policy(self, budget: BudgetRequest) -> None:
-        """Have the policy measure what it needs of the model, before the answer is timed."""
+    def _prepare_policy(self, budget: BudgetRequest) -> ResolvedBudget:
+        """The budget, once the policy has measured what it needs of the model for it."""
         resolved = self.check_budget(budget)
         depths = [resolved.blocks or self.model.num_blocks]  # what auto needs is trained
         depths += [each for each in (resolved.prefill, resolved.think) if each is not None]
         with fetch_progress(self.console) as on_progress:
             self.model.policy.prepare_for(depths, on_progress)
+        return resolved
 
     def check_chat(self) -> None:
         """Refuse a conversation where the model knows no form for one.
@@ -197,8 +200,10 @@ class ChatSession:
 
         for message in messages:
             check_message(**message)
-        self._prepare_policy(budgets.request)
+        resolved = self._prepare_policy(budgets.request)
         ids = self.prompt_ids(messages, raw=raw).to(self.model.device)
+        prompt = ids[0].tolist()
+        self._note_closed(prompt, resolved, sampling)
         trace = DepthTrace()
         text = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         collector = Collector(text if stream else None)
@@ -224,8 +229,23 @@ class ChatSession:
             [self.tokenizer.decode([token]) for token in tokens],
             ids.shape[1],
             trace,
+            ("prompt", *resolved.phases(prompt, tokens)),
             interrupted,
         )
+
+    def _note_closed(
+        self, prompt: list[int], resolved: ResolvedBudget, sampling: SamplingOptions
+    ) -> None:
+        """Say that no thinking is left to limit, or to spend a budget on."""
+        marks = self.model.thinking_marks
+        is_asked = sampling.thinking_tokens is not None or resolved.think is not None
+        if is_asked and marks is not None and marks.is_closed(prompt):
+            self.console.print(
+                "The prompt ends with thinking that is over, so the answer has none: to have it "
+                "think, try --template-option enable_thinking=true.",
+                style="yellow",
+                markup=False,
+            )
 
     def _needs_generate(self, model: "InferenceModel") -> bool:
         from buddy.generation.answer import needs_generate

@@ -224,7 +224,8 @@ Budget = Annotated[
         "--budget",
         "-b",
         help='Share of the blocks to run: 0.75, 75%, "18 blocks" or auto; mean:0.75 is a mean '
-        "over the tokens of the answer. Full depth if not given.",
+        "over the tokens of the answer; prompt:1.0,think:0.5,answer:0.75 is one for each phase. "
+        "Full depth if not given.",
         autocompletion=offer(*BUDGETS),
     ),
 ]

@@ -101,10 +101,14 @@ def export_model(
             holds something else or cannot be written.
     """
     check_exportable(model)
-    if hasattr(model.model, "peft_config") or is_quantised(model.model):
+    if is_quantised(model.model):
         raise CheckpointError(
-            "only plain weights can be exported, and these have an adapter on them or fewer bits: "
-            "load the model with merge_adapter=True and without quant"
+            "weights in fewer bits cannot be exported: export the model that they were made from"
+        )
+    if hasattr(model.model, "peft_config"):
+        raise CheckpointError(
+            "weights with an adapter on them cannot be exported: load the model with "
+            "merge_adapter=True"
         )
     check_free(folder)
     model.policy.prepare(on_progress)

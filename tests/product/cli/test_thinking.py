@@ -44,6 +44,16 @@ def test_thinking_ends_at_its_limit_and_the_answer_has_its_own_depth(checkpoint,
     assert ran[0] == 6
     assert ran[1 : closes + 1] == [3] * closes
     assert ran[closes + 1] == 5
+    assert record["phase_blocks"] == {"prompt": 6, "think": 3, "answer": 5}
+    assert ran == [record["phase_blocks"][step["phase"]] for step in record["tokens"]]
+
+
+def test_thinking_that_the_prompt_has_ended_is_told_of(checkpoint):
+    asked = ("generate", "w3", "-m", checkpoint, "--max-new-tokens", "2")
+    done = run(*asked, "--thinking-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert "thinking that is over" in " ".join(done.stderr.split())
+    assert "thinking that is over" not in run(*asked).stderr
 
 
 def test_chat_says_what_each_phase_may_run(checkpoint):

@@ -218,7 +218,7 @@ def test_a_folder_of_something_else_is_not_written_over(tmp_path):
         (lambda: tiny_buddy(context_layer=2), PolicyError, "the value of block 2"),
         (lambda: tiny_buddy("gemma"), FamilyError, "expected one of llama, qwen2"),
         (lambda: tiny_buddy("qwen2"), FamilyError, "sliding windows"),
-        (quantised, CheckpointError, "only plain weights can be exported"),
+        (quantised, CheckpointError, "fewer bits cannot be exported"),
     ],
     ids=["random", "full", "key", "deep", "family", "window", "quantised"],
 )

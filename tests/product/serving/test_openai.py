@@ -163,7 +163,7 @@ def test_what_is_no_variable_of_a_template_is_refused_whatever_the_template_read
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = f"{{{{ '{name}' if {name} else 'w8' }}}}"
     asked = Conversation(messages=[Message(role="user", content="w10")], variables={name: 1})
-    with pytest.raises(Refusal, match="no such variable"):
+    with pytest.raises(Refusal, match="not for callers to set"):
         PromptReader(tokenizer).chat(asked)
 
 

@@ -106,6 +106,8 @@ def _record(
     steps = trace.pop("steps")
     resolved = chat_session.check_budget(budgets.request)
     blocks = steps[0]["executed"][0] if steps and resolved.is_auto else resolved.blocks
+    each = {"prompt": resolved.prompt, "think": resolved.think, "answer": resolved.nominal}
+    phase_blocks = {phase: count for phase, count in each.items() if count is not None}
     budget, prefill_budget = budgets.budget, budgets.prefill_budget
     return {
         "model": model,
@@ -125,9 +127,15 @@ def _record(
         "new_tokens": len(answer.token_texts),
         **trace,
         "tokens": [
-            {"text": text, "blocks": step["blocks"][0], "executed": step["executed"][0]}
-            for text, step in zip(answer.token_texts, steps, strict=False)
+            {
+                "text": text,
+                "blocks": step["blocks"][0],
+                "executed": step["executed"][0],
+                **({"phase": phase} if resolved.has_phases else {}),
+            }
+            for text, step, phase in zip(answer.token_texts, steps, answer.phases, strict=False)
         ],
+        **({"phase_blocks": phase_blocks} if resolved.has_phases else {}),
         **({} if prefill_budget is None else {"prefill_budget": prefill_budget.text}),
     }
 
