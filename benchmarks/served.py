@@ -20,7 +20,7 @@ def served(model, *options):
     """
     command = [sys.executable, "-m", "buddy", "serve", model, "--port", "0", *map(str, options)]
     with tempfile.NamedTemporaryFile("w") as log:  # a pipe that nobody reads would stop it
-        process = subprocess.Popen(command, stderr=log)
+        process = subprocess.Popen(command, stderr=log, start_new_session=True)
         try:
             yield _address(process, Path(log.name)), process
         finally:

@@ -94,6 +94,14 @@ RouteOn = Annotated[
 ]
 
 
+def tell_of_hub(data: str, data_dir: Path | None) -> None:
+    """Say that data comes from the hub, which may take long, unless a folder was named."""
+    if data_dir is None:
+        from buddy.cli.views.display import stderr
+
+        stderr().print(f"{data}: from the hub; --data-dir names a local folder", style="dim")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
     """What every evaluation is told: where its record goes, and what is compared."""

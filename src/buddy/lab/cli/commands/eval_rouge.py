@@ -57,6 +57,7 @@ def rouge(
         thinking_tokens=thinking_tokens,
     )
     left_out: list[str] = []
+    eval_run.tell_of_hub(HUB_ID, data_dir)
     dialogues = read_dialogues(data_dir, split, limit=limit, seed=seed, note=left_out.append)
     config = {
         "data": HUB_ID if data_dir is None else "local",

@@ -143,6 +143,7 @@ def _evaluate(
 
     names, against = names or list(COMMONSENSE), questions.against
     earlier = None if against is None else Against(against)
+    eval_run.tell_of_hub(", ".join(names), questions.data_dir)
     loaded = loading.load_tasks(
         names, data_dir=questions.data_dir, fewshot=questions.fewshot, limit=questions.limit
     )
