@@ -1,6 +1,9 @@
 """Memory for weights and caches: one stretch, in large pages where the system has them."""
 
+import ctypes
 import mmap
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -10,6 +13,10 @@ from torch import Tensor, nn
 
 LARGE_PAGE: Final = 2 << 20
 """Bytes of a large page on most machines."""
+_NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE: what is never written need not be there."""
+_DONTNEED: Final = 4
+"""MADV_DONTNEED of the C library, on Linux and macOS."""
 Release = Callable[[Tensor], None]
 """Told of weights that are needed no longer, or not for now."""
 
@@ -47,23 +54,57 @@ def in_format(parts: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             weight.data = numbers
 
 
-def zeroed_memory(num_bytes: int) -> Tensor:
-    """Bytes of zeros from the system, in large pages where there are any; [num_bytes], uint8.
+def zeroed_memory(num_bytes: int, *, is_sparse: bool = False) -> Tensor:
+    """Bytes of zeros from the system; [num_bytes], uint8.
 
     Pages are taken when they are first written. The memory is given back with the last tensor that
     lies in it.
+
+    Args:
+        num_bytes: How many.
+        is_sparse: Most may never be written: pages are small, and there may be more bytes than the
+            system has. Otherwise they are large where there are large ones.
 
     Raises:
         MemoryError: The system has none left.
     """
     if num_bytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if is_sparse else 0)
     try:
         mapped = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=flags)
     except OSError as error:
         raise MemoryError(f"the system has no {num_bytes:,} bytes left") from error
-    mapped.madvise(mmap.MADV_HUGEPAGE)
+    mapped.madvise(mmap.MADV_NOHUGEPAGE if is_sparse else mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % LARGE_PAGE
     return whole[begin : begin + num_bytes]
+
+
+def give_back(tensor: Tensor) -> range:
+    """Give the whole pages of a contiguous tensor in the host's memory back to the system.
+
+    They are read anew from the file that is mapped there, if any; on Linux they else are zeros.
+
+    Returns:
+        The addresses that were given back; none where the system knows no such call.
+    """
+    first, page = tensor.data_ptr(), mmap.PAGESIZE
+    begin, end = -(-first // page) * page, (first + tensor.nbytes) // page * page
+    if os.name != "posix" or end <= begin:
+        return range(0)
+    failed = ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED
+    )
+    return range(0) if failed else range(begin, end)
+
+
+def zero(tensor: Tensor) -> None:
+    """Zero a contiguous tensor in the host's memory; its whole pages go back to the system."""
+    flat, first = tensor.view(-1), tensor.data_ptr()
+    gone = give_back(tensor) if sys.platform == "linux" else range(0)
+    if not gone:
+        flat.zero_()
+        return
+    flat[: (gone.start - first) // tensor.itemsize] = 0
+    flat[(gone.stop - first) // tensor.itemsize :] = 0

@@ -3,7 +3,6 @@
 import ctypes
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,12 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from buddy.backbone.memory import give_back
 from buddy.hub.weights import DTYPES, is_leftover, read_header, weight_files
 
 _AT_ONCE: Final = 2**21
 """Weights that are copied at a time."""
-_DONTNEED: Final = 4
-"""MADV_DONTNEED of the C library, on Linux and macOS."""
 
 
 class MappedWeights:
@@ -64,11 +62,8 @@ class MappedWeights:
 
         Its numbers are the file's again where something had been written to them.
         """
-        first, page = tensor.data_ptr(), mmap.PAGESIZE
-        if any(first in stretch for stretch in self._stretches):
-            begin, end = -(-first // page) * page, (first + tensor.nbytes) // page * page
-            if end > begin and os.name == "posix":
-                _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED)
+        if any(tensor.data_ptr() in stretch for stretch in self._stretches):
+            give_back(tensor)
 
     def own(self, model: nn.Module) -> None:
         """Give what of a model is still mapped memory of its own."""
@@ -88,7 +83,3 @@ class MappedWeights:
             target.copy_(source)
             self.release(source)
         return copied
-
-
-def _libc() -> Any:
-    return ctypes.CDLL(None)

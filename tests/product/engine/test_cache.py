@@ -1,5 +1,9 @@
 """The cache where it grows, where rows part, and where nothing is left to do."""
 
+import resource
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -8,6 +12,7 @@ from buddy import BuddyForCausalLM
 from buddy.budget.source import ConstantBudget
 from buddy.engine.naive import naive_decode
 from buddy.engine.state import cache as cache_of_blocks
+from buddy.engine.state.cache import BlockKVCache
 from buddy.errors import ModelError, PolicyError, PromptError
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
@@ -199,3 +204,34 @@ def test_a_pass_that_fails_leaves_zeros(monkeypatch):
     keys, values, _ = session.kv.buffers()
     assert all(buffer[0, :, :4].all() for buffer in (*keys, *values))
     assert not any(buffer[0, :, 4:].any() for buffer in (*keys, *values))
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc on this system")
+def test_a_long_row_among_short_ones_takes_the_memory_of_its_own_tokens():
+    rows, short, long, width = 64, 16, 8192, 4 * 64 * 2 * 4 * 4  # bytes of a slot in all blocks
+    kv = BlockKVCache(4, rows, 16, "zero", Mock(), [torch.device("cpu")] * 4, torch.float32)
+    kv.allocate(4, 64, torch.float32)
+
+    def write(row, stop):
+        kv.will_write([row], [stop])
+        for buffer in (*kv.buffers()[0], *kv.buffers()[1]):
+            buffer[row, :, :stop] = row + 1
+
+    for row in range(rows):
+        write(row, short)
+    before, live = resident_bytes(), (long + rows * short) * width
+    write(3, long)
+    assert rows * long * width > 40 * live
+    assert resident_bytes() - before < 1.5 * live
+    assert kv.num_bytes() == live - short * width
+    for buffer in (*kv.buffers()[0], *kv.buffers()[1]):
+        assert all(bool((buffer[row, :, :short] == row + 1).all()) for row in range(rows))
+        assert bool((buffer[3] == 4).all())
+    kv.free(3, long)
+    assert resident_bytes() - before < 0.5 * live
+    assert not any(bool(buffer[3].any()) for buffer in kv.buffers()[0])
+    assert all(bool((buffer[4, :, :short] == 5).all()) for buffer in kv.buffers()[1])

@@ -214,6 +214,14 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes():
     assert bench.run(request(two))[0].finished.usage.cached_tokens == 0
 
 
+def test_so_are_its_tokens_by_two_contexts():
+    bench = Bench(kept_prefixes=8)
+    for prompt in prompts(3, 50, 51, 52):
+        bench.run(request(prompt))
+        assert bench.batcher.pool.kept_tokens <= 2 * 64
+    assert bench.batcher.pool.kept == 2
+
+
 def test_cancelled_requests_free_their_rows_at_once():
     bench = Bench(rows=2, chunk=3, kept_prefixes=0)
     long = [request(p, max_tokens=50) for p in prompts(3, 1, 20, 20)]

@@ -11,7 +11,7 @@ Slots from a sequence's length on are scratch: a pass that fails leaves nothing 
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.backbone.memory import zeroed_memory
+from buddy.backbone.memory import zero, zeroed_memory
 from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
@@ -30,6 +30,8 @@ from buddy.errors import ModelError, PolicyError
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
+_WORTH_GIVING_BACK: Final = 2**16
+"""Bytes of a row's keys in a block: to give less back takes longer than to zero it."""
 
 
 def check_kv_policy(kv_policy: str) -> KVPolicy:
@@ -63,6 +65,8 @@ class BlockKVCache(BlockKV):
 
     Attributes:
         revision: Changes when a buffer is another one.
+        written: [rows], slots that may have been written. Those behind them take no memory on the
+            host, so that rows may be of very different lengths.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class BlockKVCache(BlockKV):
         self.skipped = SkippedResiduals(num_blocks, rows, capacity) if keeps else None
         self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [rows, slots], `mask`
         self.revision = 0
+        self.written = np.zeros(rows, np.int64)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BlockKVCache":
         """Buffers of its own; the model that projects is the same one."""
@@ -99,6 +104,12 @@ class BlockKVCache(BlockKV):
             capacity = max(slots, 2 * self.capacity) if slots > self.capacity else self.capacity
             self._resize(max(rows, self.rows), capacity)
 
+    def will_write(self, rows: Sequence[int], stops: Sequence[int]) -> None:
+        """Make room for slots before these, which a pass is going to write."""
+        self.reserve(0, max(stops))
+        at = list(rows)
+        self.written[at] = np.maximum(self.written[at], stops)
+
     def round_up(self) -> None:
         """Make room for the slots of the next rung: sizes that are made for must be few."""
         if self.capacity != rung(self.capacity):
@@ -106,11 +117,12 @@ class BlockKVCache(BlockKV):
 
     def _resize(self, rows: int, capacity: int) -> None:
         keys, values = (
-            [None if old is None else _grown(old, rows, capacity) for old in buffers]
+            [None if old is None else _grown(old, rows, capacity, self.written) for old in buffers]
             for buffers in (self._keys, self._values)
         )
         if self.skipped is not None:
             self.skipped.fit(rows, capacity)
+        self.written = _padded(self.written, rows)
         # Last: a call that is cut short is made again.
         self._keys, self._values = keys, values
         self.capacity, self.rows = capacity, rows
@@ -223,7 +235,7 @@ class BlockKVCache(BlockKV):
         if keys is not None and values is not None:
             return keys, values
         with torch.inference_mode(False):  # a session may go on outside of it
-            keys, values = (torch.zeros(shape, dtype=self.dtype, device=like.device) for _ in "kv")
+            keys, values = (_zeros(shape, self.dtype, like.device) for _ in "kv")
         new = keys, values
         self._keys[block], self._values[block] = new
         self.revision += 1
@@ -234,7 +246,7 @@ class BlockKVCache(BlockKV):
         if self.device.type == "cpu" and all(buffer is None for buffer in self._keys):
             shape = (len(self._keys), 2, self.rows, heads, self.capacity, head_dim)
             with torch.inference_mode(False):
-                whole = zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+                whole = _zeros(shape, dtype, self.device)
                 for block, (keys, values) in enumerate(whole):
                     # No views for autograd, which would refuse to write into them under gradients.
                     self._keys[block], self._values[block] = keys.detach(), values.detach()
@@ -262,6 +274,7 @@ class BlockKVCache(BlockKV):
                     part.copy_(buffer)
                 own[block] = other
         self.rows, self.capacity = keys[0].shape[0], keys[0].shape[2]
+        self.written = _padded(self.written, self.rows)
         if self.skipped is not None:
             self.skipped.fit(self.rows, self.capacity)
         self.revision += 1
@@ -299,11 +312,12 @@ class BlockKVCache(BlockKV):
         ]
         skipped = None if self.skipped is None else self.skipped.select_rows(rows)
         self._keys, self._values, self._hidden_slots = chosen
-        self.skipped, self.rows = skipped, len(rows)
+        self.skipped, self.rows, self.written = skipped, len(rows), self.written[rows]
         self.revision += 1
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Give a row what another one has before slot `length`; what follows is scratch."""
+        self.written[row] = max(self.written[row], length)
         for block, keys in enumerate(self._keys):
             if keys is None:
                 continue  # what is made later is made of zeros
@@ -322,7 +336,7 @@ class BlockKVCache(BlockKV):
             if holes is not None and row < len(holes):
                 holes[row, length:] = False
         if self.skipped is not None:
-            self.skipped.cut(row, length)
+            self.skipped.cut(row, length, int(self.written[row]))
 
     @torch.inference_mode()
     def clear(self, row: int, start: int, stop: int) -> None:
@@ -331,23 +345,54 @@ class BlockKVCache(BlockKV):
             if buffer is not None and row < len(buffer):
                 buffer[row, :, start:stop] = 0
 
+    def free(self, row: int, length: int) -> None:
+        """Zero a row's slots before `length`; of a long one, the host gets the memory back."""
+        whole = [b[row] for b in (*self._keys, *self._values) if b is not None and row < len(b)]
+        is_long = any(part[:, :length].nbytes >= _WORTH_GIVING_BACK for part in whole)
+        if self.device.type != "cpu" or not is_long:
+            self.clear(row, 0, length)
+            return
+        with torch.inference_mode():
+            for part in whole:
+                zero(part)
+        self.written[row] = 0
+
     def num_bytes(self) -> int:
-        """Bytes of the buffers, and of the residuals of skipped tokens."""
+        """Bytes of the slots that were written, and of the residuals of skipped tokens.
+
+        On a device that is not the host all slots count, as all are there.
+        """
         residuals = 0 if self.skipped is None else self.skipped.num_bytes()
-        return residuals + sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
+        return residuals + sum(
+            buffer.nbytes * int(self.written.sum()) // (self.rows * self.capacity)
+            if buffer.device.type == "cpu"
+            else buffer.nbytes
+            for buffer in (*self._keys, *self._values)
+            if buffer is not None
+        )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the host they take memory when they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return zeroed_memory(num_bytes, is_sparse=True).view(dtype).view(shape)
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _grown(old: Tensor, rows: int, slots: int) -> Tensor:
-    """A larger buffer [rows, heads, slots, head] that has what the old one has."""
-    shape = (rows, old.shape[1], slots, old.shape[3])
-    if old.device.type == "cpu":  # of the system, which gets all of the old one back
-        new = zeroed_memory(math.prod(shape) * old.itemsize).view(old.dtype).view(shape).detach()
-    else:
-        new = old.new_zeros(shape)
-    new[: old.shape[0], :, : old.shape[2]] = old
+def _grown(old: Tensor, rows: int, slots: int, written: NDArray[np.int64]) -> Tensor:
+    """A larger buffer [rows, heads, slots, head] that has what was written of the old one."""
+    new = _zeros((rows, old.shape[1], slots, old.shape[3]), old.dtype, old.device).detach()
+    for row, stop in enumerate(written[: len(old)].tolist()):
+        new[row, :, :stop] = old[row, :, :stop]
     return new
+
+
+def _padded(written: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Slots written in at least as many rows: none in new ones."""
+    return np.pad(written, (0, max(0, rows - len(written))))
 
 
 def _stops(

@@ -156,13 +156,13 @@ class Session:
         gone = self.find(sequence_ids)
         rest = {at: self.sequences[at] for at in self.sequences if at not in sequence_ids}
         self._state = replace(self._state, sequences=rest)
-        for sequence in gone:
-            self.kv.clear(sequence.row, 0, sequence.length)
         if self.kv.skipped is not None:
             taken = {sequence.row for sequence in rest.values()}
             for row in set(range(self.kv.rows)) - taken:
                 self.kv.cut(row, 0)
-            self.kv.skipped.trim()
+            self.kv.skipped.trim(sum(sequence.length for sequence in gone))
+        for sequence in gone:
+            self.kv.free(sequence.row, sequence.length)
 
     def find(self, sequence_ids: Sequence[int]) -> list[SequenceState]:
         """The sequences of these ids.
@@ -185,7 +185,7 @@ class Session:
         starts = tuple(sequence.length for sequence in sequences)
         lanes = Lanes(rows, starts, tuple(counts), self.kv.device)
         self._uncommitted = dict(zip(rows, lanes.stops, strict=True))
-        self.kv.reserve(0, max(lanes.stops))
+        self.kv.will_write(rows, lanes.stops)
         return lanes
 
     def commit(self, state: SessionState) -> None:

@@ -81,6 +81,8 @@ class SkippedResiduals:
     def __init__(self, num_blocks: int, rows: int, capacity: int) -> None:
         waiting = np.full((num_blocks, rows, capacity), NOBODY, np.int32)
         self.arena = Arena((), [], waiting, np.zeros((num_blocks, rows), np.int32))
+        self._left = 0
+        """Tokens that have left since room was last given back."""
 
     def fit(self, rows: int, capacity: int) -> None:
         """Grow with the cache."""
@@ -112,12 +114,20 @@ class SkippedResiduals:
         self._compact(number, places)
         return True
 
-    def trim(self) -> None:
-        """Give room back that sequences have left behind."""
+    def trim(self, left: int) -> None:
+        """Give room back that sequences have left behind, where it may be half of it.
+
+        All notes are looked through for it.
+
+        Args:
+            left: Tokens of those that leave now.
+        """
+        self._left += left
         for number, stored in enumerate(self.arena.stored):
-            if len(stored) > _FIRST_PLACES:
+            if _FIRST_PLACES < len(stored) <= 2 * self._left:
                 with suppress(MemoryError, RuntimeError):  # without room to move, all stays
                     self._compact(number, 0)
+                self._left = 0
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -215,9 +225,9 @@ class SkippedResiduals:
         waiting[:, row, :length] = waiting[:, source, :length]
         filled[:, row] = np.minimum(filled[:, source], length)
 
-    def cut(self, row: int, length: int) -> None:
-        """Forget a row's slots from `length` on."""
-        self.arena.waiting[:, row, length:] = NOBODY
+    def cut(self, row: int, length: int, stop: int) -> None:
+        """Forget a row's slots from `length` on; from `stop` on there is nothing."""
+        self.arena.waiting[:, row, length:stop] = NOBODY
         filled = self.arena.filled[:, row]
         np.minimum(filled, length, out=filled)
 

@@ -33,6 +33,9 @@ from buddy.serving.rows.taking import take_token
 
 _LOG: Final = logging.getLogger(__name__)
 
+_KEPT_CONTEXTS: Final = 2
+"""Contexts that kept prefixes may fill, all together: their memory is of use to few."""
+
 
 class Batcher:
     """Runs requests side by side on one session. All calls come from one thread.
@@ -62,7 +65,8 @@ class Batcher:
         self._plans_ahead = self._runner.policy.plans_ahead
         num_kept = options.kept_prefixes if self._plans_ahead else 0
         session.kv.reserve(options.rows + num_kept, 0)  # while it is empty: later all is copied
-        self.pool = Pool(session, num_kept, options.least_shared)
+        most_tokens = _KEPT_CONTEXTS * model.backbone.context
+        self.pool = Pool(session, num_kept, most_tokens, options.least_shared)
         self.waiting: deque[Submitted] = deque()
         self.rows: list[Row] = []
         self.steps = 0

@@ -52,11 +52,14 @@ class Pool:
         session: Holds all of them.
         most_kept: Sequences that are kept when their request has ended; the one that was of use
             least recently goes first. 0 = none.
+        most_tokens: Tokens that these have, all together.
         least_shared: Tokens below which a beginning is computed anew.
     """
 
-    def __init__(self, session: Session, most_kept: int, least_shared: int) -> None:
-        self.session = session
+    def __init__(
+        self, session: Session, most_kept: int, most_tokens: int, least_shared: int
+    ) -> None:
+        self.session, self._most_tokens = session, most_tokens
         self.most_kept, self.least_shared = most_kept, max(1, least_shared)
         self._kept: OrderedDict[int, Fed] = OrderedDict()
 
@@ -111,7 +114,7 @@ class Pool:
                 self._kept[number] = fed
         for sequence in gone:
             self._kept.pop(sequence, None)
-        while len(self._kept) > self.most_kept:
+        while len(self._kept) > self.most_kept or self.kept_tokens > self._most_tokens:
             gone.append(self._kept.popitem(last=False)[0])
         if gone:
             self.session.leave(*gone)
