@@ -1,11 +1,13 @@
 """Memory for weights and caches: one stretch, in large pages where the system has them."""
 
 import ctypes
+import math
 import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,6 +19,7 @@ _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: what is never written need not be there."""
 _DONTNEED: Final = 4
 """MADV_DONTNEED of the C library, on Linux and macOS."""
+_CGROUP: Final = Path("/sys/fs/cgroup")
 Release = Callable[[Tensor], None]
 """Told of weights that are needed no longer, or not for now."""
 
@@ -79,6 +82,20 @@ def zeroed_memory(num_bytes: int, *, is_sparse: bool = False) -> Tensor:
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % LARGE_PAGE
     return whole[begin : begin + num_bytes]
+
+
+def free_bytes() -> float:
+    """Bytes that this process can still have of the host's memory; infinite where nothing says."""
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024.0 * int(told["MemAvailable"].split()[0])
+        with suppress(OSError, ValueError, KeyError):  # a container's limit; "max" is none
+            limit, used = (int((_CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
+            lines = (_CGROUP / "memory.stat").read_text().splitlines()
+            cached = int(dict(line.split() for line in lines)["inactive_file"])
+            free = min(free, limit - used + cached)
+        return free
+    return math.inf
 
 
 def give_back(tensor: Tensor) -> range:

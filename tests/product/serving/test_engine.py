@@ -223,15 +223,19 @@ def test_an_answer_beyond_the_angles_of_longrope_is_refused_and_others_are_serve
     assert engine.state == "ready"
 
 
-def test_a_prompt_that_finds_no_memory_ends_alone(made, monkeypatch):
+def no_memory(*_):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"_grown": no_memory}, {"free_bytes": lambda: 5.0, "_WORTH_ASKING": 10_000}]
+)
+def test_a_prompt_that_finds_no_memory_ends_alone(made, monkeypatch, changed):
     """Beside an answer under way the cache cannot grow for a long prompt; it goes on without."""
     engine = made(control=NoControl(prompt_tokens=16), options={"slots": 32})
     wanted = request(prompts(1, 3, 8, 8)[0], max_tokens=20)
-
-    def grown(old, rows, slots):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(cache, "_grown", grown)
+    for name, value in changed.items():
+        monkeypatch.setattr(cache, name, value)
     stream = ask(engine, wanted)
     heard = ask(engine, request(prompts(1, 4, 90, 90)[0]))
     assert "not enough memory for this request" in heard.wait().failed

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buddy.backbone.memory import zero, zeroed_memory
+from buddy.backbone.memory import free_bytes, zero, zeroed_memory
 from buddy.depth.plan import LaneSet
 from buddy.engine.probe import GATHER_SCATTER, piece
 from buddy.engine.state.lanes import Frame, Lanes
@@ -30,6 +30,8 @@ from buddy.errors import ModelError, PolicyError
 KVPolicy = Literal["zero", "mask", "project", "lazy"]
 KV_POLICIES = get_args(KVPolicy)
 DEFAULT_KV_POLICY: KVPolicy = "lazy"
+_WORTH_ASKING: Final = 2**24
+"""Bytes of a pass that may be more than the host has: it is asked for no fewer."""
 _WORTH_GIVING_BACK: Final = 2**16
 """Bytes of a row's keys in a block: to give less back takes longer than to zero it."""
 
@@ -105,10 +107,29 @@ class BlockKVCache(BlockKV):
             self._resize(max(rows, self.rows), capacity)
 
     def will_write(self, rows: Sequence[int], stops: Sequence[int]) -> None:
-        """Make room for slots before these, which a pass is going to write."""
-        self.reserve(0, max(stops))
-        at = list(rows)
-        self.written[at] = np.maximum(self.written[at], stops)
+        """Make room for slots before these, which a pass is going to write.
+
+        Raises:
+            MemoryError: The host has less memory than that takes; all stays as it was.
+        """
+        at, most = list(rows), max(stops)
+        written = np.maximum(self.written[at], stops)
+        slots = int((written - self.written[at]).sum())
+        if most > self.capacity:
+            slots += int(self.written.sum())  # what is there is moved
+        needed = slots * self._slot_bytes()
+        if needed >= _WORTH_ASKING and needed > (free := free_bytes()):
+            raise MemoryError(f"the cache needs {needed:,} bytes, and the host has {free:,.0f}")
+        self.reserve(0, most)
+        self.written[at] = written
+
+    def _slot_bytes(self) -> int:
+        """Bytes of the host's memory that a slot takes in all blocks of a row, made so far."""
+        return sum(
+            buffer.shape[1] * buffer.shape[3] * buffer.itemsize
+            for buffer in (*self._keys, *self._values)
+            if buffer is not None and buffer.device.type == "cpu"
+        )
 
     def round_up(self) -> None:
         """Make room for the slots of the next rung: sizes that are made for must be few."""
@@ -363,13 +384,9 @@ class BlockKVCache(BlockKV):
         On a device that is not the host all slots count, as all are there.
         """
         residuals = 0 if self.skipped is None else self.skipped.num_bytes()
-        return residuals + sum(
-            buffer.nbytes * int(self.written.sum()) // (self.rows * self.capacity)
-            if buffer.device.type == "cpu"
-            else buffer.nbytes
-            for buffer in (*self._keys, *self._values)
-            if buffer is not None
-        )
+        buffers = [b for b in (*self._keys, *self._values) if b is not None]
+        elsewhere = sum(b.nbytes for b in buffers if b.device.type != "cpu")
+        return residuals + elsewhere + int(self.written.sum()) * self._slot_bytes()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
