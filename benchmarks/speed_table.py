@@ -112,13 +112,51 @@ def goodput_table():
     return experiment.markdown(head, list(goodput_rows()))
 
 
+BESIDE = ("full", "half", "controller", "vllm", "llama.cpp")
+"""Records of servers on the same machine, as benchmarks/goodput.py names them."""
+
+
+def beside_table():
+    """One row a server and rate: good answers a second, and how long tokens took."""
+    head = (
+        *("requests/s", "server", "good answers/s", "blocks a token", "refused of all"),
+        *("first token, p50 / p99, s", "between tokens, p50 / p99, ms"),
+    )
+    return experiment.markdown(head, list(beside_rows()), texts=2)
+
+
+def beside_rows():
+    """Those rows, by rate; times are means over the repeats."""
+    records = [read_record(RESULTS / "serving" / "beside" / f"{name}.json") for name in BESIDE]
+    for rate in sorted({point["rate"] for point in records[0]["results"]["points"]}):
+        for record in records:
+            points = [p for p in record["results"]["points"] if p["rate"] == rate]
+            offered = mean(point["offered_rps"] for point in points)
+            good, _, blocks = goodput_cell(points).partition(" at ")
+            refused = sum(point["refused"] for point in points)
+            asked = sum(point["requests"] for point in points)
+            first, between = (
+                " / ".join(
+                    f"{mean(p[f'{kind}_ms_p{share}'] for p in points) / per:,.{digits}f}"
+                    for share in (50, 99)
+                )
+                for kind, per, digits in (("ttft", 1000, 2), ("itl", 1, 0))
+            )
+            label = record["config"]["label"]
+            yield f"{offered:.1f}", label, good, blocks, f"{refused} of {asked}", first, between
+
+
 def goodput_cell(points):
     """Good answers a second and blocks a token of some repeats."""
     good = [point["goodput_rps"] for point in points]
     error = stdev(good) / len(good) ** 0.5
-    blocks = mean(point["blocks_per_token"] for point in points)
-    return f"{mean(good):.1f} ± {error:.1f} at {blocks:.0f}"
+    blocks = [p["blocks_per_token"] for p in points if p["blocks_per_token"] is not None]
+    return (
+        f"{mean(good):.1f} ± {error:.1f} at {mean(blocks):.0f}"
+        if blocks
+        else (f"{mean(good):.1f} ± {error:.1f}")
+    )
 
 
 if __name__ == "__main__":
-    print("\n\n".join((*speed_tables(), goodput_table())))
+    print("\n\n".join((*speed_tables(), goodput_table(), beside_table())))

@@ -1,4 +1,4 @@
-"""Memory for weights and caches: one stretch, in large pages where the system has them."""
+"""Memory for weights and caches: one stretch of the system's, in large pages or in small ones."""
 
 import ctypes
 import math
