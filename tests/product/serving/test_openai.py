@@ -1,5 +1,6 @@
 """The official client, unmodified, gets what the engine made: chat, completions, streams, usage."""
 
+import httpx
 import openai
 import pytest
 
@@ -343,6 +344,21 @@ def test_what_is_thought_first_is_told_apart(running):
 def test_another_model_is_404(client):
     with pytest.raises(openai.NotFoundError, match="model 'gpt-9' is not served here"):
         client.chat.completions.create(model="gpt-9", messages=ASKED)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("tokenize", {"prompt": "w9"}), ("detokenize", {"tokens": [9]})]
+)
+def test_tokens_are_those_of_the_model_that_is_named(running, path, body):
+    def post(model):
+        return httpx.post(f"{running.url}/{path}", json={**body, "model": model})
+
+    for model in (None, "tiny", "tiny@0.6"):
+        reply = post(model)
+        assert reply.status_code == 200, reply.text
+        assert "x-buddy-ignored" not in reply.headers
+    assert post("gpt-9").status_code == 404
+    assert post("tiny@7").status_code == 400
 
 
 def test_the_model_is_listed_and_found_with_a_budget_in_its_name(client):

@@ -145,8 +145,23 @@ def test_calls_are_items_and_go_back_as_they_came():
             "response.completed",
         ]
         given = {"type": "function_call_output", "call_id": item.call_id, "output": "7"}
-        again = ask(client, **options | {"input": [item.to_dict(), given]})
-        assert again.output[0].type == "function_call"
+        again = client.responses.with_raw_response.create(
+            model="tiny", **options | {"input": [item.to_dict(), given]}
+        )
+        assert again.parse().output[0].type == "function_call"
+        assert "x-buddy-ignored" not in again.headers
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_items_of_an_answer_go_back_whole_and_nothing_of_them_is_ignored(client, running, thinks):
+    extra = {"chat_template_kwargs": {"enable_thinking": thinks}}
+    made = ask(client, extra_body=extra)
+    given = [*(item.to_dict() for item in made.output), {"role": "user", "content": "w9"}]
+    assert {"id", "status", "content"} <= given[0].keys()
+    body = {"input": given, "max_output_tokens": 1, "include": ["reasoning.encrypted_content"]}
+    reply = httpx.post(f"{running.url}/v1/responses", json=body)
+    assert reply.status_code == 200, reply.text
+    assert "x-buddy-ignored" not in reply.headers
 
 
 @pytest.mark.parametrize(
@@ -171,6 +186,11 @@ def test_calls_are_items_and_go_back_as_they_came():
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include.0"),
+        (
+            {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
+            "input.0.encrypted_content",
+        ),
         ({"budget": 7.5}, "budget"),
         ({"max_tokens": 3}, "max_tokens"),
     ],

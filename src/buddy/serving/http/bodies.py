@@ -300,6 +300,8 @@ class ChatBody(ConversationFields, RequestFields):
 class TokenizeBody(ConversationFields):
     """`POST /tokenize`: a text or a conversation."""
 
+    model: str | None = None
+    """As in a chat, though a budget says nothing here."""
     prompt: str | None = None
     messages: _Messages | None = None
     add_special_tokens: bool | None = None
@@ -312,6 +314,8 @@ class TokenizeBody(ConversationFields):
 class DetokenizeBody(RequestBody):
     """`POST /detokenize`."""
 
+    model: str | None = None
+    """As in a chat, though a budget says nothing here."""
     tokens: _TokenIds
 
 

@@ -43,12 +43,23 @@ class Part(RequestBody):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
+    annotations: Unsupported = None
+    """There are none, nor any log-probabilities, in an answer that goes back."""
+    logprobs: Unsupported = None
 
 
 _Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MOST_MESSAGES)]
 
 
-class MessageItem(RequestBody):
+class Item(RequestBody):
+    """A part of a conversation; one of an answer may go back as it came."""
+
+    id: str | None = None
+    """Taken, and not used, as the status is: nothing is stored."""
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class MessageItem(Item):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -56,7 +67,7 @@ class MessageItem(RequestBody):
     content: str | _Parts
 
 
-class CallItem(RequestBody):
+class CallItem(Item):
     """A call of a function that the model has made."""
 
     type: Literal["function_call"]
@@ -66,7 +77,7 @@ class CallItem(RequestBody):
     """A JSON object, as text."""
 
 
-class OutputItem(RequestBody):
+class OutputItem(Item):
     """What a function that was called has given."""
 
     type: Literal["function_call_output"]
@@ -81,11 +92,14 @@ class ReasoningText(RequestBody):
     text: str
 
 
-class ReasoningItem(RequestBody):
+class ReasoningItem(Item):
     """What the model has thought aloud."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(max_length=MOST_MESSAGES)] | None = None
+    summary: Unsupported = None
+    """Refused, unless empty, as the following is: what was thought goes back as it came."""
+    encrypted_content: Unsupported = None
 
 
 class FunctionTool(RequestBody):
@@ -173,6 +187,8 @@ class ResponsesBody(RequestBody):
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     """Not given here: ask /v1/chat/completions."""
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    """Nothing is added: what is thought comes as it is, and goes back so."""
     store: bool | None = None
     """Nothing is stored, whatever it says, and the answer says so."""
     background: Literal[False] | None = None

@@ -7,8 +7,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from buddy.errors import PromptError
+from buddy.serving.http.asking import budget_of
 from buddy.serving.http.beginning import in_turn
-from buddy.serving.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from buddy.serving.http.bodies import DetokenizeBody, RequestFields, TokenizeBody, read_body
 from buddy.serving.http.openai import body_named, content_of, refused_by
 from buddy.serving.http.refusals import Refusal, refusal_of
 from buddy.serving.http.schema import Detokenized, Tokenized
@@ -22,7 +23,7 @@ def add_tokens(api: FastAPI, service: Service) -> None:
 
     def options(name: str) -> dict[str, Any]:
         return {
-            "responses": refused_by(400, 401, 403, 408, 413, 429),
+            "responses": refused_by(400, 401, 403, 404, 408, 413, 429),
             "openapi_extra": body_named(name),
             "tags": ["Tokens"],
         }
@@ -42,7 +43,7 @@ def add_tokens(api: FastAPI, service: Service) -> None:
 
 def _tokenize(service: Service, content: bytes) -> Response:
     body, reader = read_body(TokenizeBody, content), service.reader
-    headers = service.note_ignored(check_unknown(body))
+    headers = _checked(service, body)
     if (body.prompt is None) == (body.messages is None):
         raise Refusal(400, "expected one of prompt and messages", param="prompt")
     try:
@@ -63,9 +64,20 @@ def _tokenize(service: Service, content: bytes) -> Response:
 
 def _detokenize(service: Service, content: bytes) -> Response:
     body = read_body(DetokenizeBody, content)
-    headers = service.note_ignored(check_unknown(body))
+    headers = _checked(service, body)
     try:
         text = service.reader.text(body.tokens)
     except PromptError as error:
         raise refusal_of(error, "tokens") from error
     return JSONResponse(Detokenized(prompt=text), headers=headers)
+
+
+def _checked(service: Service, body: TokenizeBody | DetokenizeBody) -> dict[str, str]:
+    """Headers of the answer.
+
+    Raises:
+        Refusal: Another model is named, or a field that cannot be ignored.
+    """
+    ignored = check_unknown(body)
+    budget_of(RequestFields(model=body.model), service.rules, service.engine.facts.model)
+    return service.note_ignored(ignored)
