@@ -1,4 +1,4 @@
-.PHONY: check format lint types imports docs test fuzz sanitize wheels
+.PHONY: check format lint types imports docs test fuzz soak sanitize wheels
 
 check: lint imports
 	$(MAKE) -j2 docs types test
@@ -28,6 +28,11 @@ test:
 FUZZ ?= 100000
 fuzz:
 	BUDDY_FUZZ=$(FUZZ) python -m pytest -p no:cacheprovider tests/hostile/fuzz
+
+# Clients of every kind at 1.2 times what a server can do, for so many seconds; what it saw is printed.
+SOAK ?= 600
+soak:
+	BUDDY_SOAK=$(SOAK) python -m pytest -s -p no:cacheprovider tests/hostile/test_soak.py
 
 # The decode kernel under AddressSanitizer and UndefinedBehaviorSanitizer, by all instruction sets
 # that this machine has; the kernels go to a cache of their own.
