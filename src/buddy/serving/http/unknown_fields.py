@@ -141,8 +141,9 @@ def _unknown(model: BaseModel, place: str) -> Iterator[str]:
 def _written(name: str) -> str:
     """A client's name for a field as a header can have it."""
     plain = name.isascii() and name.isprintable() and "," not in name
+    ends_in_space = name.strip() != name  # as no header may
     return (
         name
-        if plain and len(name) <= _LONGEST_NAME
+        if plain and not ends_in_space and 0 < len(name) <= _LONGEST_NAME
         else ascii(name[:_LONGEST_NAME]).replace(",", "?")
     )
