@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 from turns import threads_of
 
-START_S = 300
-"""Seconds within which a server must answer."""
+START_S = 900
+"""Seconds within which a server must answer: vLLM compiles the model first."""
 
 
 def vllm_command(python, folder, rows, port):
