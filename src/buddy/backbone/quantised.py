@@ -2,11 +2,13 @@
 
 Decoding reads every weight once a token, so fewer bits are more tokens. A quantised layer computes
 in the format of its input, from weights that are widened on the way, so that the general path and
-the native decoder use the same numbers. Scales of int8 are numbers of bfloat16, as those of int4
-are in a model of bfloat16, so that a widened weight is rounded once. Where the output projection
-is the embedding, token ids are embedded by its quantised rows, and no other table is kept.
+the native decoder use the same numbers. A widened weight is rounded once, if at all: in bfloat16 or
+float16 where scales are numbers of it, as those made here are in a model of bfloat16, and otherwise
+from float32. Where the output projection is the embedding, token ids are embedded by its quantised
+rows, and no other table is kept. Weights that a file has in groups of 32 already keep its numbers.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -20,7 +22,9 @@ from buddy.errors import ModelError
 
 Quantisation = Literal["int8", "int4"]
 GROUP: Final = 32
-"""Neighbouring weights of a row that share a scale in int4."""
+"""Neighbouring weights of a row that share a scale in int4, and in int8 that a file has so."""
+_NARROW: Final = (torch.bfloat16, torch.float16)
+"""Formats in which a product of a weight and a scale that is a number of them is rounded once."""
 _AT_ONCE: Final = 2**23
 """Weights widened at a time. Larger temporaries go back to the system, which clears them anew."""
 _ROUNDED_AT_ONCE: Final = 2**17
@@ -38,7 +42,7 @@ class QuantisedLinear(nn.Module):
     Attributes:
         weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
             holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
-        scales: [rows] for int8, [rows, columns / 32] for int4.
+        scales: [rows] for int8 that is made here, [rows, columns / 32] for int4 and a file's int8.
     """
 
     weight: Tensor
@@ -52,6 +56,7 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.bias = bias
+        self._narrow = {dtype for dtype in _NARROW if torch.equal(scales.to(dtype).float(), scales)}
 
     @classmethod
     def of(
@@ -86,12 +91,13 @@ class QuantisedLinear(nn.Module):
             part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
             for part in (self.weight, self.scales)
         )
-        scales = scales.to(dtype)
+        multiplied = dtype if dtype in self._narrow else torch.promote_types(dtype, scales.dtype)
         if self.quantisation == "int8":
-            return weight.to(dtype).mul_(scales[:, None])
-        pairs = weight.view(len(weight), -1, GROUP // 2)
-        values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(dtype).sub_(8)  # [R, groups, 32]
-        return values.mul_(scales[..., None]).flatten(1)
+            values = weight.to(multiplied).view(*scales.shape, -1)
+        else:
+            pairs = weight.view(*scales.shape, GROUP // 2)
+            values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(multiplied).sub_(8)
+        return values.mul_(scales.to(multiplied)[..., None]).view(len(weight), -1).to(dtype)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
         """Multiply by weights that are widened for this call, as `nn.Linear` does."""
@@ -206,8 +212,15 @@ def quantisation_of(model: nn.Module) -> Quantisation | None:
     return min((layer.quantisation for layer in layers), default=None)
 
 
+StoredLayer = Callable[[nn.Linear, Quantisation], QuantisedLinear | None]
+"""What a layer is in the file that its weights came from; None where that has it otherwise."""
+
+
 def quantise_backbone(
-    backbone: Backbone, quantisation: Quantisation, release: Release = keep
+    backbone: Backbone,
+    quantisation: Quantisation,
+    release: Release = keep,
+    stored: StoredLayer = lambda *_: None,
 ) -> None:
     """Quantise all linear layers in place, and the embedding that the output projection is.
 
@@ -217,6 +230,7 @@ def quantise_backbone(
         backbone: The model.
         quantisation: How.
         release: Told of each weight that is needed no longer, in parts.
+        stored: Layers that keep the numbers of a file.
 
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
@@ -228,10 +242,13 @@ def quantise_backbone(
     for parent in list(backbone.blocks.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, quantised_layer(child, quantisation, release))
+                made = stored(child, quantisation)
+                made = quantised_layer(child, quantisation, release) if made is None else made
+                setattr(parent, name, made)
     head, embedding = backbone.head, backbone.embedding
     if type(head) is nn.Linear:
-        is_tied, made = embedding.weight is head.weight, QuantisedLinear.of(head, "int8", release)
+        is_tied, made = embedding.weight is head.weight, stored(head, "int8")
+        made = QuantisedLinear.of(head, "int8", release) if made is None else made
         backbone.set_ends(QuantisedEmbedding(embedding, made) if is_tied else embedding, made)
 
 

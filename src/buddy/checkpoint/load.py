@@ -16,6 +16,7 @@ from buddy.backbone.memory import Release, keep
 from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import (
     Quantisation,
+    StoredLayer,
     check_quantisation,
     quantisation_of,
     quantise_backbone,
@@ -83,8 +84,8 @@ class LoadOptions(WeightOptions, total=False):
     merge_adapter: bool
     """Fold the LoRA weights into the backbone: faster, and no longer trainable."""
     quant: Quantisation | FrozenFormat | None
-    """"int8" or "int4", weights alone; an adapter must be merged. "nf4" is for adapters that are
-    trained on it: see `backbone.nf4`."""
+    """"int8" or "int4", weights alone; an adapter must be merged. Those that a GGUF file has in as
+    many bits stay as they are. "nf4" is for adapters that are trained on it: see `backbone.nf4`."""
 
 
 def load_parts(
@@ -196,11 +197,20 @@ def _parts(
         if quant == "nf4":
             freeze_in_nf4(parts.backbone, device, release)
         else:
-            quantise_backbone(parts.backbone, quant, release)
+            quantise_backbone(parts.backbone, quant, release, *_stored(model, parts))
         mapped.own(parts.hf_model)
         parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant or parts.origin.quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
+
+
+def _stored(model: Resolved, parts: ModelParts) -> list[StoredLayer]:
+    """What keeps the numbers of a GGUF file, where its weights are the model's."""
+    if model.base.kind != "gguf" or parts.origin.merged_adapter is not None:
+        return []
+    from buddy.hub.gguf.blocks import stored_layers
+
+    return [stored_layers(Path(model.base.where), parts.hf_model)]
 
 
 def _quantise_merged(

@@ -36,7 +36,7 @@ def convert_gguf(header: GgufHeader, folder: Path, on_progress: OnFetch) -> None
         CheckpointError: transformers cannot read the file, or reads only part of it.
         OSError: The folder cannot be written.
     """
-    on_progress("convert", 0, header.num_tensors)
+    on_progress("convert", 0, len(header.tensors))
     advice = (
         "expected a GGUF file with llama.cpp's metadata; convert the model again or use its "
         "safetensors folder"

@@ -153,8 +153,9 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
         found = None if scales is None else (scales.get_dtype(), scales.get_shape())
         rows, columns = shape if len(shape) == 2 else (0, 0)
         columns *= 1 if numbers == "I8" else 2
-        wanted = [rows] if numbers == "I8" else [rows, columns // GROUP]
-        if found != ("F32", wanted) or not rows * columns or (numbers == "U8" and columns % GROUP):
+        is_by_row = numbers == "I8" and found == ("F32", [rows])
+        is_by_group = found == ("F32", [rows, columns // GROUP]) and columns % GROUP == 0
+        if not rows * columns or not (is_by_row or is_by_group):
             raise _damaged(folder, layer)
         layers[layer] = (rows, columns)
     scaled = {name.removesuffix(_SCALES) for name in tensors if name.endswith(_SCALES)}

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, MistralConfig
 
 from buddy import BuddyForCausalLM
-from buddy.backbone.quantised import quantise_backbone
+from buddy.backbone.quantised import GROUP, QuantisedLinear, quantise_backbone
 from buddy.budget.source import ConstantBudget
 from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
 from buddy.engine.feed import Feed
@@ -302,12 +302,28 @@ def test_quantised_weights_give_the_general_paths_logits(family, quantisation, r
     assert (made - plain).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama", "llama3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def plainly(linear, quantisation):
+    """Nothing: a layer has no numbers of its own in a file."""
+
+
+def by_groups(linear, quantisation):
+    """A layer of whole groups in int8, with scales that are no numbers of bfloat16."""
+    if linear.in_features % GROUP:
+        return None
+    groups = linear.weight.detach().float().unflatten(1, (-1, GROUP))
+    scales = (groups.abs().amax(2) / 127).half().float()
+    values = (groups / scales[..., None]).round().to(torch.int8)
+    return QuantisedLinear(values.flatten(1), scales, linear.bias)
+
+
+@pytest.mark.parametrize("stored", [plainly, by_groups])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.float32), ("llama3", torch.bfloat16)]
+)
 @torch.no_grad()
-def test_what_is_embedded_is_the_general_paths_bit_for_bit(family, dtype):
+def test_what_is_embedded_is_the_general_paths_bit_for_bit(family, dtype, stored):
     buddy = BuddyForCausalLM(tiny_model(family).to(dtype), engine="native", policy="full")
-    quantise_backbone(buddy.backbone, "int8")
+    quantise_backbone(buddy.backbone, "int8", stored=stored)
     session, ids = buddy.new_session(1, 97), torch.arange(97)
     session.join(ConstantBudget(6))
     lanes = session.begin(tuple(session.sequences.values()), (97,))
@@ -316,14 +332,15 @@ def test_what_is_embedded_is_the_general_paths_bit_for_bit(family, dtype):
     assert torch.equal(run.hidden, buddy.backbone.embed(ids[None])[0].float())
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(1, 290), (3, 7), (20, 9)])
-def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens):
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 290), (2, 3), (3, 7), (20, 9)])
+@pytest.mark.parametrize("stored", [plainly, by_groups])
+def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens, stored):
     native, general = wide_twins(torch.bfloat16, policy="static:1,3")
     _, exact = wide_twins(torch.float32, policy="static:1,3")
     for buddy in (exact, general, native):
         for weight in buddy.model.parameters():
             weight.data = weight.bfloat16().to(weight.dtype)
-        quantise_backbone(buddy.backbone, "int8")
+        quantise_backbone(buddy.backbone, "int8", stored=stored)
     ids, continuation = random_ids(rows, tokens), random_ids(rows, 6, seed=2)
     made, rounded, found = (
         decode(buddy, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()

@@ -69,11 +69,13 @@ def write_gguf(
     extra=None,
     poison=None,
     rope_factors=None,
+    kinds=lambda name: None,
     **values,
 ):
     """Write a model as a GGUF file.
 
-    `values` are further metadata, by key with `__` for a dot; None leaves a key out.
+    `kinds` gives the type that a tensor is quantised in, or None. `values` are further metadata, by
+    key with `__` for a dot; None leaves a key out.
     """
     model = model or tiny_model()
     architecture = model.config.model_type
@@ -89,7 +91,9 @@ def write_gguf(
     if rope_factors is not None:
         tensors["rope_freqs.weight"] = torch.tensor(rope_factors).float().numpy()
     for name, array in tensors.items():
-        writer.add_tensor(name, array)
+        kind = kinds(name)
+        stored = array if kind is None else gguf.quantize(array, kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -67,6 +67,7 @@ def info(
         "context": context,
         "budgets": _costs(shape, context, _rank(manifest)),
         "quant": None if manifest is None else manifest.base.quant,
+        **_stored(resolved),
         "card": {} if model_card is None else model_card.facts,
     }
     if as_json:
@@ -145,6 +146,11 @@ def _show_facts(console: "Console", facts: dict[str, Any], *, has_card: bool) ->
     }
     if facts["quant"] is not None:
         lines["weights"] = f"saved in {facts['quant']}; the table counts them in bfloat16"
+    if "stored" in facts:
+        counts = [f"{count} in {kind}" for kind, count in facts["stored"].items()]
+        lines["file"] = ", ".join([counts[0].replace(" ", " tensors ", 1), *counts[1:]])
+        kept = [f"{name} of {' and '.join(kinds)}" for name, kinds in facts["kept_by"].items()]
+        lines["kept under --quant"] = ", ".join(kept) or "none: all are rounded again"
     if facts["auto"] is not None:
         lines["budget auto"] = facts["auto"]
     if has_card:
@@ -175,6 +181,21 @@ def _show_costs(console: "Console", facts: dict[str, Any], *, has_router: bool) 
             f"{cost['weight_bytes'] / 1e6:,.1f} MB",
         )
     show_table(console, table)
+
+
+def _stored(model: "Resolved") -> dict[str, Any]:
+    """Tensors of a GGUF file by type, and which of them a quantisation keeps; else nothing."""
+    if model.base.kind != "gguf":
+        return {}
+    from collections import Counter
+    from pathlib import Path
+
+    from buddy.hub.gguf.blocks import kept_types
+    from buddy.hub.gguf.header import read_header
+
+    header = read_header(Path(model.base.where))
+    counts = Counter(tensor.kind for tensor in header.tensors.values())
+    return {"stored": dict(counts.most_common()), "kept_by": kept_types(header)}
 
 
 def _manifest(model: "Resolved") -> "Manifest | None":

@@ -9,7 +9,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,20 @@ _MAX_DIMENSIONS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GgufTensor:
+    """Where a tensor's numbers lie, and how they are written."""
+
+    kind: str
+    """Number format, as in `Q4_0` or `F32`."""
+    shape: tuple[int, ...]
+    """Sizes as torch orders them: the neighbouring numbers last."""
+    offset: int
+    """First byte, from the beginning of the file."""
+    num_bytes: int
+    """Bytes of its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GgufHeader:
     """The metadata of a GGUF file whose tensors are known to lie inside it."""
 
@@ -54,8 +68,8 @@ class GgufHeader:
     """The file."""
     metadata: Mapping[str, Any]
     """Strings and numbers by key; an array is represented by its length."""
-    num_tensors: int
-    """Tensors in the file."""
+    tensors: Mapping[str, GgufTensor]
+    """Tensors in the file by name."""
     num_blocks: int
     """Transformer blocks that it has tensors of."""
     num_weights: int
@@ -165,51 +179,49 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
     for _ in range(num_values):
         key = cursor.string()
         metadata[key] = cursor.value()
-    num_weights, begins = 0, {}
-    for _ in range(num_tensors):
-        name, num_elements, offset, num_bytes = _tensor(cursor)
-        begins[name] = (num_elements, offset, offset + num_bytes)
-        num_weights += 0 if name == _ROPE_FACTORS else num_elements
+    tensors = dict(_tensor(cursor) for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 0:
         raise ValueError(f"general.alignment is {str(alignment)[:80]}")
     data_begin = math.ceil(cursor.at / alignment) * alignment if alignment else cursor.at
-    for _, _, end in begins.values():
+    for name, tensor in tensors.items():
         cursor.at = data_begin
-        cursor.skip(end)
+        cursor.skip(tensor.offset + tensor.num_bytes)
+        tensors[name] = replace(tensor, offset=data_begin + tensor.offset)
     return GgufHeader(
         path=path,
         metadata=metadata,
-        num_tensors=num_tensors,
-        num_blocks=len({name.split(".")[1] for name in begins if _BLOCK.match(name)}),
-        num_weights=num_weights,
-        rope_factors=_rope_factors(cursor.data, data_begin, begins.get(_ROPE_FACTORS)),
+        tensors=tensors,
+        num_blocks=len({name.split(".")[1] for name in tensors if _BLOCK.match(name)}),
+        num_weights=sum(math.prod(t.shape) for n, t in tensors.items() if n != _ROPE_FACTORS),
+        rope_factors=_rope_factors(cursor.data, tensors.get(_ROPE_FACTORS)),
     )
 
 
-def _tensor(cursor: _Cursor) -> tuple[str, int, int, int]:
-    """One row of the tensor table: name, elements, offset and size of its data."""
+def _tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
+    """One row of the tensor table; offsets count from where the data begins."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = cursor.string()
     num_dimensions = cursor.number(_U32)
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
         raise ValueError(f"{name!r} has {num_dimensions} dimensions, expected 1 to 4")
-    num_elements = math.prod(cursor.number(_U64) for _ in range(num_dimensions))
-    block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(cursor.number(_U32))]
+    shape = tuple(cursor.number(_U64) for _ in range(num_dimensions))[::-1]
+    kind = GGMLQuantizationType(cursor.number(_U32))
+    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+    num_bytes = math.prod(shape) // block_elements * block_bytes
     offset = cursor.number(_U64)
-    return name, num_elements, offset, num_elements // block_elements * block_bytes
+    return name, GgufTensor(kind=kind.name, shape=shape, offset=offset, num_bytes=num_bytes)
 
 
-def _rope_factors(
-    data: mmap.mmap, data_begin: int, place: tuple[int, int, int] | None
-) -> tuple[float, ...] | None:
-    if place is None:
+def _rope_factors(data: mmap.mmap, tensor: GgufTensor | None) -> tuple[float, ...] | None:
+    if tensor is None:
         return None
-    num_elements, begin, end = place
-    if end - begin != num_elements * 4:
+    num_elements = math.prod(tensor.shape)
+    if tensor.num_bytes != num_elements * 4:
         raise ValueError(f"{_ROPE_FACTORS!r} is not stored as 32-bit floats")
-    return struct.unpack(f"<{num_elements}f", data[data_begin + begin : data_begin + end])
+    end = tensor.offset + tensor.num_bytes
+    return struct.unpack(f"<{num_elements}f", data[tensor.offset : end])
 
 
 def _require_convertible(header: GgufHeader) -> None:

@@ -1,31 +1,14 @@
-/* Rows of INT8 or INT4 times vectors in whole numbers, by dot products of bytes.
+/* Rows of INT8, INT4 or INT8_GROUPS times vectors in whole numbers, by dot products of bytes.
  *
- * A vector's largest number becomes 32,639 of its units, so an element moves by at most 2^-16 of the
- * largest. A whole number is 256 times a high byte plus a low one, both from -128 to 127, and weights
- * meet each of them. Sums of INT8 are exact for a whole row, those of INT4 for a group. x86 multiplies
- * signed bytes with unsigned ones only: weights are read BIAS or GROUP_BIAS too large, and sums begin at
- * what that is worth, taken away.
+ * Sums of INT8 are exact for a whole row, others for a group.
  */
 
 #ifndef BUDDY_BYTES_H
 #define BUDDY_BYTES_H
 
-#include "rounding.h"
-#include "totals.h"
+#include "byte_vectors.h"
 
 #if HAS_BYTE_DOT
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#define BIAS 0
-#else
-#define BIAS 128
-#endif
-#define GROUP_BIAS 8
-#define LARGEST 32639
-#define MOST_COLUMNS 131071 /* whose products' sum an int holds: 128 times 128 each */
-#define DEEP_BYTES (4 * WIDTH) /* that a register holds */
-#define GROUPS (WIDTH / 4) /* of INT4, whose first or second halves a register holds */
-
 /* Vectors that meet rows at once, and how many rows then: as many as there are registers for sums. */
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define TOGETHER 3
@@ -38,96 +21,9 @@
 #define ROWS_NEAR 16 /* which stay in the nearest cache while many vectors pass */
 #define ROUNDED_VECTORS 48 /* at once: a multiple of TOGETHER */
 
-typedef int8_t Bytes __attribute__((vector_size(DEEP_BYTES)));
-
-/* Add WIDTH sums of four products. */
-static inline Ints add_dots(Ints sums, Bytes weights, Bytes x)
-{
-#if defined(__AVX512F__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
-#elif defined(__AVX2__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
-#else
-    return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)x);
-#endif
-}
-
-static inline Bytes bytes_at(const void *from)
-{
-    Bytes here;
-    memcpy(&here, from, sizeof here);
-    return here;
-}
-
-/* A vector as rows of INT8 or of INT4 meet it, in registers one after another. INT8: high bytes and low
- * ones of DEEP_BYTES columns. INT4: high bytes of the first halves of GROUPS groups, of the second
- * halves, low bytes of both. */
-typedef struct {
-    const char *bytes;
-    const char *starts; /* INT8: of sums with high bytes, and with low ones, Ints each. INT4: [groups],
-                           floats that a group's scale is multiplied with */
-    float unit;         /* what one whole number is worth */
-} Whole;
-
-static size_t steps_of_bytes(int columns, int format)
-{
-    size_t step = format == INT8 ? DEEP_BYTES : GROUPS * GROUP;
-    return ((size_t)columns + step - 1) / step;
-}
-
-/* Floats that a vector takes. */
-static size_t vector_floats(int columns)
-{
-    return (5 * steps_of_bytes(columns, INT4) + 2) * WIDTH;
-}
-
 static size_t whole_floats(int columns)
 {
     return ROUNDED_VECTORS * vector_floats(columns) + steps_of_bytes(columns, INT4) * GROUPS * GROUP / 2;
-}
-
-/* High bytes and low ones of `count` whole numbers. */
-static inline void part(const int16_t *restrict numbers, int count, int8_t *high, int8_t *low)
-{
-    for (int i = 0; i < count; i++) {
-        int16_t upper = (int16_t)((numbers[i] + 128) >> 8);
-        high[i] = (int8_t)upper;
-        low[i] = (int8_t)(numbers[i] - upper * 256);
-    }
-}
-
-/* `numbers` has room for whole steps, `out` for vector_floats. */
-static __attribute__((noinline)) Whole part_vector(
-    const float *x, int columns, int format, int16_t *numbers, float *out)
-{
-    size_t steps = steps_of_bytes(columns, format), registers = steps * (format == INT8 ? 2 : 4);
-    float unit = round_vector(x, columns, LARGEST, numbers);
-    memset(numbers + columns, 0, sizeof *numbers * (registers * DEEP_BYTES / 2 - columns));
-    int8_t *to = (int8_t *)out;
-    Whole made = {(const char *)out, (const char *)out + registers * DEEP_BYTES, unit};
-    if (format == INT4) {
-        float *starts = out + registers * WIDTH;
-        for (int group = 0; group * GROUP < columns; group++, numbers += GROUP) {
-            int32_t sum = 0;
-            for (int half = 0; half < 2; half++)
-                part(numbers + half * (GROUP / 2), GROUP / 2, to + half * DEEP_BYTES,
-                     to + (2 + half) * DEEP_BYTES);
-            for (int i = 0; i < GROUP; i++)
-                sum += numbers[i];
-            starts[group] = (float)(-GROUP_BIAS * sum);
-            to += (group + 1) % GROUPS ? GROUP / 2 : 4 * DEEP_BYTES - (GROUPS - 1) * (GROUP / 2);
-        }
-        return made;
-    }
-    Ints starts[2] = {{0}, {0}};
-    for (size_t step = 0; step < steps; step++, numbers += DEEP_BYTES, to += 2 * DEEP_BYTES) {
-        part(numbers, DEEP_BYTES, to, to + DEEP_BYTES);
-        for (int half = 0; half < 2; half++)
-            starts[half] -= add_dots((Ints){0}, (Bytes){0} + (int8_t)BIAS,
-                                     bytes_at(to + half * DEEP_BYTES));
-    }
-    memcpy(to, starts, sizeof starts);
-    return made;
 }
 
 /* Up to four rows' sums of a vector, scaled, to their place. */
@@ -142,6 +38,17 @@ static inline __attribute__((always_inline)) void place_rows(
     }
     sums *= unit;
     memcpy(y, &sums, R * sizeof *y);
+}
+
+/* What is left of DEEP_BYTES weights, and zeros behind them, as dot products read them. */
+static inline __attribute__((always_inline)) Bytes weights_at(const int8_t *from, size_t left)
+{
+    Bytes w = {0};
+    if (__builtin_expect(left >= DEEP_BYTES, 1))
+        w = bytes_at(from);
+    else
+        memcpy(&w, from, left);
+    return w ^ (int8_t)BIAS;
 }
 
 /* R rows of INT8 times N vectors; R and N are known where it is inlined. */
@@ -162,16 +69,8 @@ static inline __attribute__((always_inline)) void block_int8(
         Bytes w[4];
         for (int at = 0; at < R * DEEP_BYTES; at += 64)
             __builtin_prefetch(ahead + at);
-        for (int r = 0; r < R; r++) {
-            const int8_t *from = weights + (size_t)r * columns + column;
-            if (__builtin_expect(columns - column >= DEEP_BYTES, 1)) {
-                w[r] = bytes_at(from);
-            } else {
-                w[r] = (Bytes){0};
-                memcpy(&w[r], from, columns - column);
-            }
-            w[r] ^= (int8_t)BIAS;
-        }
+        for (int r = 0; r < R; r++)
+            w[r] = weights_at(weights + (size_t)r * columns + column, columns - column);
         for (int n = 0; n < N; n++) {
             Bytes upper = bytes_at(x[n].bytes + 2 * column);
             Bytes lower = bytes_at(x[n].bytes + 2 * column + DEEP_BYTES);
@@ -186,6 +85,52 @@ static inline __attribute__((always_inline)) void block_int8(
         FourFloats lower = __builtin_convertvector(totals_of_ints(low[n]), FourFloats);
         place_rows(upper * 256 + lower, matrix->scales + row, x[n].unit, R, y[n] + row);
     }
+}
+
+/* Scales of what is left of DEEP_BYTES weights, each on as many sums as its group has; zeros behind. */
+static inline __attribute__((always_inline)) Floats group_scales_at(const float *scales, size_t left)
+{
+#if defined(__AVX512F__)
+    __m256 none = _mm256_setzero_ps(), second = left >= DEEP_BYTES ? _mm256_set1_ps(scales[1]) : none;
+    return (Floats)_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_set1_ps(*scales)), second, 1);
+#else
+    (void)left;
+    return (Floats){0} + *scales;
+#endif
+}
+
+/* R rows of INT8_GROUPS times N vectors. */
+static inline __attribute__((always_inline)) void block_int8_groups(
+    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
+{
+    Floats sums[TOGETHER][4] = {0};
+    size_t columns = matrix->columns, groups = columns / GROUP;
+    const int8_t *weights = (const int8_t *)matrix->weights + row * columns;
+    const float *scales = matrix->scales + row * groups;
+    const char *ahead = (const char *)weights + BYTES_AHEAD;
+    for (size_t at = 0; at < R * groups; at += 16)
+        __builtin_prefetch((const char *)(scales + at) + BYTES_AHEAD / 8);
+    for (size_t column = 0; column < columns; column += DEEP_BYTES, ahead += R * DEEP_BYTES) {
+        Bytes w[4];
+        Floats scale[4];
+        for (int at = 0; at < R * DEEP_BYTES; at += 64)
+            __builtin_prefetch(ahead + at);
+        for (int r = 0; r < R; r++) {
+            w[r] = weights_at(weights + r * columns + column, columns - column);
+            scale[r] = group_scales_at(scales + r * groups + column / GROUP, columns - column);
+        }
+        for (int n = 0; n < N; n++) {
+            const char *bytes = x[n].bytes + 3 * column;
+            Ints start = (Ints)bytes_at(bytes + 2 * DEEP_BYTES);
+            for (int r = 0; r < R; r++) {
+                Ints sum = (add_dots((Ints){0}, w[r], bytes_at(bytes)) << 8) + start;
+                sum = add_dots(sum, w[r], bytes_at(bytes + DEEP_BYTES));
+                sums[n][r] += __builtin_convertvector(sum, Floats) * scale[r];
+            }
+        }
+    }
+    for (int n = 0; n < N; n++)
+        place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
 
 /* What is left of GROUPS groups of INT4 and of their scales, each in its quarter; zeros behind them. */
@@ -291,21 +236,26 @@ static inline __attribute__((always_inline)) void block_int4(
         place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
 
+static inline __attribute__((always_inline)) void block_whole(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+{
+    if (format == INT8)
+        block_int8(matrix, R, x, N, y, row);
+    else if (format == INT8_GROUPS)
+        block_int8_groups(matrix, R, x, N, y, row);
+    else
+        block_int4(matrix, R, x, N, y, row);
+}
+
 /* Rows times N vectors. */
 static inline __attribute__((always_inline)) void rows_times(
     const Matrix *matrix, int format, const Whole *x, int N, int begin, int end, float *const *y)
 {
     int row = begin;
     for (; row + ROWS_OF(N) <= end; row += ROWS_OF(N))
-        if (format == INT8)
-            block_int8(matrix, ROWS_OF(N), x, N, y, row);
-        else
-            block_int4(matrix, ROWS_OF(N), x, N, y, row);
+        block_whole(matrix, format, ROWS_OF(N), x, N, y, row);
     for (; row < end; row++)
-        if (format == INT8)
-            block_int8(matrix, 1, x, N, y, row);
-        else
-            block_int4(matrix, 1, x, N, y, row);
+        block_whole(matrix, format, 1, x, N, y, row);
 }
 
 /* A few rows, which are read once for all vectors, one after another. */
@@ -340,6 +290,8 @@ static __attribute__((noinline)) void multiply_whole(
             stop = end - row < most ? end : row + most;
             if (matrix->format == INT8)
                 near_rows(matrix, INT8, rounded, now, row, stop, y + done);
+            else if (matrix->format == INT8_GROUPS)
+                near_rows(matrix, INT8_GROUPS, rounded, now, row, stop, y + done);
             else
                 near_rows(matrix, INT4, rounded, now, row, stop, y + done);
         }

@@ -18,7 +18,7 @@ from buddy.errors import ModelError
 COMPILE_LIMIT_S: Final = 120
 _SOURCES: Final = (
     *("decode.c", "run.h", "attention.h", "products.h", "adapters.h", "skipped.h"),
-    *("model.h", "functions.h", "multiply.h", "panels.h", "whole.h", "bytes.h"),
+    *("model.h", "functions.h", "multiply.h", "panels.h", "whole.h", "bytes.h", "byte_vectors.h"),
     *("rounding.h", "totals.h", "matrix.h", "transpose.h", "tiles.h", "threads.h"),
 )
 FLAGS: Final = (

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+FLOAT32, BFLOAT16, INT8, INT4, INT8_GROUPS = range(5)
 ZEROS, HIDDEN, RESIDUAL, PROJECTED = range(4)
-QUANTISED: Final = {"int8": INT8, "int4": INT4}
+QUANTISED: Final = {("int8", 1): INT8, ("int8", 2): INT8_GROUPS, ("int4", 2): INT4}
+"""Formats by bits and dimensions of the scales."""
 FORMATS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 _Fields = list[tuple[str, Any]]
@@ -21,7 +22,7 @@ def _fields(kind: Any, names: str) -> _Fields:
 
 
 class Matrix(ctypes.Structure):
-    """Weights [rows, columns] in one of the four formats."""
+    """Weights [rows, columns] in one of the five formats."""
 
     _fields_: ClassVar[_Fields] = [
         *_fields(_POINTER, "weights scales bias"),

@@ -1,4 +1,4 @@
-/* Rows of a weight matrix times a few vectors, in four formats of weights.
+/* Rows of a weight matrix times a few vectors, in five formats of weights.
  *
  * A decode step reads each weight once and has few vectors to multiply it with, so memory sets the
  * pace: weights are read where they lie, row by row, and every vector is served from one reading.
@@ -27,25 +27,30 @@
 #define HAS_BYTE_DOT 0
 #endif
 
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4 };
 
-#define GROUP 32 /* weights that share a scale in INT4 */
+#define GROUP 32 /* weights that share a scale in INT4 and INT8_GROUPS */
 #define MOST_VECTORS 8
 
 typedef uint16_t bf16;
 
 typedef struct Matrix {
     const void *weights; /* [rows, columns]; INT4: two to a byte, columns 0-15 and 16-31 of a group */
-    const float *scales; /* INT8: [rows]; INT4: [rows, columns / GROUP]; else NULL */
+    const float *scales; /* INT8: [rows]; INT4, INT8_GROUPS: [rows, columns / GROUP]; else NULL */
     const float *bias;   /* [rows] or NULL */
     int32_t rows, columns, format;
-    int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; INT8 and
-                        INT4 with whole numbers */
+    int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; INT8,
+                        INT4 and INT8_GROUPS with whole numbers */
     /* Of an adapter that knows the depth, or NULL: up (deviations of the depth * down x) is added. */
     const struct Matrix *down; /* [rank, columns] */
     const void *up;            /* [rank, rows] in the format of `down` */
     const float *deviations;   /* [depths, rank] */
 } Matrix;
+
+static inline int bits_of(int format)
+{
+    return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT4 ? 4 : 8;
+}
 
 static inline float widen(bf16 value)
 {
@@ -143,9 +148,14 @@ static inline __attribute__((always_inline)) Floats widened(
     if (format == INT8)
         return __builtin_convertvector(INTS_OF_S8((const int8_t *)matrix->weights + at), Floats);
     size_t group = at / GROUP, within = at % GROUP;
-    Ints pairs = INTS_OF_U8(
-        (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
-    Ints number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - 8;
+    Ints number;
+    if (format == INT8_GROUPS) {
+        number = INTS_OF_S8((const int8_t *)matrix->weights + at);
+    } else {
+        Ints pairs = INTS_OF_U8(
+            (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
+        number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - 8;
+    }
     Floats scaled = __builtin_convertvector(number, Floats) * matrix->scales[group];
     AS_IT_IS(scaled);
     return scaled;
@@ -202,7 +212,7 @@ static inline __attribute__((always_inline)) void block_wide(
         sums[i] = (Floats){0};
     for (int n = 0; n < N; n++)
         wide[n] = x[n].wide;
-    int bits = format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT8 ? 8 : 4;
+    int bits = bits_of(format);
     const char *ahead =
         (const char *)matrix->weights + (size_t)row * columns * bits / 8 + BYTES_AHEAD;
     for (; column + WIDTH <= columns; column += WIDTH) {
@@ -220,7 +230,7 @@ static inline __attribute__((always_inline)) void block_wide(
                 sums[n * R + r] += w[r] * v;
         }
     }
-    if (column < columns) /* no INT4: whole groups */
+    if (column < columns) /* no groups, which are whole */
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++)
                 sums[n * R + r] += rest_of_row(matrix, format, row + r, column, columns - column)
@@ -363,6 +373,9 @@ static __attribute__((noinline)) void multiply_few(
         break;
     case INT8:
         rows_wide(matrix, INT8, x, count, begin, end, y);
+        break;
+    case INT8_GROUPS:
+        rows_wide(matrix, INT8_GROUPS, x, count, begin, end, y);
         break;
     default:
         rows_wide(matrix, INT4, x, count, begin, end, y);

@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     const Block *blocks;
-    Matrix embedding; /* in INT8 it is the output projection */
+    Matrix embedding; /* in INT8 or INT8_GROUPS it is the output projection */
     const float *final_norm;
     Matrix vocabulary; /* the output projection */
     const float *cosines, *sines; /* [positions, head_size] */

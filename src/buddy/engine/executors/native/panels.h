@@ -34,7 +34,7 @@ static inline __attribute__((always_inline)) void pack_format(
 {
     int columns = matrix->columns;
     size_t phase = steps_of(columns) * PANEL_ROWS;
-    int bits = format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT8 ? 8 : 4;
+    int bits = bits_of(format);
     size_t step = PANEL_ROWS * WIDTH * bits / 8;
     const char *ahead =
         (const char *)matrix->weights + (size_t)(row + PANEL_ROWS) * columns * bits / 8;
@@ -77,6 +77,9 @@ static void pack_rows(const Matrix *matrix, int row, int rows, float *panel)
         break;
     case INT8:
         pack_format(matrix, INT8, row, rows, panel);
+        break;
+    case INT8_GROUPS:
+        pack_format(matrix, INT8_GROUPS, row, rows, panel);
         break;
     default:
         pack_format(matrix, INT4, row, rows, panel);

@@ -189,13 +189,13 @@ static void embed(const Model *model, int64_t token, float *restrict x)
 {
     const Matrix *table = &model->embedding;
     size_t at = (size_t)token * table->columns;
-    if (table->format != INT8) {
+    if (table->format < INT8) {
         load(model, table->weights, at, x, table->columns);
         return;
     }
     const int8_t *from = (const int8_t *)table->weights + at;
     for (int i = 0; i < table->columns; i++) {
-        float wide = table->scales[token] * from[i];
+        float wide = table->scales[table->format == INT8 ? (size_t)token : (at + i) / GROUP] * from[i];
         x[i] = model->is_bf16 ? widen(narrow(wide)) : wide;
     }
 }

@@ -65,8 +65,9 @@ def _table(backbone: Backbone) -> Tensor:
 
 def _fits_tiles(matrix: layout.Matrix) -> bool:
     """Whether tiles, which are 64 bytes deep, can read these weights; int4 is widened for them."""
-    deep = 64 if matrix.format == layout.INT8 else 32
-    return bool(matrix.format != layout.FLOAT32 and matrix.columns % deep == 0)
+    if matrix.format in (layout.FLOAT32, layout.INT8_GROUPS):
+        return False
+    return bool(matrix.columns % (64 if matrix.format == layout.INT8 else 32) == 0)
 
 
 def _is_of_one_format(block: layout.Block) -> bool:
@@ -151,7 +152,7 @@ class BoundWeights:
         numbers = (
             layout.FORMATS[linear.weight.dtype]
             if quantised is None
-            else layout.QUANTISED[quantised.quantisation]
+            else layout.QUANTISED[quantised.quantisation, quantised.scales.ndim]
         )
         return layout.Matrix(
             weights=self._hold(linear.weight).data_ptr(),

@@ -1,9 +1,9 @@
-/* Rows of INT8 or INT4 times vectors in whole numbers of 16 bits.
+/* Rows of INT8, INT4 or INT8_GROUPS times vectors in whole numbers of 16 bits.
  *
  * A vector's largest number becomes 32,767 of its units, so an element moves by at most 2^-16 of the
  * largest, which bfloat16 itself may move by 2^-9. One instruction multiplies twice as many of these as
  * of floats, and weights need not be made floats: whole numbers are added up, exactly, and scaled once
- * for a row (INT8) or for a group (INT4).
+ * for a row (INT8) or for a group.
  */
 
 #ifndef BUDDY_WHOLE_H
@@ -167,14 +167,25 @@ static inline __attribute__((always_inline)) void block_by_row(
         }
 }
 
-/* R rows of INT4 times N vectors. */
+/* A group of either format without its scale. */
+static inline __attribute__((always_inline)) void group_at(
+    const uint8_t *from, int format, Shorts *out)
+{
+    if (format == INT4)
+        unpack_group(from, out);
+    else
+        for (int part = 0; part < PARTS; part++)
+            out[part] = shorts_of((const int8_t *)from + part * SHORTS);
+}
+
+/* R rows in groups times N vectors. */
 static inline __attribute__((always_inline)) void block_by_group(
-    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
 {
     Floats sums[MOST_SUMS], kept[MOST_SUMS];
     float out[MOST_SUMS];
-    size_t groups = (size_t)matrix->columns / GROUP;
-    const uint8_t *pairs = (const uint8_t *)matrix->weights + row * groups * (GROUP / 2);
+    size_t groups = (size_t)matrix->columns / GROUP, each = GROUP * bits_of(format) / 8;
+    const uint8_t *weights = (const uint8_t *)matrix->weights + row * groups * each;
     const float *scales = matrix->scales + row * groups;
     for (size_t at = 0; at < R * groups; at += 16)
         __builtin_prefetch((const char *)(scales + at) + BYTES_AHEAD / 4);
@@ -182,9 +193,10 @@ static inline __attribute__((always_inline)) void block_by_group(
         sums[i] = (Floats){0};
     for (size_t group = 0; group < groups; group++) {
         Shorts w[MOST_SUMS][PARTS], v[PARTS];
-        __builtin_prefetch((const char *)pairs + group * R * (GROUP / 2) + BYTES_AHEAD);
+        for (size_t at = 0; at < R * each; at += 64)
+            __builtin_prefetch((const char *)weights + group * R * each + at + BYTES_AHEAD);
         for (int r = 0; r < R; r++)
-            unpack_group(pairs + (r * groups + group) * (GROUP / 2), w[r]);
+            group_at(weights + (r * groups + group) * each, format, w[r]);
         for (int n = 0; n < N; n++) {
             for (int part = 0; part < PARTS; part++)
                 memcpy(&v[part], x[n].numbers + group * GROUP + part * SHORTS, sizeof *v);
@@ -214,12 +226,12 @@ static inline __attribute__((always_inline)) void rows_by(
         if (format == INT8)
             block_by_row(matrix, R, x, N, y, row);
         else
-            block_by_group(matrix, R, x, N, y, row);
+            block_by_group(matrix, format, R, x, N, y, row);
     for (; row < end; row++)
         if (format == INT8)
             block_by_row(matrix, 1, x, N, y, row);
         else
-            block_by_group(matrix, 1, x, N, y, row);
+            block_by_group(matrix, format, 1, x, N, y, row);
 }
 
 /* Rows times up to four vectors, as many at a time as there are registers for sums. */
@@ -262,6 +274,8 @@ static __attribute__((noinline)) void multiply_whole(
                 int four = now - n < 4 ? now - n : 4;
                 if (matrix->format == INT8)
                     rows_whole(matrix, INT8, rounded + n, four, row, stop, y + done + n);
+                else if (matrix->format == INT8_GROUPS)
+                    rows_whole(matrix, INT8_GROUPS, rounded + n, four, row, stop, y + done + n);
                 else
                     rows_whole(matrix, INT4, rounded + n, four, row, stop, y + done + n);
             }

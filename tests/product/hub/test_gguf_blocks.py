@@ -1,0 +1,160 @@
+"""A model loaded in fewer bits from a GGUF file in as many has the numbers of the file's blocks."""
+
+import json
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import nn
+from torch.testing import assert_close
+
+from buddy import BuddyForCausalLM
+from buddy.backbone.quantised import QuantisedLinear, quantise_backbone
+from tests.product.cli import forked
+from tests.product.hub.gguf_files import tiny_model, write_gguf
+from tests.tiny import random_ids
+
+KINDS = {"int8": Kind.Q8_0, "int4": Kind.Q4_0}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+
+def blocks_of(kind, head=Kind.Q8_0):
+    """Types as llama.cpp's quantiser gives them: the output projection its own, norms none."""
+
+    def kind_of(name):
+        if "norm" in name or name.endswith("bias"):
+            return None
+        return head if name in ("output.weight", "token_embd.weight") else kind
+
+    return kind_of
+
+
+def written(path, kind, architecture="llama", head=Kind.Q8_0, **changes):
+    """A tiny model in a file of such blocks, and what these are worth, by layer."""
+    model = tiny_model(architecture, **{**SIZES, "head_dim": 16, **changes})
+    write_gguf(path, model, kinds=blocks_of(kind, head))
+    layers = {n: m.weight.float() for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    return {
+        name: torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), own), own))
+        for name, weight in layers.items()
+        for own in [head if name == "lm_head" else kind]
+    }
+
+
+def load(path, **options):
+    return BuddyForCausalLM.from_pretrained(path, policy="full", device="cpu", **options)
+
+
+def quantised(model):
+    """Layers in fewer bits by name; a tied embedding is its output projection's."""
+    layers = model.model.named_modules(remove_duplicate=False)
+    kept = {name: layer for name, layer in layers if isinstance(layer, QuantisedLinear)}
+    kept.pop("model.embed_tokens.head", None)
+    return kept
+
+
+@pytest.mark.parametrize(("quant", "tied"), [("int8", True), ("int4", False), ("int4", True)])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_weights_are_the_files_bit_for_bit(home, tmp_path, architecture, quant, tied):
+    path = tmp_path / "m.gguf"
+    expected = written(path, KINDS[quant], architecture, tie_word_embeddings=tied)
+    layers = quantised(load(path, quant=quant))
+    assert layers.keys() == expected.keys()
+    for name, layer in layers.items():
+        assert layer.quantisation == ("int8" if name == "lm_head" else quant)
+        assert torch.equal(layer.widened(torch.float32), expected[name])
+        assert torch.equal(layer.widened(torch.bfloat16), expected[name].bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("quant", "rows"), [("int8", 1), ("int4", 5)])
+@torch.no_grad()
+def test_logits_are_those_of_the_files_numbers(home, tmp_path, monkeypatch, quant, rows, dtype):
+    path, ids = tmp_path / "m.gguf", random_ids(rows, 7)
+    numbers = written(path, KINDS[quant], tie_word_embeddings=True)
+    exact = load(path, dtype=torch.float32, engine="general")
+    for name, weight in numbers.items():
+        exact.model.get_submodule(name).weight.copy_(weight)  # not rounded to bfloat16
+    general = load(path, dtype=dtype, engine="general", quant=quant)
+    monkeypatch.undo()  # the kernel is not made anew
+    native = BuddyForCausalLM(general.model, policy="full", engine="native")
+    expected, found, slow = (
+        torch.cat([out.logits for out in steps(model, ids)], 1).float()
+        for model in (exact, native, general)
+    )
+    if dtype == torch.float32:
+        assert_close(slow, expected, atol=1e-4, rtol=1e-4)
+        assert_close(found, expected, atol=1e-4, rtol=1e-4)  # sums in another order
+    else:
+        assert 0 < (found - expected).norm() <= (slow - expected).norm()
+
+
+def steps(model, ids):
+    """A prompt, and three tokens after it."""
+    out = model(ids, use_cache=True)
+    yield out
+    for step in range(3):
+        out = model(ids[:, step : step + 1], cache=out.cache)
+        yield out
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_weights_take_as_many_bytes_as_in_the_file(home, tmp_path, quant):
+    path = tmp_path / "m.gguf"
+    written(path, KINDS[quant], tie_word_embeddings=True)
+    tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    for name, layer in quantised(load(path, quant=quant)).items():
+        if name.endswith("down_proj"):
+            tensor = tensors[f"blk.{name.split('.')[2]}.ffn_down.weight"]
+            scales = layer.scales.numel()
+            assert layer.weight.nbytes + 2 * scales == tensor.n_bytes  # of float16 in the file
+
+
+def test_four_bits_are_held_in_eight_as_they_are(home, tmp_path):
+    path = tmp_path / "m.gguf"
+    expected = written(path, Kind.Q4_0, head=Kind.Q4_0)
+    for name, layer in quantised(load(path, quant="int8")).items():
+        assert layer.quantisation == "int8"
+        assert torch.equal(layer.widened(torch.float32), expected[name])
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q5_0])
+def test_what_four_bits_cannot_hold_is_rounded_as_any_model_is(home, tmp_path, kind):
+    path = tmp_path / "m.gguf"
+    written(path, kind, head=kind)
+    made, plain = load(path, quant="int4"), load(path)
+    quantise_backbone(plain.backbone, "int4")
+    expected = quantised(plain)
+    for name, layer in quantised(made).items():
+        if name != "lm_head" or kind == Kind.Q5_0:
+            assert torch.equal(layer.weight, expected[name].weight)
+            assert torch.equal(layer.scales, expected[name].scales)
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_a_saved_copy_has_the_files_numbers_too(home, tmp_path, quant):
+    path = tmp_path / "m.gguf"
+    expected = written(path, KINDS[quant], tie_word_embeddings=True)
+    load(path, quant=quant).save_pretrained(tmp_path / "copy", include_backbone=True)
+    for name, layer in quantised(load(tmp_path / "copy")).items():
+        assert torch.equal(layer.widened(torch.float32), expected[name])
+
+
+def test_a_router_of_the_plain_model_is_loaded_with_the_files_numbers(home, tmp_path):
+    path = tmp_path / "m.gguf"
+    expected = written(path, Kind.Q4_0)
+    load(path).save_pretrained(tmp_path / "routed")
+    for name, layer in quantised(load(tmp_path / "routed", quant="int4")).items():
+        assert torch.equal(layer.widened(torch.float32), expected[name])
+
+
+def test_info_says_which_bits_keep_the_files_numbers(home, tmp_path):
+    path = tmp_path / "m.gguf"
+    written(path, Kind.Q4_0)
+    facts = json.loads(forked.run(["info", str(path), "--json"]).stdout)
+    assert facts["stored"] == {"Q4_0": 14, "F32": 5, "Q8_0": 2}
+    assert facts["kept_by"] == {"int4": ["Q4_0"], "int8": ["Q4_0", "Q8_0"]}
+    told = forked.run(["info", str(path)]).stdout
+    assert "14 tensors in Q4_0, 5 in F32, 2 in Q8_0" in told
+    assert "int4 of Q4_0, int8 of Q4_0 and Q8_0" in told
