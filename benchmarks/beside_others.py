@@ -1,4 +1,4 @@
-"""How fast are others on the same weights and the same machine? Prefill and decode, taking turns.
+r"""How fast are others on the same weights and the same machine? Prefill and decode, taking turns.
 
 Each engine has a process of its own, which is stopped while another one works, so that none spins
 on the cores of another. A round asks each engine for each case, in a new order; a ratio is taken
@@ -9,7 +9,11 @@ for all tokens less those for the first, over the tokens between.
 
 vLLM has its own environment, and its CPU build; llama.cpp has one too, with llama-cpp-python
 compiled on this machine, and reads the same weights from a GGUF file in bfloat16 (--llama, --gguf).
-What is not named is left out.
+What is not named is left out. With `--quant int8` and a GGUF of Q8_0, or `--quant int4` and one of
+Q4_0, both have weights in fewer bits:
+
+    BUDDY_NATIVE=avx2 ATEN_CPU_CAPABILITY=avx2 python benchmarks/beside_others.py --threads 1 \
+        --llama PYTHON --gguf Q4_0.gguf --quant int4 --llama-alone --out results/beside-int4.json
 """
 
 import argparse
@@ -39,7 +43,9 @@ def buddy(args):
     from buddy import BuddyForCausalLM
 
     torch.set_num_threads(args.threads)
-    model = BuddyForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, merge_adapter=True)
+    model = BuddyForCausalLM.from_pretrained(
+        args.model, dtype=torch.bfloat16, quant=args.quant, merge_adapter=True
+    )
     model.set_policy("static")
 
     def run(ids, tokens):
@@ -154,15 +160,16 @@ ENGINES = {
 def timing(args):
     """What runs a case and says its seconds, and what the engine is."""
     run, facts = ENGINES[args.work](args)
+    clock = time.process_time if args.processor_time else time.perf_counter
 
     def timed(case):
         batch, context, tokens = case
         ids = prompts(args.vocab, batch, context)
-        begun = time.perf_counter()
+        begun = clock()
         run(ids, 1)
-        first = time.perf_counter()
+        first = clock()
         run(ids, 1 + tokens)
-        prefill_s, all_s = first - begun, time.perf_counter() - first
+        prefill_s, all_s = first - begun, clock() - first
         return {"prefill_s": prefill_s, "decode_s": (all_s - prefill_s) / tokens}
 
     return timed, facts
@@ -185,7 +192,9 @@ def environments(args):
 def forwarded(args):
     """What a worker needs of the command line."""
     wanted = ["--threads", str(args.threads), "--vocab", str(args.vocab), "--out", str(args.out)]
-    return wanted + (["--gguf", args.gguf] if args.gguf else [])
+    wanted += ["--gguf", args.gguf] if args.gguf else []
+    wanted += ["--processor-time"] if args.processor_time else []
+    return wanted + (["--quant", args.quant] if args.quant else [])
 
 
 def read_arguments():
@@ -197,11 +206,18 @@ def read_arguments():
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
     parser.add_argument("--llama", help="the Python of an environment that has llama-cpp-python")
-    parser.add_argument("--gguf", help="the model's weights in bfloat16, for llama.cpp")
+    parser.add_argument("--gguf", help="the model's weights for llama.cpp, in bfloat16 or as quant")
+    parser.add_argument("--quant", help="int8 or int4: Buddy's weights; others' are theirs")
+    parser.add_argument("--llama-alone", action="store_true", help="leave transformers out")
     parser.add_argument("--cases", default=",".join(CASES), help="batch x context, as in 1x256")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count the processor's seconds, which other processes hardly lengthen; of one thread",
+    )
     parser.add_argument("--vocab", type=int, default=40_000, help="random ids lie below")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -220,7 +236,11 @@ def main():
     own = environments(args)
     if (args.llama is None) != (args.gguf is None):
         sys.exit("llama.cpp needs both: expected --llama PYTHON and --gguf FILE")
+    if args.processor_time and args.threads != 1:
+        sys.exit(f"--processor-time is of one thread: expected --threads 1, got {args.threads}")
     names = [name for name in ENGINES if own.get(name, "ours")]
+    if args.llama_alone:
+        names.remove("transformers")
     engines = {name: started(name, args, folder) for name in names}
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
     seen = experiment.take_turns(
