@@ -5,7 +5,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,10 @@ from torch import Tensor, nn
 
 LARGE_PAGE: Final = 2 << 20
 """Bytes of a large page on most machines."""
+LINE: Final = 64
+"""Bytes of a cache line."""
+_AT_ONCE: Final = 32 * LARGE_PAGE
+"""Bytes that `LargePages` asks the system for; those that nothing is written to take no memory."""
 _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: what is never written need not be there."""
 _DONTNEED: Final = 4
@@ -82,6 +86,32 @@ def zeroed_memory(num_bytes: int, *, is_sparse: bool = False) -> Tensor:
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
     begin = -whole.data_ptr() % LARGE_PAGE
     return whole[begin : begin + num_bytes]
+
+
+class LargePages:
+    """Memory for tensors that come one after another, side by side, each at a cache line."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor of these sizes, of any numbers.
+
+        Raises:
+            MemoryError: The system has no memory left.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        lines = -(-num_bytes // LINE) * LINE
+        if lines > len(self._left):
+            self._left = zeroed_memory(max(lines, _AT_ONCE))
+        place, self._left = self._left[:num_bytes], self._left[lines:]
+        return place.view(dtype).view(*shape)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The same numbers here; a tensor that is not on the CPU stays where it is."""
+        if tensor.device.type != "cpu":
+            return tensor
+        return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 def free_bytes() -> float:

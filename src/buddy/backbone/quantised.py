@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
-from buddy.backbone.memory import Release, keep
+from buddy.backbone.memory import LargePages, Release, keep
 from buddy.backbone.nf4 import NF4Linear
 from buddy.errors import ModelError
 
@@ -60,7 +60,11 @@ class QuantisedLinear(nn.Module):
 
     @classmethod
     def of(
-        cls, linear: nn.Linear, quantisation: Quantisation, release: Release = keep
+        cls,
+        linear: nn.Linear,
+        quantisation: Quantisation,
+        release: Release = keep,
+        pages: LargePages | None = None,
     ) -> "QuantisedLinear":
         """Quantise a layer.
 
@@ -68,8 +72,10 @@ class QuantisedLinear(nn.Module):
             linear: With plain weights.
             quantisation: How.
             release: Told of each weight that is needed no longer, in parts.
+            pages: Memory for its weights, of a model on the CPU.
         """
-        weight, scales = _quantised(linear.weight.detach(), quantisation, release)
+        pages = pages or LargePages()
+        weight, scales = _quantised(linear.weight.detach(), quantisation, release, pages)
         return cls(weight, scales, linear.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -142,15 +148,20 @@ class QuantisedEmbedding(nn.Module):
 
 
 def _quantised(
-    weight: Tensor, quantisation: Quantisation, release: Release
+    weight: Tensor, quantisation: Quantisation, release: Release, pages: LargePages
 ) -> tuple[Tensor, Tensor]:
     """Weights and scales, in memory that is taken before what is needed on the way."""
     (rows, columns), is_int8 = weight.shape, quantisation == "int8"
     quantise = quantise_int8 if is_int8 else quantise_int4
-    found = weight.new_empty(
-        (rows, columns if is_int8 else columns // 2), dtype=torch.int8 if is_int8 else torch.uint8
+    found, scales = (
+        pages.empty(shape, dtype)
+        if weight.device.type == "cpu"
+        else weight.new_empty(shape, dtype=dtype)
+        for shape, dtype in (
+            ((rows, columns), torch.int8) if is_int8 else ((rows, columns // 2), torch.uint8),
+            ((rows,) if is_int8 else (rows, columns // GROUP), torch.float32),
+        )
     )
-    scales = weight.new_empty((rows,) if is_int8 else (rows, columns // GROUP), dtype=torch.float32)
     step = max(1, _ROUNDED_AT_ONCE // columns)
     for first in range(0, rows, step):
         part = slice(first, first + step)
@@ -221,6 +232,7 @@ def quantise_backbone(
     quantisation: Quantisation,
     release: Release = keep,
     stored: StoredLayer = lambda *_: None,
+    pages: LargePages | None = None,
 ) -> None:
     """Quantise all linear layers in place, and the embedding that the output projection is.
 
@@ -231,6 +243,7 @@ def quantise_backbone(
         quantisation: How.
         release: Told of each weight that is needed no longer, in parts.
         stored: Layers that keep the numbers of a file.
+        pages: Memory for weights, of a model on the CPU: decoding reads large pages twice as fast.
 
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
@@ -239,22 +252,28 @@ def quantise_backbone(
     parts = (*backbone.blocks.modules(), backbone.embedding, backbone.head)
     if any(hasattr(part, "lora_A") for part in parts):
         raise ModelError("merge the adapter before quantising: merge_adapter=True")
+    pages = pages or LargePages()
     for parent in list(backbone.blocks.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                made = stored(child, quantisation)
-                made = quantised_layer(child, quantisation, release) if made is None else made
-                setattr(parent, name, made)
+                made = _kept(stored(child, quantisation), pages)
+                setattr(parent, name, made or quantised_layer(child, quantisation, release, pages))
     head, embedding = backbone.head, backbone.embedding
     if type(head) is nn.Linear:
-        is_tied, made = embedding.weight is head.weight, stored(head, "int8")
-        made = QuantisedLinear.of(head, "int8", release) if made is None else made
+        is_tied, made = embedding.weight is head.weight, _kept(stored(head, "int8"), pages)
+        made = made or QuantisedLinear.of(head, "int8", release, pages)
         backbone.set_ends(QuantisedEmbedding(embedding, made) if is_tied else embedding, made)
 
 
+def _kept(layer: QuantisedLinear | None, pages: LargePages) -> QuantisedLinear | None:
+    if layer is not None:
+        layer.weight, layer.scales = pages.copy(layer.weight), pages.copy(layer.scales)
+    return layer
+
+
 def quantised_layer(
-    linear: nn.Linear, quantisation: Quantisation, release: Release
+    linear: nn.Linear, quantisation: Quantisation, release: Release, pages: LargePages
 ) -> QuantisedLinear:
     """A block's linear layer, quantised: in int8 where int4 cannot divide its rows."""
     fits = linear.in_features % GROUP == 0
-    return QuantisedLinear.of(linear, quantisation if fits else "int8", release)
+    return QuantisedLinear.of(linear, quantisation if fits else "int8", release, pages)

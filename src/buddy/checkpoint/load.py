@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.depth_scales import DepthScales
 from buddy.backbone.fingerprint import base_fingerprint
-from buddy.backbone.memory import Release, keep
+from buddy.backbone.memory import LargePages, Release, keep
 from buddy.backbone.nf4 import FrozenFormat, freeze_in_nf4
 from buddy.backbone.quantised import (
     Quantisation,
@@ -184,37 +184,43 @@ def _parts(
         weights["device"] = "cpu"
     if mapped is not None:
         load_base = partial(load_base, mapped=mapped)
-    release = keep if mapped is None else mapped.release
+    release, pages = keep if mapped is None else mapped.release, LargePages()
     if checkpoint is None:
         parts = _base_parts(model, load_base(model.base, **weights), release)
     else:
         check_files(checkpoint.folder, checkpoint.manifest.files)
         policy = policy or check_policy(checkpoint.folder, checkpoint.manifest)
         hf_model = load_base(model.base, **weights)
-        parts = _checkpoint_parts(model, checkpoint, hf_model, release, merge_adapter, quant)
+        quantise = partial(_quantise_merged, hf_model, release, pages, quant)
+        parts = _checkpoint_parts(model, checkpoint, hf_model, release, merge_adapter, quantise)
     if quant is not None:
         assert mapped is not None
         if quant == "nf4":
             freeze_in_nf4(parts.backbone, device, release)
         else:
-            quantise_backbone(parts.backbone, quant, release, *_stored(model, parts))
+            stored = _stored(model, parts)
+            quantise_backbone(parts.backbone, quant, release, stored, pages)
         mapped.own(parts.hf_model)
         parts.hf_model.to(device)
     origin = replace(parts.origin, quant=quant or parts.origin.quant)
     return replace(parts, policy=policy, kv_policy=kv_policy or parts.kv_policy, origin=origin)
 
 
-def _stored(model: Resolved, parts: ModelParts) -> list[StoredLayer]:
+def _stored(model: Resolved, parts: ModelParts) -> StoredLayer:
     """What keeps the numbers of a GGUF file, where its weights are the model's."""
     if model.base.kind != "gguf" or parts.origin.merged_adapter is not None:
-        return []
+        return lambda *_: None
     from buddy.hub.gguf.blocks import stored_layers
 
-    return [stored_layers(Path(model.base.where), parts.hf_model)]
+    return stored_layers(Path(model.base.where), parts.hf_model)
 
 
 def _quantise_merged(
-    model: Any, release: Release, quant: Quantisation | FrozenFormat | None, name: str
+    model: Any,
+    release: Release,
+    pages: LargePages,
+    quant: Quantisation | FrozenFormat | None,
+    name: str,
 ) -> None:
     """Quantise a layer as soon as its adapter is merged; not the head, which comes last.
 
@@ -222,7 +228,7 @@ def _quantise_merged(
     """
     linear = model.get_submodule(name)
     if quant in ("int8", "int4") and linear is not model.get_output_embeddings():
-        model.set_submodule(name, quantised_layer(linear, quant, release))
+        model.set_submodule(name, quantised_layer(linear, quant, release, pages))
 
 
 def _base_parts(model: Resolved, hf_model: Any, release: Release) -> ModelParts:
@@ -243,7 +249,7 @@ def _checkpoint_parts(
     hf_model: Any,
     release: Release,
     is_merged: bool,
-    quant: Quantisation | FrozenFormat | None,
+    quantise: Callable[[str], None],
 ) -> ModelParts:
     folder, manifest = checkpoint.folder, checkpoint.manifest
     backbone, merged = Backbone(hf_model), None
@@ -264,7 +270,6 @@ def _checkpoint_parts(
         _require_listed(folder, manifest, f"{FOLDER}/{WEIGHTS}", f"{FOLDER}/{CONFIG}")
         measured = f"{fingerprint}-{manifest.files[f'{FOLDER}/{WEIGHTS}'].sha256[:16]}"
         if is_merged:
-            quantise = partial(_quantise_merged, hf_model, release, quant)
             hf_model, merged = merge_adapter(hf_model, folder / FOLDER, quantise)
         else:
             hf_model = load_adapter(hf_model, folder / FOLDER)

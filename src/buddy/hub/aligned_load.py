@@ -7,16 +7,13 @@ then loads most vectors in two halves, and looks up addresses more often than we
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from torch import Tensor
 
-from buddy.backbone.memory import zeroed_memory
+from buddy.backbone.memory import LINE, zeroed_memory
 from buddy.errors import CheckpointError
 from buddy.hub.weights import STORED, is_leftover, read_header, weight_files
-
-LINE: Final = 64
-"""Bytes of a cache line."""
 
 
 def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:

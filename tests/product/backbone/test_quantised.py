@@ -1,5 +1,7 @@
 """Weights in fewer bits: how far they may be from what they stand for."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch import nn
 from buddy import BuddyForCausalLM
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.fingerprint import base_fingerprint
+from buddy.backbone.memory import LINE
 from buddy.backbone.quantised import (
     GROUP,
     QuantisedLinear,
@@ -183,3 +186,17 @@ def test_a_fingerprint_gives_each_weight_back_and_stays_the_same():
         model
     )
     assert seen == [id(weight) for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_weights_lie_side_by_side_each_at_a_cache_line(quantisation):
+    backbone = Backbone(tiny_model("llama3"))
+    quantise_backbone(backbone, quantisation)
+    layers = [m for m in backbone._model.modules() if isinstance(m, QuantisedLinear)]
+    parts = sorted(
+        {(t.data_ptr(), t.nbytes) for layer in layers for t in (layer.weight, layer.scales)}
+    )
+    assert all(first % LINE == 0 for first, _ in parts)
+    assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
+    for (first, size), (second, _) in itertools.pairwise(parts):
+        assert 0 <= second - first - size < LINE
