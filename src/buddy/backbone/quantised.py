@@ -98,12 +98,13 @@ class QuantisedLinear(nn.Module):
             for part in (self.weight, self.scales)
         )
         multiplied = dtype if dtype in self._narrow else torch.promote_types(dtype, scales.dtype)
-        if self.quantisation == "int8":
-            values = weight.to(multiplied).view(*scales.shape, -1)
-        else:
+        if self.quantisation == "int4":
             pairs = weight.view(*scales.shape, GROUP // 2)
             values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(multiplied).sub_(8)
-        return values.mul_(scales.to(multiplied)[..., None]).view(len(weight), -1).to(dtype)
+        else:
+            values = weight.to(multiplied)
+            values = values if scales.ndim == 1 else values.view(*scales.shape, GROUP)
+        return values.mul_(scales.to(multiplied)[..., None]).flatten(1).to(dtype)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
         """Multiply by weights that are widened for this call, as `nn.Linear` does."""

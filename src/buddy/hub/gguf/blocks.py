@@ -6,7 +6,7 @@ float16 that multiplies them. Buddy's groups are the same, so nothing is rounded
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def stored_layers(path: Path, model: nn.Module) -> StoredLayer:
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    header, config = read_header(path), model.config
+    header, config = read_header(path), cast(Any, model.config)
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == header.architecture)
     names = get_tensor_name_map(arch, header.num_blocks)
     layers = {layer: name for name, layer in model.named_modules() if type(layer) is nn.Linear}
@@ -59,7 +59,7 @@ def stored_layers(path: Path, model: nn.Module) -> StoredLayer:
             return None
         weight, scales = _read(path, tensor, quantisation)
         if header.architecture == "llama" and layers[linear].endswith(("q_proj", "k_proj")):
-            weight, scales = (_in_halves(part, _head_dim(config)) for part in (weight, scales))
+            weight, scales = (_in_halves(part, config.head_dim) for part in (weight, scales))
         return QuantisedLinear(weight, scales, linear.bias)
 
     return stored
@@ -77,10 +77,6 @@ def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> tuple[T
     elif quantisation == "int8":
         numbers = torch.cat([numbers & 15, numbers >> 4], dim=2).to(torch.int8).sub_(8)
     return numbers.view(rows, -1), torch.from_numpy(scales)
-
-
-def _head_dim(config: Any) -> int:
-    return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:
