@@ -105,7 +105,7 @@ class LargePages:
         if lines > len(self._left):
             self._left = zeroed_memory(max(lines, _AT_ONCE))
         place, self._left = self._left[:num_bytes], self._left[lines:]
-        return place.view(dtype).view(*shape)
+        return place.view(dtype).view(*shape).detach()
 
     def copy(self, tensor: Tensor) -> Tensor:
         """The same numbers here; a tensor that is not on the CPU stays where it is."""
