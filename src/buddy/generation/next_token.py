@@ -85,15 +85,17 @@ def best_token(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
     return torch.from_numpy(_on_host(scores).argmax(-1))
 
 
-def best_and_chance(
-    logits: Float[Tensor, "one vocab"],
-) -> tuple[Int[Tensor, " one"], float]:
-    """The first of the best, and its probability."""
+def best_and_chances(
+    logits: Float[Tensor, "rows vocab"],
+) -> tuple[Int[Tensor, " rows"], list[float]]:
+    """The first of the best, of each row, and their probabilities."""
     best = best_token(logits)
     if not _is_quick(logits):
-        return best, float((logits[0, best[0]] - logits.logsumexp(-1)).exp())
-    row = _on_host(logits)[0]
-    return best, float(1 / np.exp(row - row[best[0]]).sum())
+        of_best = logits.gather(-1, best[:, None])[:, 0]
+        return best, (of_best - logits.logsumexp(-1)).exp().tolist()
+    scores = _on_host(logits)
+    largest = np.take_along_axis(scores, best.numpy()[:, None], -1)
+    return best, (1 / np.exp(scores - largest).sum(-1)).tolist()
 
 
 def _not_finite(tokens: int) -> ModelError:

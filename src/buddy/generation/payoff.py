@@ -19,40 +19,62 @@ _WEIGHT: Final = 3.0
 """Tokens that this chance counts as."""
 _FORGET: Final = 0.01
 """Share of what was seen that each token forgets: half of it in 70 tokens."""
-_MARGIN: Final = 1.25
+MARGIN: Final = 1.25
 """Times its cost that the chance of a drafted token must be."""
 _FIRST_COST: Final = 0.1
 """What a token adds to a pass before it was measured; 1 = a pass without drafts."""
-_KEPT: Final = 16
+KEPT: Final = 16
 """Passes that a cost is the median of."""
+_PLAIN_EVERY: Final = 32
+"""Passes with drafts after which what a plain one takes is to be measured again."""
 MOST_DRAFTED: Final = 8
 """Tokens of a draft: with one more, fewer than the compiled kernel attends together."""
 
 
-class AcceptRates:
-    """How often drafts of one text were right, by the length of their match."""
+class AcceptRate:
+    """How often drafts of one kind were right in a text.
 
-    def __init__(self) -> None:
-        self._right = [0.0] * len(_STARTS)
-        self._seen = [0.0] * len(_STARTS)
+    Args:
+        start: What the chance is taken for before any was seen.
+    """
 
-    def chance(self, match: int) -> float:
-        """The chance that the next token is what followed a match of so many tokens."""
-        kind = _kind(match)
-        start = _STARTS[kind][1] * _WEIGHT
-        return (self._right[kind] + start) / (self._seen[kind] + _WEIGHT)
+    def __init__(self, start: float) -> None:
+        self._start, self._right, self._seen = start, 0.0, 0.0
 
-    def add(self, match: int, drafted: int, accepted: int) -> None:
+    @property
+    def chance(self) -> float:
+        """The chance that the next drafted token is right."""
+        return (self._right + self._start * _WEIGHT) / (self._seen + _WEIGHT)
+
+    def add(self, drafted: int, accepted: int) -> None:
         """Take note of a draft: those that were accepted, and the one that was not."""
-        kind = _kind(match)
-        self._right[kind] += accepted
-        self._seen[kind] += accepted + (accepted < drafted)
+        self._right += accepted
+        self._seen += accepted + (accepted < drafted)
 
     def forget(self, tokens: int) -> None:
         """So many tokens have come."""
         share = (1 - _FORGET) ** tokens
-        self._right = [share * count for count in self._right]
-        self._seen = [share * count for count in self._seen]
+        self._right, self._seen = share * self._right, share * self._seen
+
+
+class AcceptRates:
+    """How often n-gram drafts of one text were right, by the length of their match."""
+
+    def __init__(self) -> None:
+        self._rates = [AcceptRate(start) for _, start in _STARTS]
+
+    def chance(self, match: int) -> float:
+        """The chance that the next token is what followed a match of so many tokens."""
+        return self._rates[_kind(match)].chance
+
+    def add(self, match: int, drafted: int, accepted: int) -> None:
+        """Take note of a draft: those that were accepted, and the one that was not."""
+        self._rates[_kind(match)].add(drafted, accepted)
+
+    def forget(self, tokens: int) -> None:
+        """So many tokens have come."""
+        for rate in self._rates:
+            rate.forget(tokens)
 
 
 def _kind(match: int) -> int:
@@ -68,6 +90,7 @@ class DraftCost:
     def __init__(self) -> None:
         self._plain: dict[Hashable, deque[float]] = {}
         self._added: dict[Hashable, deque[float]] = {}
+        self._since_plain: dict[Hashable, int] = {}
 
     def add(self, kind: Hashable, drafted: int, seconds: float) -> None:
         """Take note of a pass.
@@ -77,17 +100,25 @@ class DraftCost:
             drafted: Tokens that it verified, all together; 0 = it was a plain one.
             seconds: That it took.
         """
-        plain = self._plain.setdefault(kind, deque(maxlen=_KEPT))
+        plain = self._plain.setdefault(kind, deque(maxlen=KEPT))
+        self._since_plain[kind] = self._since_plain.get(kind, 0) + 1 if drafted else 0
         if not drafted:
             plain.append(seconds)
         elif plain:
-            added = self._added.setdefault(kind, deque(maxlen=_KEPT))
+            added = self._added.setdefault(kind, deque(maxlen=KEPT))
             added.append((seconds / median(plain) - 1) / drafted)
 
     def of_token(self, kind: Hashable) -> float:
         """What a drafted token adds; 1 = as much as a pass."""
         added = self._added.get(kind)
         return max(median(added), 0.0) if added else _FIRST_COST
+
+    def plain_s(self, kind: Hashable) -> float | None:
+        """Seconds of a pass without drafts; None = it is time to measure one."""
+        plain = self._plain.get(kind)
+        if not plain or self._since_plain[kind] >= _PLAIN_EVERY:
+            return None
+        return median(plain)
 
 
 def draft_length(chance: float, cost: float, rows: int, most: int = MOST_DRAFTED) -> int:
@@ -102,7 +133,7 @@ def draft_length(chance: float, cost: float, rows: int, most: int = MOST_DRAFTED
         rows: Of the pass.
         most: Tokens of the draft.
     """
-    length, reached, least = 0, chance, _MARGIN * cost * rows
+    length, reached, least = 0, chance, MARGIN * cost * rows
     while length < most and reached > least:
         length, reached = length + 1, reached * chance
     return length

@@ -11,7 +11,6 @@ the model's own first or routed blocks is that of LayerSkip, SWIFT and CLaSp.
 """
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -33,29 +32,20 @@ from buddy.engine.step import Step, StepOutput, logits_of
 from buddy.engine.stretch import Stretch, run_stretch
 from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
 from buddy.errors import PolicyError
+from buddy.generation import depth_drafts
 from buddy.generation.drafter import NgramDrafter
 from buddy.generation.loop import Text, prefill_step, real_tokens
 from buddy.generation.next_token import (
     FiniteLogits,
-    best_and_chance,
+    best_and_chances,
     best_token,
     next_token,
     process,
 )
 from buddy.generation.payoff import MOST_DRAFTED, DraftCost
 
-_DRAFTED_WORDS: Final = 0.25
-"""The share of the token ids that drafts are made of, where an executor saves by it. Byte-pair
-encodings number frequent tokens first (SmolLM2's first quarter has 90 % of the tokens of Alpaca's
-answers), and the output projection is a third of a draft's work in a small model."""
 _UNLIKELY: Final = -1e30
 """Logit of the other words: of probability 0, unless a processor forbids all that are drafted."""
-_LEAST_CHANCE: Final = 0.5
-"""A draft ends where the product of its tokens' highest probabilities falls below.
-
-In greedy decoding it estimates the chance that all of them are accepted; a token that is likely to
-be thrown away is not worth drafting.
-"""
 
 Chosen = tuple[Int[Tensor, " one"], Float[Tensor, "one vocab"]]
 """A token, and its scores."""
@@ -159,9 +149,7 @@ class _Writer:
         self._draft_blocks = blocks or model.num_blocks
         self._trace = inputs["trace"]
         self._policy, self._executor = model.inference_policy(), model.executor.fast_path()
-        vocab = model.backbone.vocab
-        saves = self._executor is not None and self._executor.makes_some_logits
-        self._num_logits = math.ceil(vocab * _DRAFTED_WORDS) if saves else vocab
+        self._num_logits = depth_drafts.num_words(self._executor, model.backbone.vocab)
         self._steering: TokenwiseSteering | None = None
         self._is_plain = not do_sample and all(isinstance(rule, FiniteLogits) for rule in processor)
 
@@ -178,10 +166,10 @@ class _Writer:
         proposed: list[Tensor] = []
         here, columns, chance = ids, ids.shape[1], 1.0
         try:
-            while here.shape[1] < columns + most and chance >= _LEAST_CHANCE:
+            while here.shape[1] < columns + most and chance >= depth_drafts.LEAST_CHANCE:
                 logits = self._next(here, here.shape[1] - columns)[-1:].float()
                 if self._is_plain:
-                    token, sure = best_and_chance(logits)
+                    token, (sure,) = best_and_chances(logits)
                 else:
                     others = self._model.backbone.vocab - self._num_logits
                     logits = torch.nn.functional.pad(logits, (0, others), value=_UNLIKELY)

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from buddy.budget.resolved import Phase, ResolvedBudget
 from buddy.budget.thinking import ThinkingLimit, ThinkingMarks
 from buddy.errors import BuddyError
+from buddy.generation.drafts import Drafts
 
 FinishReason = Literal["stop", "length"]
-Drafts = Literal["none", "ngram"]
-"""What answers are drafted from; the text is the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,8 @@ class GenerationRequest:
     """How long it may think; None = any number of tokens."""
     continues: bool = False
     """The text goes on from the prompt's, as a completion does: it may begin with a space."""
-    drafts: Drafts = "none"
+    drafts: Drafts = field(default_factory=Drafts)
+    """What it is drafted from; the text is the same."""
     ignore_eos: bool = False
     """Go on to `max_tokens`; for load tests."""
     owner: str = ""

@@ -9,7 +9,8 @@ from transformers.generation.logits_process import (
 )
 
 from buddy.errors import ModelError
-from buddy.generation.next_token import FiniteLogits, best_and_chance, best_token, process
+from buddy.generation import next_token
+from buddy.generation.next_token import FiniteLogits, best_and_chances, best_token, process
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -26,11 +27,13 @@ def test_the_best_is_that_of_torch():
     assert torch.equal(best_token(scores), scores.argmax(-1))
 
 
-def test_the_chance_is_the_probability_of_the_best():
-    logits = 3 * torch.randn(1, 500)
-    best, chance = best_and_chance(logits)
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_the_chance_is_the_probability_of_the_best(is_quick, monkeypatch):
+    monkeypatch.setattr(next_token, "_is_quick", lambda scores: is_quick)
+    logits = 3 * torch.randn(3, 500)
+    best, chances = best_and_chances(logits)
     assert best.tolist() == logits.argmax(-1).tolist()
-    assert chance == pytest.approx(float(logits.softmax(-1).max()), rel=1e-5)
+    assert chances == pytest.approx(logits.softmax(-1).max(-1).values.tolist(), rel=1e-5)
 
 
 def test_processors_are_called_as_transformers_calls_them():

@@ -7,7 +7,7 @@ from transformers import StoppingCriteria
 from buddy import DepthTrace
 from buddy.budget.thinking import ThinkingMarks
 from buddy.errors import BudgetError, PolicyError
-from buddy.generation import drafter, speculative
+from buddy.generation import depth_drafts, drafter, speculative
 from buddy.generation.drafts import Drafts, read_drafts
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy
 
@@ -163,7 +163,7 @@ def test_rows_that_are_drafted_for_go_on_at_their_own_speed(engine, budget, ends
 
 def test_a_budget_drafts_where_no_ngram_does(monkeypatch):
     buddy, ids = tiny_buddy(policy="static:1,2,3"), random_ids(1, 9)
-    monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(depth_drafts, "LEAST_CHANCE", 0.0)
     counts, made, original = count_drafts(monkeypatch), [], speculative._Writer.draft
     monkeypatch.setattr(
         speculative._Writer,

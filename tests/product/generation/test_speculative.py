@@ -15,7 +15,7 @@ from transformers import (
 
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import BudgetError, PolicyError
-from buddy.generation import speculative
+from buddy.generation import depth_drafts
 from buddy.generation.speculative import _Writer
 from tests.tiny import (
     FAMILY_NAMES,
@@ -126,7 +126,7 @@ def test_drafts_are_really_used(monkeypatch, long_drafts):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_drafts_are_of_the_first_words_and_text_of_all(monkeypatch, do_sample):
-    monkeypatch.setattr(speculative, "_LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(depth_drafts, "LEAST_CHANCE", 0.0)
     drafts, original = [], _Writer.verify
 
     def verify(self, text, drafted, proposed):
@@ -135,7 +135,7 @@ def test_drafts_are_of_the_first_words_and_text_of_all(monkeypatch, do_sample):
 
     monkeypatch.setattr(_Writer, "verify", verify)
     buddy, ids = tiny_buddy(), random_ids(1, 7)
-    words = math.ceil(buddy.backbone.vocab * speculative._DRAFTED_WORDS)
+    words = math.ceil(buddy.backbone.vocab * depth_drafts.DRAFTED_WORDS)
     options = {"max_new_tokens": 24, "do_sample": do_sample}
     torch.manual_seed(0)
     text = buddy.generate(ids, draft_budget="3 blocks", **options)[0, 7:]

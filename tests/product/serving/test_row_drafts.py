@@ -13,6 +13,7 @@ from buddy.depth.policy import OnlinePolicy
 from buddy.engine.tokenwise import why_no_drafts
 from buddy.errors import PolicyError
 from buddy.generation import drafter
+from buddy.generation.drafts import read_drafts
 from buddy.generation.ngrams import NgramIndex
 from buddy.serving.control.protocol import NoControl
 from buddy.serving.http.defaults import Defaults
@@ -140,7 +141,7 @@ def test_drafts_end_before_a_mark_at_which_the_depth_changes(knowing):
 
 
 def replaced(asked):
-    return replace(asked, drafts="ngram")
+    return replace(asked, drafts=read_drafts("ngram"))
 
 
 def test_ngrams_of_the_text_are_drafted():
@@ -168,7 +169,9 @@ def test_a_grammar_is_followed_through_drafts(knowing):
     )
     told = []
     for kind in ("none", "ngram"):
-        asked = request(b"hello hello", max_tokens=40, drafts=kind, grammar=Grammar(schema=schema))
+        asked = request(
+            b"hello hello", max_tokens=40, drafts=read_drafts(kind), grammar=Grammar(schema=schema)
+        )
         bench = Bench(buddy, ends=(END,), control=Counting())
         heard = bench.add(asked, grammar=maker.compile(asked.grammar))
         while bench.batcher.has_work:
@@ -205,26 +208,26 @@ def test_rows_join_leave_and_cancel_beside_drafts(knowing):
 
 def test_a_seed_is_not_drafted_for_where_its_numbers_depend_on_company(knowing):
     buddy = byte_buddy("static:2,3,4,1", engine="general")
-    asked = request(prompts(1, 3, 5, 5)[0], seed=4, temperature=0.8, drafts="ngram")
+    asked = request(prompts(1, 3, 5, 5)[0], seed=4, temperature=0.8, drafts=read_drafts("ngram"))
     counting = Counting()
     knowing[asked.prompt] = [1] * 20
     Bench(buddy, control=counting).run(asked)
     assert sum(step.drafted for step in counting.reports) == 0
-    Bench(buddy, control=counting).run(request(asked.prompt, drafts="ngram"))
+    Bench(buddy, control=counting).run(request(asked.prompt, drafts=read_drafts("ngram")))
     assert sum(step.drafted for step in counting.reports) > 0
 
 
 @pytest.mark.parametrize("default", ["none", "ngram"])
 def test_a_request_says_what_it_is_drafted_from_or_the_server_does(default):
     with (
-        served(defaults=Defaults(drafts=default)) as running,
+        served(defaults=Defaults(drafts=read_drafts(default))) as running,
         httpx.Client(base_url=running.url, timeout=10) as client,
     ):
         for asked, expected in ((None, default), ("ngram", "ngram"), ("none", "none")):
             for path, body in BODIES.items():
                 reply = client.post(f"/v1/{path}", json={**body, "drafts": asked})
                 assert reply.status_code == 200, reply.text
-                assert running.engine.seen[-1].drafts == expected
+                assert running.engine.seen[-1].drafts == read_drafts(expected)
 
 
 def test_what_cannot_be_drafted_for_is_refused_by_name():
@@ -242,7 +245,7 @@ def test_what_cannot_be_drafted_for_is_refused_by_name():
             assert reply.json()["error"]["param"] == "drafts"
             assert "decides while blocks run" in reply.json()["error"]["message"]
             assert client.post(f"/v1/{path}", json=body).status_code == 200
-    with pytest.raises(PolicyError, match="--drafts ngram: policy 'online' decides"):
-        _check_drafts("ngram", Online(6))
-    _check_drafts("none", Online(6))
-    _check_drafts("ngram", byte_buddy("static:2,3,4,1").policy)
+    with pytest.raises(PolicyError, match="--drafts: policy 'online' decides"):
+        _check_drafts(read_drafts("ngram"), Online(6))
+    _check_drafts(read_drafts("none"), Online(6))
+    _check_drafts(read_drafts("ngram"), byte_buddy("static:2,3,4,1").policy)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from buddy.budget.blocks import least_blocks
 from buddy.budget.request import Blocks, BudgetRequest, read_blocks, read_budget
 from buddy.cli import options
 from buddy.cli.command import Command
 from buddy.cli.named import BUDGETS, offer
-from buddy.errors import PolicyError, ServingError
+from buddy.errors import BudgetError, PolicyError, ServingError
+from buddy.generation.drafts import Drafts, read_drafts
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.settings import Range
 
@@ -143,12 +145,16 @@ def serve(
         ),
     ] = "independent",
     drafts: Annotated[
-        Literal["none", "ngram"],
-        typer.Option(
-            help="Of requests that name none. ngram: verify together what followed the last tokens "
-            "where they stood before, while it pays; the text is the same."
+        Drafts | None,
+        options.read_by(
+            read_drafts,
+            "--drafts",
+            help="Of requests that name none: draft tokens and verify them together while it pays; "
+            "the text is the same. ngram drafts what followed the last tokens before, 0.4 what the "
+            "model says at 40 % of its blocks, ngram+0.4 does both. None if not given.",
+            autocompletion=offer("ngram", "ngram+0.4", "0.4"),
         ),
-    ] = "none",
+    ] = None,
     drain_s: Annotated[
         float,
         options.number(Range(0, 3600), help="Seconds that SIGTERM leaves answers to finish."),
@@ -199,17 +205,24 @@ def serve(
         raise typer.Exit(1)
 
 
-def _check_drafts(drafts: str, policy: "Policy") -> None:
+def _check_drafts(drafts: Drafts | None, policy: "Policy") -> None:
     """Refuse to draft for every answer where none can be drafted.
 
     Raises:
+        BudgetError: No answer can be drafted at such a budget.
         PolicyError: The policy plans no drafts.
     """
     from buddy.engine.tokenwise import why_no_drafts
+    from buddy.serving.http.draft_rules import check_default
 
-    reason = why_no_drafts(policy)
-    if drafts != "none" and reason is not None:
-        raise PolicyError(f"--drafts {drafts}: {reason}")
+    if not drafts:
+        return
+    if (reason := why_no_drafts(policy)) is not None:
+        raise PolicyError(f"--drafts: {reason}")
+    try:
+        check_default(drafts, policy.num_blocks, least_blocks(policy.num_blocks, policy.num_pinned))
+    except BudgetError as error:
+        raise BudgetError(f"--drafts: {error}") from error
 
 
 def _start(

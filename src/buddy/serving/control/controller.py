@@ -200,6 +200,7 @@ class Controller:
             prompt_tokens=tokens,
             unloaded=self._unloaded(rows),
             admits=admits,
+            allows_draft_passes=self._target_s is None,
         )
 
     def report(self, step: StepReport) -> None:
@@ -212,7 +213,7 @@ class Controller:
             self._correction.update(step.seconds, predicted_s)
             self._metrics.correction = self._correction.factor
         if step.gaps_s:
-            beside = min(step.gaps_s) - step.seconds - self._between_s
+            beside = min(step.gaps_s) - step.seconds - step.draft_s - self._between_s
             beside = min(max(beside, 0.0), 0.5 * step.seconds)
             self._overhead_s += _SMOOTH * (beside - self._overhead_s)
             if self._target_s is not None:

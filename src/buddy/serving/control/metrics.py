@@ -89,7 +89,7 @@ class ServingMetrics:
         self._ended = dict.fromkeys(_REASONS.values(), 0)
         self._rejected = dict.fromkeys(REJECTIONS, 0)
         self._prompt = self._generated = self._hit = 0
-        self._drafted = self._accepted = 0
+        self._drafted = self._accepted = self._draft_blocks = 0
         self._lowered = self._blocks = self._tokens = self._prompt_lanes = 0
         self._now: Gauges | None = None
         self.depth_cap = num_blocks
@@ -112,6 +112,7 @@ class ServingMetrics:
         self._generated += len(step.gaps_s) + len(step.firsts_s) + step.accepted
         self._drafted += step.drafted
         self._accepted += step.accepted
+        self._draft_blocks += step.draft_blocks
         for gap in step.gaps_s:
             self._gaps.add(gap)
         for first in step.firsts_s:
@@ -244,6 +245,7 @@ class ServingMetrics:
         lowered = "Requests over that had less depth than without load."
         for name, help_text, count in (
             ("blocks", "Blocks that ran for tokens of answers.", self._blocks),
+            ("draft_blocks", "Blocks that ran to draft tokens.", self._draft_blocks),
             ("tokens", "Tokens of answers that were fed, drafts too.", self._tokens),
             ("prefill_tokens", "Tokens of prompts that were fed.", self._prompt_lanes),
             ("lowered_requests", lowered, self._lowered),

@@ -83,6 +83,9 @@ class Orders:
     depth on a machine of its own."""
     admits: bool = True
     """Whether a request that waits may take a free row."""
+    allows_draft_passes: bool = True
+    """Whether passes of few blocks may draft before a pass, so that tokens come later and several
+    at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +156,10 @@ class StepReport(StepShape):
     """Tokens of answers that were drafted, and fed to be verified."""
     accepted: int = 0
     """Those of them that answers have."""
+    draft_s: float = 0.0
+    """What passes of few blocks took that drafted for it, before it."""
+    draft_blocks: int = 0
+    """Blocks that ran in these."""
     firsts_s: tuple[float, ...] = ()
     """The time since it was submitted, of each row that got its first token."""
 

@@ -10,6 +10,7 @@ from buddy.budget.thinking import ThinkingLimit, read_thinking_tokens
 from buddy.errors import BudgetError, PolicyError, PromptError, shown
 from buddy.serving.http.bodies import ChatBody, CompletionBody, RequestFields
 from buddy.serving.http.budget_rules import BudgetRules, split_model
+from buddy.serving.http.draft_rules import drafts_of
 from buddy.serving.http.echo import scored_top
 from buddy.serving.http.prompts import PromptReader
 from buddy.serving.http.refusals import Refusal, refusal_of
@@ -149,9 +150,7 @@ def _requests(
             "fewer",
             param="n",
         )
-    drafts = body.drafts or defaults.drafts
-    if drafts != "none" and facts.why_no_drafts is not None:
-        raise Refusal(400, facts.why_no_drafts, param="drafts", code="unsupported")
+    drafts = drafts_of(body.drafts, defaults.drafts, budget, facts)
     prompt_logprobs = scored_top(body, prompts)
     grammar, (stop, stop_tokens) = _grammar(body), _stop(body, service.reader)
     thinking = _thinking(body, service.reader)

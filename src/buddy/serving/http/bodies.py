@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from buddy.serving.http.refusals import Refusal, not_json, refusal_of_validation
-from buddy.serving.request import Drafts
 
 MOST_ANSWERS: Final = 16
 """Answers to one prompt (`n`)."""
@@ -52,6 +51,8 @@ _TokenIds = Annotated[list[_TokenId], Field(fail_fast=True, min_length=1)]
 
 Budget = _Number | str | dict[str, _Number | str]
 """What `buddy.serving.http.budget_rules` reads."""
+DraftsField = _Number | str
+"""What `buddy.serving.http.draft_rules` reads."""
 
 
 def _empty(value: Any) -> Any:
@@ -251,9 +252,10 @@ class RequestFields(RequestBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the prompt's tokens, and so many alternatives of each; not streamed."""
     response_format: ResponseFormat | None = None
-    drafts: Drafts | None = None
-    """What tokens are drafted from before they are verified together: "ngram" drafts what followed
-    the last tokens where they stood before, while it pays. The text is the same."""
+    drafts: DraftsField | None = None
+    """What tokens are drafted from before they are verified together, while it pays: "ngram" drafts
+    what followed the last tokens where they stood before, a budget such as 0.4 or "12 blocks" what
+    these blocks say, "ngram+0.4" the second where the first says nothing. The text is the same."""
     ignore_eos: bool | None = None
     """Go on to `max_tokens`; for load tests."""
 

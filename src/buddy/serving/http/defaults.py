@@ -6,8 +6,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from buddy.errors import ServingError, shown
+from buddy.generation.drafts import Drafts
 from buddy.serving.http.bodies import RequestFields
-from buddy.serving.request import Drafts, Sampling
+from buddy.serving.request import Sampling
 
 _SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _FIELDS: Final = {"max_new_tokens": "max_tokens", "max_length": "max_tokens"}
@@ -36,13 +37,13 @@ class Defaults:
     """What a request has that names none of it."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    drafts: Drafts = "none"
+    drafts: Drafts = field(default_factory=Drafts)
     max_new_tokens: int | None = None
     max_length: int | None = None
     """Of prompt and answer together, where nothing is said of the answer alone."""
 
     @classmethod
-    def read(cls, config: Any, drafts: Drafts = "none") -> "Defaults":
+    def read(cls, config: Any, drafts: Drafts | None = None) -> "Defaults":
         """The wishes of a transformers' `GenerationConfig`.
 
         Args:
@@ -77,7 +78,11 @@ class Defaults:
         if "top_k" in named:
             named["top_k"] = max(0, named["top_k"])
         sampling = Sampling(**named)
-        return cls(sampling=sampling, drafts=drafts, **{name: wishes.get(name) for name in lengths})
+        return cls(
+            sampling=sampling,
+            drafts=drafts or Drafts(),
+            **{name: wishes.get(name) for name in lengths},
+        )
 
     def most_tokens(self, prompt_tokens: int, usual: int) -> int:
         """Tokens of an answer to a prompt, of which a server that is told nothing makes so many."""

@@ -10,6 +10,7 @@ from buddy.serving.http.bodies import (
     Budget,
     CalledFunction,
     ChatBody,
+    DraftsField,
     Function,
     FunctionName,
     JsonSchema,
@@ -26,7 +27,6 @@ from buddy.serving.http.bodies import (
     Unsupported,
 )
 from buddy.serving.http.refusals import Refusal
-from buddy.serving.request import Drafts
 
 _MANY: Final = 2**31 - 1
 _NAMES: Final = {
@@ -176,7 +176,7 @@ class ResponsesBody(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
-    drafts: Drafts | None = None
+    drafts: DraftsField | None = None
     """As in a chat."""
     stream: bool | None = None
     text: TextOptions | None = None

@@ -61,7 +61,7 @@ class Batcher:
         self._ends, self._device = frozenset(ends), model.backbone.device
         session = model.new_session(options.rows, options.slots)
         self._runner = PassRunner(model, session, options.batch_route)
-        self._drafter = RowDrafter()
+        self._drafter = RowDrafter(self._runner.shallow_passes(), self._runner.steady_lanes)
         self._plans_ahead = self._runner.policy.plans_ahead
         num_kept = options.kept_prefixes if self._plans_ahead else 0
         session.kv.reserve(options.rows + num_kept, 0)  # while it is empty: later all is copied
@@ -133,18 +133,13 @@ class Batcher:
         self._set_depths(orders)
         decoding = [row for row in self.rows if not row.prompt_left]
         parts = self._parts(orders, is_idle=not decoding)
-        drafting = [] if parts else [row for row in decoding if self._is_drafted_for(row)]
-        started_s = time.perf_counter()
-        drafts = self._drafter.draft(decoding, drafting) if drafting else NO_DRAFTS
+        started_s, drafts = time.perf_counter(), NO_DRAFTS
+        if not parts:
+            drafts = self._drafter.draft(decoding, allows_passes=orders.allows_draft_passes)
         for one_pass in self._runner.divide(decoding, parts, drafts):
             self._pass(one_pass)
-        if drafting:
+        if not parts:
             self._drafter.measured(time.perf_counter() - started_s)
-
-    def _is_drafted_for(self, row: Row) -> bool:
-        """Whether drafts change nothing but the time that a row takes."""
-        is_steady = not row.is_seeded or self._runner.steady_lanes > 0
-        return row.drafter is not None and is_steady
 
     # Who takes part
 
@@ -257,7 +252,7 @@ class Batcher:
             return
         lanes = out.lanes.last[ready]
         picked, report = self._choose(ran, ready, lanes)
-        self._control.report(replace(ran.measured(), **report))
+        self._report(ran, report)
         self._take(ran, ready, lanes, picked)
 
     def _judge(self, ran: Ran) -> None:
@@ -289,7 +284,10 @@ class Batcher:
             if row.drafter is not None and drafted:
                 row.drafter.judged(count - 1)
         report |= {"drafted": sum(map(len, drafts)), "accepted": sum(kept) - len(rows)}
-        self._control.report(replace(ran.measured(), **report))
+        self._report(ran, report)
+
+    def _report(self, ran: Ran, report: dict[str, Any]) -> None:
+        self._control.report(replace(ran.measured(), **report, **self._drafter.report()))
 
     def _choose(
         self, ran: Ran, places: Sequence[int], lanes: NDArray[np.int64]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from buddy.budget.thinking import ThinkingWatch
-from buddy.generation.drafter import NgramDrafter
+from buddy.generation.text_drafter import TextDrafter
 from buddy.inference import InferenceModel
 from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.row import Row, Submitted
@@ -49,18 +49,21 @@ def make_row(
         wanted=request.budget.wanted(lambda: _choose(model, request.prompt)),
         budget_source=request.budget.token_source(model.ledger),
         prompt=prompt,
-        drafter=_drafter(request),
+        drafter=_drafter(request, model.num_blocks),
         scorer=scorer,
     )
 
 
-def _drafter(request: GenerationRequest) -> NgramDrafter | None:
+def _drafter(request: GenerationRequest, num_blocks: int) -> TextDrafter | None:
     """Who drafts for it; None where nobody does. Its depth may change at a mark of thinking."""
-    if request.drafts != "ngram":
+    drafts, marks = request.drafts, request.budget.marks
+    if not drafts:
         return None
-    marks = request.budget.marks
-    return NgramDrafter(
-        request.prompt, () if marks is None else (marks.open_token, marks.close_token)
+    return TextDrafter(
+        request.prompt,
+        ngrams=drafts.ngrams,
+        blocks=None if drafts.budget is None else drafts.budget.blocks(num_blocks),
+        never=() if marks is None else (marks.open_token, marks.close_token),
     )
 
 

@@ -29,6 +29,7 @@ from buddy.serving.request import GenerationRequest
 from buddy.serving.rows.drafts import NO_DRAFTS, Drafts
 from buddy.serving.rows.row import Row
 from buddy.serving.rows.scoring import TOGETHER, PromptScorer
+from buddy.serving.rows.shallow import ShallowPasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,12 @@ class PassRunner:
             if row.sequence is not None
         }
         keep_tokens(self._session, after)
+
+    def shallow_passes(self) -> ShallowPasses:
+        """Passes of few blocks over the same rows, which draft."""
+        return ShallowPasses(
+            self._backbone, self.policy, self._session, self._executor, self._batch_route
+        )
 
     def try_one(self) -> None:
         """Feed a token of nobody's, which fails where the engine can serve nobody any more."""

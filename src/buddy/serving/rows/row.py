@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from buddy.budget.resolved import Phase
 from buddy.budget.source import BudgetSource
 from buddy.engine.planned_prompt import PlannedPrompt
-from buddy.generation.drafter import NgramDrafter
+from buddy.generation.text_drafter import TextDrafter
 from buddy.serving.control.protocol import RowView
 from buddy.serving.request import Deliver, GenerationRequest, PhaseUsage, Usage
 from buddy.serving.rows.grammar import GrammarState
@@ -46,7 +46,7 @@ class Row:
     """Scores the prompt, until it has told what it found."""
     budget_source: BudgetSource | None = None
     """Says the depth of each token of the answer, where their mean is named and not their depth."""
-    drafter: NgramDrafter | None = None
+    drafter: TextDrafter | None = None
     """Drafts its answer; None = it is not drafted for."""
     depth: int = field(init=False)
     """Blocks of the next token."""
