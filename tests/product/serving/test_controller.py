@@ -1,6 +1,7 @@
 """Budgets from deadlines and load, on an engine of discrete events."""
 
 import math
+from dataclasses import asdict
 from functools import cache
 from random import Random
 
@@ -350,6 +351,44 @@ def test_a_tight_deadline_leaves_prompts_a_quarter_of_the_time(rows, depth):
     waited_s = max(sent.first_s for sent in others) - 0.3 - 1.0  # a second for a row
     assert waited_s < 2 * true_seconds(one) / (0.7 * PROMPT_SHARE)
     assert max(sent.itl_s for sent in hasty) < 1.3 * least_s / (1 - PROMPT_SHARE)
+
+
+def drafting(budget, itl_ms=None, **report):
+    """A controller that was told of passes of a row, and what it says before the next."""
+    control = controller(itl_ms=itl_ms)
+    row = RowView(
+        number=0,
+        budget=budget,
+        wanted=L,
+        depth=L,
+        steps=0,
+        context=50,
+        is_elastic=False,
+        prompt_left=0,
+    )
+    shape, queue = StepShape.of_rows([L], [51]), QueueView(size=0, prompt_tokens=0, oldest_s=0.0)
+    for _ in range(30):
+        control.decide([row], queue)
+        control.report(StepReport(**asdict(shape), **report))
+    return control, control.decide([row], queue)
+
+
+def test_few_blocks_draft_where_nobody_was_promised_the_time_between_tokens():
+    for budget, itl_ms, allows in (
+        (fixed(L), None, True),
+        (fixed(L), 60.0, False),
+        (deadline(40.0, LEAST, L), None, False),
+    ):
+        _, orders = drafting(budget, itl_ms, seconds=0.01)
+        assert orders.allows_draft_passes == allows
+
+
+def test_what_drafts_take_is_not_learned_as_what_passes_do():
+    plain, _ = drafting(fixed(L), seconds=0.01, gaps_s=(0.011,))
+    drafted, _ = drafting(fixed(L), seconds=0.01, gaps_s=(0.018,), draft_s=0.007, draft_blocks=20)
+    untold, _ = drafting(fixed(L), seconds=0.01, gaps_s=(0.018,))
+    assert drafted.pace.step_s == pytest.approx(plain.pace.step_s, rel=1e-6)
+    assert untold.pace.step_s > 1.2 * plain.pace.step_s
 
 
 def passes_of(dues, count, prompt_s=0.2):

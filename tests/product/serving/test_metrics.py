@@ -27,6 +27,7 @@ def step(rows=2, gaps=(0.02, 0.04), firsts=(0.3,), seconds=0.018, lanes=16):
         seconds=seconds,
         drafted=4,
         accepted=2,
+        draft_blocks=12,
         gaps_s=gaps,
         firsts_s=firsts,
     )
@@ -92,6 +93,7 @@ def test_what_was_told_is_what_is_written(metrics):
     assert found["vllm:time_to_first_token_seconds_count",] == 5
     assert found["vllm:e2e_request_latency_seconds_sum",] == pytest.approx(3.4)
     assert found["buddy_blocks_total",] / found["buddy_tokens_total",] == 30
+    assert found["buddy_draft_blocks_total",] == 60
     assert found["buddy_prefill_tokens_total",] == 80
     assert found["buddy_lowered_requests_total",] == 1
     assert found["buddy_rejected_requests_total", "ttft"] == 1
