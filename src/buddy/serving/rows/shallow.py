@@ -111,7 +111,8 @@ class ShallowPasses:
                 raise
             _LOG.warning("a pass that drafts by few blocks has failed: %s", error)
         finally:
-            self._session.rewind(before)
+            if self._session.state is not before:
+                self._session.rewind(before)
 
     def _pass(self, drafts: Sequence[ShallowDraft]) -> None:
         rows = [draft.row for draft in drafts]
