@@ -25,6 +25,8 @@ be thrown away is not worth drafting.
 """
 FIRST_CHANCE: Final = 0.8
 """What a drafted token's chance to be right is taken for before any was seen."""
+FIRST_WEIGHT: Final = 12.0
+"""Tokens that this counts as: it is not far above what pays, and one wrong draft says little."""
 _RETRY: Final = 256
 """Times that a cost is asked for, and not measured, before it is forgotten."""
 

@@ -36,15 +36,16 @@ class AcceptRate:
 
     Args:
         start: What the chance is taken for before any was seen.
+        weight: Tokens that this counts as.
     """
 
-    def __init__(self, start: float) -> None:
-        self._start, self._right, self._seen = start, 0.0, 0.0
+    def __init__(self, start: float, weight: float = _WEIGHT) -> None:
+        self._start, self._weight, self._right, self._seen = start, weight, 0.0, 0.0
 
     @property
     def chance(self) -> float:
         """The chance that the next drafted token is right."""
-        return (self._right + self._start * _WEIGHT) / (self._seen + _WEIGHT)
+        return (self._right + self._start * self._weight) / (self._seen + self._weight)
 
     def add(self, drafted: int, accepted: int) -> None:
         """Take note of a draft: those that were accepted, and the one that was not."""

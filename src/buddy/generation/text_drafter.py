@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from buddy.generation.depth_drafts import FIRST_CHANCE
+from buddy.generation.depth_drafts import FIRST_CHANCE, FIRST_WEIGHT
 from buddy.generation.drafter import NgramDrafter
 from buddy.generation.payoff import AcceptRate
 
@@ -27,7 +27,7 @@ class TextDrafter:
     ) -> None:
         self.blocks, self.never = blocks, never
         self._ngrams = NgramDrafter(tokens, never) if ngrams else None
-        self._rate, self._drafted = AcceptRate(FIRST_CHANCE), 0
+        self._rate, self._drafted = AcceptRate(FIRST_CHANCE, FIRST_WEIGHT), 0
 
     def add(self, token: int) -> None:
         """Go on by a token."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from buddy.generation.depth_drafts import FIRST_CHANCE, ShallowCost, places_that_pay
+from buddy.generation.depth_drafts import FIRST_CHANCE, FIRST_WEIGHT, ShallowCost, places_that_pay
 from buddy.generation.drafts import read_drafts
 from buddy.generation.payoff import AcceptRate, DraftCost
 from buddy.generation.text_drafter import TextDrafter
@@ -42,13 +42,14 @@ def test_drafts_that_do_not_pay_are_given_up_and_tried_again():
     def pays(rate):
         return bool(places_that_pay([rate.chance], 0.4, 0.1, 1))
 
-    rate = AcceptRate(FIRST_CHANCE)
+    rate = AcceptRate(FIRST_CHANCE, FIRST_WEIGHT)
     assert pays(rate)
     drafted = 0
     while pays(rate):
         rate.add(1, 0)
         drafted += 1
         assert drafted < 10
+    assert drafted > 2, "one that is wrong says little"
     waited = 0
     while not pays(rate):
         rate.forget(1)
@@ -98,6 +99,6 @@ def test_a_text_learns_of_each_kind_of_draft_by_itself():
     assert text.chance == first
     text.drafted(2)
     text.judged(1)
-    assert text.chance == pytest.approx((first * 3 + 1) / 5)
+    assert text.chance == pytest.approx((first * 12 + 1) / 14)
     assert TextDrafter([1, 1, 1], ngrams=False, blocks=3).draft(0.0, 1, 2) == []
     assert read_drafts("ngram+3 blocks").ngrams
