@@ -17,6 +17,7 @@ import torch, transformers.models.llama.modeling_llama, buddy.checkpoint.load
 from buddy import BuddyForCausalLM
 peak = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 torch.randn(64, 64) @ torch.randn(64, 64)
+BuddyForCausalLM.outline(sys.argv[1])  # imports what any loading does
 before = peak()
 options = {"quant": sys.argv[2], "device": "cpu", "merge_adapter": True}
 model = BuddyForCausalLM.from_pretrained(sys.argv[1], **options)
