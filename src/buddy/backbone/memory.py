@@ -19,6 +19,7 @@ LINE: Final = 64
 """Bytes of a cache line."""
 _AT_ONCE: Final = 32 * LARGE_PAGE
 """Bytes that `LargePages` asks the system for; those that nothing is written to take no memory."""
+_HAS_LARGE: Final = hasattr(mmap, "MADV_HUGEPAGE")
 _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: what is never written need not be there."""
 _DONTNEED: Final = 4
@@ -75,24 +76,36 @@ def zeroed_memory(num_bytes: int, *, is_sparse: bool = False) -> Tensor:
     Raises:
         MemoryError: The system has none left.
     """
-    if num_bytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if num_bytes < LARGE_PAGE or not _HAS_LARGE:
         return torch.zeros(num_bytes, dtype=torch.uint8)
+    mapped, begin = _mapped(num_bytes, is_sparse=is_sparse)
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=begin)
+
+
+def _mapped(num_bytes: int, *, is_sparse: bool = False) -> tuple[mmap.mmap, int]:
+    """Memory of the system's, and the place in it from which so many bytes are in pages of a kind.
+
+    Raises:
+        MemoryError: The system has none left.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if is_sparse else 0)
     try:
         mapped = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=flags)
     except OSError as error:
         raise MemoryError(f"the system has no {num_bytes:,} bytes left") from error
     mapped.madvise(mmap.MADV_NOHUGEPAGE if is_sparse else mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapped, dtype=torch.uint8)
-    begin = -whole.data_ptr() % LARGE_PAGE
-    return whole[begin : begin + num_bytes]
+    return mapped, -torch.frombuffer(mapped, dtype=torch.uint8, count=1).data_ptr() % LARGE_PAGE
 
 
 class LargePages:
-    """Memory for tensors that come one after another, side by side, each at a cache line."""
+    """Memory for tensors that come one after another, side by side, each at a cache line.
+
+    Each has a storage of its own, so that what copies or pickles one takes nothing of the others.
+    """
 
     def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.uint8)
+        self._memory: mmap.mmap | None = None
+        self._place = self._end = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of these sizes, of any numbers.
@@ -100,12 +113,17 @@ class LargePages:
         Raises:
             MemoryError: The system has no memory left.
         """
-        num_bytes = math.prod(shape) * dtype.itemsize
-        lines = -(-num_bytes // LINE) * LINE
-        if lines > len(self._left):
-            self._left = zeroed_memory(max(lines, _AT_ONCE))
-        place, self._left = self._left[:num_bytes], self._left[lines:]
-        return place.view(dtype).view(*shape).detach()
+        count = math.prod(shape)
+        if count == 0 or not _HAS_LARGE:
+            return torch.empty(tuple(shape), dtype=dtype)
+        lines = -(-count * dtype.itemsize // LINE) * LINE
+        if self._memory is None or lines > self._end - self._place:
+            size = max(lines, _AT_ONCE)
+            self._memory, self._place = _mapped(size)
+            self._end = self._place + size
+        here, self._place = self._place, self._place + lines
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=here)
+        return flat.view(*shape).detach()
 
     def copy(self, tensor: Tensor) -> Tensor:
         """The same numbers here; a tensor that is not on the CPU stays where it is."""

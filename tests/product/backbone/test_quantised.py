@@ -1,6 +1,7 @@
 """Weights in fewer bits: how far they may be from what they stand for."""
 
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -197,6 +198,7 @@ def test_weights_lie_side_by_side_each_at_a_cache_line(quantisation):
         {(t.data_ptr(), t.nbytes) for layer in layers for t in (layer.weight, layer.scales)}
     )
     assert all(first % LINE == 0 for first, _ in parts)
-    assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
+    for layer in layers:  # what is written of one takes nothing of those beside it
+        assert len(pickle.dumps(layer.weight)) < layer.weight.nbytes + 2000
     for (first, size), (second, _) in itertools.pairwise(parts):
         assert 0 <= second - first - size < LINE
