@@ -92,6 +92,8 @@ class BlockKVCache(BlockKV):
         self._hidden_slots: list[Tensor | None] = [None] * num_blocks  # [rows, slots], `mask`
         self.revision = 0
         self.written = np.zeros(rows, np.int64)
+        self._counted = -1, 0
+        """A revision, and bytes of a slot then."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BlockKVCache":
         """Buffers of its own; the model that projects is the same one."""
@@ -124,12 +126,19 @@ class BlockKVCache(BlockKV):
         self.written[at] = written
 
     def _slot_bytes(self) -> int:
-        """Bytes of the host's memory that a slot takes in all blocks of a row, made so far."""
-        return sum(
-            buffer.shape[1] * buffer.shape[3] * buffer.itemsize
-            for buffer in (*self._keys, *self._values)
-            if buffer is not None and buffer.device.type == "cpu"
-        )
+        """Bytes of the host's memory that a slot takes in all blocks of a row, made so far.
+
+        Every pass asks, so they are counted anew where buffers are others alone.
+        """
+        revision, size = self._counted
+        if revision != self.revision:
+            size = sum(
+                buffer.shape[1] * buffer.shape[3] * buffer.itemsize
+                for buffer in (*self._keys, *self._values)
+                if buffer is not None and buffer.device.type == "cpu"
+            )
+            self._counted = self.revision, size
+        return size
 
     def round_up(self) -> None:
         """Make room for the slots of the next rung: sizes that are made for must be few."""
