@@ -244,7 +244,7 @@ def quantise_backbone(
         quantisation: How.
         release: Told of each weight that is needed no longer, in parts.
         stored: Layers that keep the numbers of a file.
-        pages: Memory for weights, of a model on the CPU: decoding reads large pages twice as fast.
+        pages: Memory for weights, of a model on the CPU: decoding reads large pages faster.
 
     Raises:
         ModelError: No such quantisation, or an adapter is not merged.
