@@ -2,8 +2,8 @@ r"""How fast are others on the same weights and the same machine? Prefill and de
 
 Each engine has a process of its own, which is stopped while another one works, so that none spins
 on the cores of another. A round asks each engine for each case, in a new order; a ratio is taken
-within a round, and its median is reported. A decode step is what one more token costs: the seconds
-for all tokens less those for the first, over the tokens between.
+within a round, and its median is reported. A prefill ends where the first token's logits are known;
+a decode step is what one more token costs from there on.
 
     python benchmarks/beside_others.py --vllm VENV/bin/python --out results/beside-others.json
 
@@ -27,13 +27,25 @@ from turns import Engine, answer_lines, threads_of
 
 HERE = Path(__file__).resolve().parents[1]
 CASES = ("1x256", "8x256", "32x256")
-BUDGETS = {"buddy": 1.0, "buddy, 15 blocks": 0.5}
+BUDGETS = {"buddy": 1.0, "buddy, half depth": 0.5}
+MOST_FED = 8192
+"""Tokens that llama.cpp is fed at a time."""
 
 
 def prompts(vocab, batch, context):
     """Random token ids, the same in every process."""
     draw = random.Random(batch * context)
     return [[draw.randrange(100, vocab - 100) for _ in range(context)] for _ in range(batch)]
+
+
+def told(tick):
+    """What transformers' loop, and Buddy's, asks about each token's logits, so that it tells."""
+
+    def process(ids, scores):
+        tick()
+        return scores
+
+    return [process]
 
 
 def buddy(args):
@@ -48,7 +60,7 @@ def buddy(args):
     )
     model.set_policy("static")
 
-    def run(ids, tokens):
+    def run(ids, tokens, tick):
         ids = torch.tensor(ids)
         model.generate(
             ids,
@@ -57,6 +69,7 @@ def buddy(args):
             max_new_tokens=tokens,
             do_sample=False,
             eos_token_id=None,
+            logits_processor=told(tick),
         )
 
     return run, {"engine": model.executor.describe(), "model": model.facts()}
@@ -73,11 +86,16 @@ def transformers(args):
     folder = resolve(args.model).base.folder()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
-    def run(ids, tokens):
+    def run(ids, tokens, tick):
         ids = torch.tensor(ids)
         options = {"min_new_tokens": tokens, "max_new_tokens": tokens, "do_sample": False}
         with torch.inference_mode():
-            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                logits_processor=told(tick),
+                **options,
+            )
 
     return run, {"engine": f"transformers {__version__}"}
 
@@ -97,10 +115,16 @@ def vllm(args):
         disable_log_stats=True,
     )
 
-    def run(ids, tokens):
+    def run(ids, tokens, tick):
         options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
         how = SamplingParams(max_tokens=tokens, min_tokens=tokens, **options)
-        model.generate([{"prompt_token_ids": row} for row in ids], how, use_tqdm=False)
+        engine, begun = model.llm_engine, set()
+        for number, row in enumerate(ids):
+            engine.add_request(str(number), {"prompt_token_ids": row}, how)
+        while engine.has_unfinished_requests():
+            begun |= {out.request_id for out in engine.step()}
+            if len(begun) == len(ids):
+                tick()
 
     return run, {"engine": f"vLLM {__version__}"}
 
@@ -116,11 +140,18 @@ def llama(args):
     model = lib.llama_model_load_from_file(args.gguf.encode(), lib.llama_model_default_params())
     size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     options = lib.llama_context_default_params()
-    options.n_ctx, options.n_seq_max, options.kv_unified = 32 * 512, 32, False
-    options.n_batch = options.n_ubatch = 8192
+    cases = cases_of(args)
+    rows = max(batch for batch, _ in cases)
+    slots = max(context for _, context in cases) + args.new_tokens + 1
+    options.n_ctx, options.n_seq_max, options.kv_unified = (
+        rows * (-(-slots // 256) * 256),
+        rows,
+        False,
+    )
+    options.n_batch = options.n_ubatch = MOST_FED
     options.n_threads = options.n_threads_batch = args.threads
     context = lib.llama_init_from_model(model, options)
-    batch = lib.llama_batch_init(8192, 0, 1)
+    batch = lib.llama_batch_init(MOST_FED, 0, 1)
 
     def feed(tokens, wanted):
         """Feed (token, position, row) and give the best next token after each that is wanted."""
@@ -136,11 +167,16 @@ def llama(args):
             for place in sorted(wanted)
         ]
 
-    def run(ids, tokens):
+    def run(ids, tokens, tick):
         lib.llama_memory_clear(lib.llama_get_memory(context), ctypes.c_bool(False))
         length = len(ids[0])
         fed = [(token, at, row) for row, own in enumerate(ids) for at, token in enumerate(own)]
-        new = feed(fed, {length * (row + 1) - 1 for row in range(len(ids))})
+        ends = [length * (row + 1) - 1 for row in range(len(ids))]
+        new = []
+        for first in range(0, len(fed), MOST_FED):
+            part = fed[first : first + MOST_FED]
+            new += feed(part, {end - first for end in ends if 0 <= end - first < len(part)})
+        tick()
         for step in range(tokens - 1):
             fed = [(token, length + step, row) for row, token in enumerate(new)]
             new = feed(fed, set(range(len(ids))))
@@ -164,13 +200,11 @@ def timing(args):
 
     def timed(case):
         batch, context, tokens = case
-        ids = prompts(args.vocab, batch, context)
+        ids, ticks = prompts(args.vocab, batch, context), []
         begun = clock()
-        run(ids, 1)
-        first = clock()
-        run(ids, 1 + tokens)
-        prefill_s, all_s = first - begun, clock() - first
-        return {"prefill_s": prefill_s, "decode_s": (all_s - prefill_s) / tokens}
+        run(ids, 1 + tokens, lambda: ticks.append(clock()))
+        ended, first = clock(), ticks[0]
+        return {"prefill_s": first - begun, "decode_s": (ended - first) / tokens}
 
     return timed, facts
 
@@ -184,6 +218,11 @@ def started(name, args, model):
     return Engine(command, {**sources, **threads_of(args.threads)})
 
 
+def cases_of(args):
+    """Rows and tokens of each prompt."""
+    return [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
+
+
 def environments(args):
     """The Python of each engine that has its own, or None."""
     return {"vllm": args.vllm, "llama.cpp": args.llama}
@@ -192,6 +231,7 @@ def environments(args):
 def forwarded(args):
     """What a worker needs of the command line."""
     wanted = ["--threads", str(args.threads), "--vocab", str(args.vocab), "--out", str(args.out)]
+    wanted += ["--cases", args.cases, "--new-tokens", str(args.new_tokens)]
     wanted += ["--gguf", args.gguf] if args.gguf else []
     wanted += ["--processor-time"] if args.processor_time else []
     return wanted + (["--quant", args.quant] if args.quant else [])
@@ -242,7 +282,7 @@ def main():
     if args.llama_alone:
         names.remove("transformers")
     engines = {name: started(name, args, folder) for name in names}
-    cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
+    cases = cases_of(args)
     seen = experiment.take_turns(
         names, cases, args.rounds, lambda name, case: engines[name].ask((*case, args.new_tokens))
     )
@@ -271,7 +311,7 @@ def main():
                 f"   buddy at full depth is {experiment.median(ratios):.2f} times as fast"
             )
     model = facts["buddy"].pop("model")
-    facts["buddy, 15 blocks"].pop("model")
+    facts["buddy, half depth"].pop("model")
     config = {**experiment.texts(args), "model": Path(folder).name, "engines": facts}
     for name in ("vllm", "llama", "gguf", "work"):
         del config[name]
