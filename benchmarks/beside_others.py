@@ -148,7 +148,7 @@ def llama(args):
         rows,
         False,
     )
-    options.n_batch = options.n_ubatch = MOST_FED
+    options.n_batch = MOST_FED  # computed in parts of 512, as it is by default: faster than whole
     options.n_threads = options.n_threads_batch = args.threads
     context = lib.llama_init_from_model(model, options)
     batch = lib.llama_batch_init(MOST_FED, 0, 1)
