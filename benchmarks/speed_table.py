@@ -119,7 +119,7 @@ BESIDE = ("full", "half", "controller", "vllm", "llama.cpp")
 def beside_table():
     """One row a server and rate: good answers a second, and how long tokens took."""
     head = (
-        *("requests/s", "server", "good answers/s", "blocks a token", "refused of all"),
+        *("requests/s", "server", "good answers/s", "good of all", "refused", "blocks a token"),
         *("first token, p50 / p99, s", "between tokens, p50 / p99, ms"),
     )
     return experiment.markdown(head, list(beside_rows()), texts=2)
@@ -142,8 +142,11 @@ def beside_rows():
                 )
                 for kind, per, digits in (("ttft", 1000, 2), ("itl", 1, 0))
             )
-            label = record["config"]["label"]
-            yield f"{offered:.1f}", label, good, blocks, f"{refused} of {asked}", first, between
+            kept = sum(round(point["goodput_rps"] * point["lasted_s"]) for point in points)
+            yield (
+                *(f"{offered:.1f}", record["config"]["label"], good, f"{kept} of {asked}"),
+                *(str(refused), blocks, first, between),
+            )
 
 
 def goodput_cell(points):

@@ -166,7 +166,7 @@ def says_failures() -> bool:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Within, the others answer; where one does not, one line says so."""
+    """Say in one line where another process does not answer, within."""
     try:
         yield
     except RuntimeError as error:

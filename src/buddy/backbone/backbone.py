@@ -343,7 +343,7 @@ class Backbone:
 
     @contextmanager
     def watched_mlp(self, block: int) -> Iterator[list[Tensor]]:
-        """Within, what the block's MLP adds to this thread's residual is put into the list."""
+        """List what the block's MLP adds to this thread's residual, within."""
         seen: list[Tensor] = []
         own = threading.get_ident()
         module = getattr(self.blocks[block], self.family.mlp_norm or "mlp")

@@ -98,7 +98,7 @@ class DepthScales(Float32Module):
 
 @lru_cache(maxsize=8)
 def _all_shares(depths: tuple[int, ...]) -> Float[Tensor, "blocks depths"]:
-    """Of each depth from 0 on, its share of the numbers below and above it; the ends go on."""
+    """Give each depth from 0 on its share of the numbers below and above it; the ends go on."""
     every = np.arange(depths[-1] + 1)
     columns = [np.interp(every, depths, one) for one in np.eye(len(depths))]
     return torch.from_numpy(np.stack(columns, 1)).float()

@@ -16,7 +16,7 @@ from buddy.errors import CheckpointError, FamilyError, ModelError
 
 NUM_TOKENS: Final = 16
 _SPACING: Final = 7919
-"""Between neighbouring token ids, before they are wrapped into the vocabulary: a prime."""
+"""The distance of neighbouring token ids, before they are wrapped into the vocabulary: a prime."""
 _ROUNDINGS: Final = 4
 _LEAST: Final = 1e-5
 """Two passes over the same modules are equal bit for bit. Where attention or a product of matrices

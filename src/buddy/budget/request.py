@@ -309,7 +309,7 @@ class Auto(BudgetRequest):
         return cls() if isinstance(value, str) and _AUTO.fullmatch(value) else None
 
     def in_blocks(self, limits: Limits) -> ResolvedBudget:
-        """Between the bounds of the model and its server."""
+        """Any depth between the bounds of the model and its server."""
         return ResolvedBudget(kind="auto", least=limits.least, most=limits.num_blocks)
 
 

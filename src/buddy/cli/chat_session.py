@@ -286,7 +286,7 @@ class ChatSession:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Within, generation logs errors alone."""
+    """Let generation log errors alone, within."""
     log = logging.getLogger("buddy.generation")
     level = log.level
     log.setLevel(logging.ERROR)

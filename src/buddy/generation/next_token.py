@@ -18,7 +18,7 @@ from transformers.generation.logits_process import LogitsProcessor
 from buddy.errors import ModelError
 
 _NO_TOKEN: Final = -1
-"""Of a row whose logits are not finite, on a device: the host reads of it with the tokens."""
+"""The token of a row whose logits are not finite, on a device: the host reads it as any other."""
 
 
 class FiniteLogits(LogitsProcessor):

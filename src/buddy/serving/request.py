@@ -192,7 +192,7 @@ class Usage:
     lowered_from: int | None
     """What it would have had without load; None where nothing was lowered."""
     phases: Mapping[Phase, PhaseUsage] | None = None
-    """By phase, where phases have budgets of their own."""
+    """Usage by phase, where phases have budgets of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ class _BlockGradients(ABC):
 
     @contextmanager
     def _gradients_added(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-        """Within, a backward pass adds each gradient to the sums, and leaves none."""
+        """Add the gradients of each backward pass within to the sums, and leave none."""
         before = {name: (p.requires_grad, p.grad) for name, p in parameters.items()}
         hooks = []
         for name, parameter in parameters.items():

@@ -24,7 +24,7 @@ class Outcome:
     """Whether the answer came to its end."""
     ttft_ms: float | None = None
     itls_ms: list[float] = field(default_factory=list)
-    """Between two pieces of text."""
+    """Times between two pieces of text, in milliseconds."""
     end_s: float = 0.0
     tokens: int = 0
     blocks_per_token: float | None = None

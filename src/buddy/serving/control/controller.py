@@ -45,7 +45,7 @@ _SMOOTH: Final = 0.1
 _NEW_CONTEXT: Final = 64
 """Tokens that a row is taken to have before it is known."""
 _DEMAND_S: Final = 4.0
-"""Over which requests are counted, to know how fast they come."""
+"""Seconds over which requests are counted, to know how fast they come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

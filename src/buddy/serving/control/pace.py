@@ -7,7 +7,7 @@ from typing import Final
 from buddy.serving.control.protocol import QueueView
 
 PROMPT_SHARE: Final = 0.25
-"""Of the engine's time: prompts get it at least while they wait, whatever others were promised."""
+"""Share of the engine's time that prompts get while they wait, whatever others were promised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

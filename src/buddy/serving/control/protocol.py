@@ -99,7 +99,7 @@ class StepShape:
     row_blocks: int = 0
     """Blocks that run, over all lanes of answers."""
     block_context: int = 0
-    """Over those lanes: blocks that run, times the tokens of context that each looks at."""
+    """Blocks that run over those lanes, times the tokens of context that each looks at."""
     prompt_lanes: int = 0
     """Tokens of prompts."""
     prompt_blocks: int = 0

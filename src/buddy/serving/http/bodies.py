@@ -108,7 +108,7 @@ class Message(RequestBody):
     ) = Field(default=None, validate_default=True)
     """May be null in an assistant's message, where it called a tool, say."""
     name: str | None = None
-    """Of who speaks, for templates that have a place for it."""
+    """Name of who speaks, for templates that have a place for it."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = (
         None
     )
@@ -247,7 +247,7 @@ class RequestFields(RequestBody):
     min_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
     """Tokens before which nothing ends the answer: neither its end, nor stop, nor its tokens."""
     skip_special_tokens: bool | None = None
-    """With false the text has special tokens too, such as <|im_start|>."""
+    """Whether special tokens, such as <|im_start|>, are left out of the text; true if not given."""
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the prompt's tokens, and so many alternatives of each; not streamed."""
@@ -271,7 +271,7 @@ class ConversationFields(RequestBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether it calls any; "auto" if not given."""
     parallel_tool_calls: bool | None = None
-    """With false it calls one at most."""
+    """Whether it may call several at once; true if not given."""
     chat_template_kwargs: TemplateVariables | None = None
     """Variables of the model's chat template, such as enable_thinking: what lets a model think
     aloud first, as it has not been trained to under a budget."""
@@ -303,7 +303,7 @@ class TokenizeBody(ConversationFields):
     """`POST /tokenize`: a text or a conversation."""
 
     model: str | None = None
-    """As in a chat, though a budget says nothing here."""
+    """Model, as in a chat, though a budget says nothing here."""
     prompt: str | None = None
     messages: _Messages | None = None
     add_special_tokens: bool | None = None
@@ -317,7 +317,7 @@ class DetokenizeBody(RequestBody):
     """`POST /detokenize`."""
 
     model: str | None = None
-    """As in a chat, though a budget says nothing here."""
+    """Model, as in a chat, though a budget says nothing here."""
     tokens: _TokenIds
 
 
@@ -336,7 +336,7 @@ class CompletionBody(RequestFields):
     max_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
     """0 = none, where the prompt is echoed or scored."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """With echo, of the prompt's tokens too."""
+    """Likeliest tokens told beside each token of the answer; with echo, of the prompt too."""
     echo: bool | None = None
     """Begin the answer with the prompt."""
     suffix: str | None = None

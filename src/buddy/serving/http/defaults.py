@@ -40,7 +40,7 @@ class Defaults:
     drafts: Drafts = field(default_factory=Drafts)
     max_new_tokens: int | None = None
     max_length: int | None = None
-    """Of prompt and answer together, where nothing is said of the answer alone."""
+    """Tokens of prompt and answer together, where nothing is said of the answer alone."""
 
     @classmethod
     def read(cls, config: Any, drafts: Drafts | None = None) -> "Defaults":

@@ -56,7 +56,7 @@ class Bounded:
     def __init__(self, app: ASGIApp, patience: Patience) -> None:
         self._app, self._patience = app, patience
         self._bytes = 0
-        """Of the bodies of all requests."""
+        """Bytes of the bodies of all requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body and pass it on, or answer 408, 413 or 429."""

@@ -35,9 +35,9 @@ class Conversation:
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    """As OpenAI describes them; the model may call them."""
+    """Tools that the model may call, as OpenAI describes them."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template."""
+    """Variables of the template."""
     opens_answer: bool = True
     """Whether it ends where an answer begins."""
     goes_on: bool = False

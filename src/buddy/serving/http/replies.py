@@ -32,7 +32,7 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     scores: PromptScores | None = None
-    """Of its prompt."""
+    """Scores of its prompt."""
     has_begun: bool = False
     finished: Finished | None = None
 

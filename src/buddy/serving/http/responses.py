@@ -169,7 +169,7 @@ class ResponsesBody(RequestBody):
     instructions: str | None = None
     """A message of the system before them."""
     budget: Budget | None = None
-    """As in a chat."""
+    """Depth, as in a chat."""
     thinking_tokens: Annotated[int, Field(ge=0, le=_MANY)] | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_MANY)] | None = None
@@ -177,7 +177,7 @@ class ResponsesBody(RequestBody):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
     drafts: DraftsField | None = None
-    """As in a chat."""
+    """What drafts, as in a chat."""
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
@@ -236,7 +236,7 @@ class ResponsesBody(RequestBody):
         if isinstance(items, str):
             return [*messages, Message(role="user", content=items)]
         answer = dict[str, Any]()
-        """Of the assistant, whose thinking, text and calls are one message of a chat."""
+        """The message of the assistant: its thinking, text and calls are one in a chat."""
         for item in items:
             is_said = isinstance(item, MessageItem) and item.role == "assistant"
             if not (is_said or isinstance(item, CallItem | ReasoningItem)) or (

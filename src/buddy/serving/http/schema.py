@@ -59,7 +59,7 @@ class DepthUsage(_Reply):
     lowered_from: int | None
     """What it would have had without load; null where nothing was lowered."""
     phases: NotRequired[dict[Phase, PhaseUsageBody]]
-    """By phase, where phases have budgets of their own: prompt, think, answer."""
+    """Usage by phase, where phases have budgets of their own: prompt, think, answer."""
 
 
 class PromptDetails(_Reply):
@@ -142,7 +142,7 @@ class PromptLogprob(_Reply):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt, by token id: itself, then the most likely; null for the first."""
+"""Tokens by id for each of a prompt: itself, then the likeliest; null for the first."""
 
 
 class AnswerMessage(_Reply):

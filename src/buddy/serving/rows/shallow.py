@@ -38,7 +38,7 @@ class ShallowDraft:
 
     row: "Row"
     blocks: int
-    """Of the passes that make it."""
+    """Blocks of the passes that make it."""
     room: int
     """Tokens that it may still get."""
     chance: float

@@ -27,7 +27,7 @@ PENALTIES: Final = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 """Penalties of a ridge regression that are tried."""
 
 Rule = Callable[[LossTable], Int[Tensor, " rows"]]
-"""From a table to the number of blocks of each of its prompts."""
+"""Gives each prompt of a table its number of blocks."""
 
 
 class PairedGain(TypedDict):

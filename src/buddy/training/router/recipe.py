@@ -278,9 +278,9 @@ class OptimSettings(RecipeTable):
     half the memory of activations, and about half as much time again. It changes no number, so a
     run may go on with or without it."""
     fsdp: bool = False
-    """Of several processes, each keeps its share of the frozen blocks' weights alone, and all
-    gather a block for as long as it runs (FSDP2): for models that no GPU holds whole. It changes no
-    number, so a run may go on with or without it."""
+    """Whether each of several processes keeps its share of the frozen blocks' weights alone, and
+    all gather a block for as long as it runs (FSDP2): for models that no GPU holds whole. It
+    changes no number, so a run may go on with or without it."""
     weight_decay: Annotated[float, WEIGHT_DECAY] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(above=0, high=1e9)] = 1.0

@@ -54,7 +54,7 @@ class SpeedCell(parts.RecordPart):
     latency_ms_min: parts.Positive
     latency_ms_max: parts.Positive
     speedup_own_dense: parts.NotNegative
-    """Over our dense model, for theirs too."""
+    """Speed over our dense model, for theirs too."""
     ideal_speedup: parts.NotNegative
     shares: Shares | None = None
     record: int = 0
