@@ -12,37 +12,42 @@ from buddy.generation.loop import Stop
 from buddy.generation.next_token import FiniteLogits
 
 
+def steady_depth(source: BudgetSource) -> int | None:
+    """Blocks that each token of an answer runs; None where that may differ."""
+    answer = source.answer if isinstance(source, PhasedBudget) else source
+    return answer.each if isinstance(answer, ConstantBudget) else None
+
+
 def check_drafts(
     drafts: Drafts, policy: Policy, sources: Sequence[BudgetSource], num_blocks: int
 ) -> int | None:
     """Blocks that draft for these rows; None where n-grams do alone.
 
     Raises:
-        PolicyError: The policy plans no drafts; or a low budget is to draft for several rows, or
-            for one whose budget it saves nothing of.
+        BudgetError: The policy cannot run so few.
+        PolicyError: The policy plans no drafts; or a low budget is to draft for a row whose budget
+            it saves nothing of.
     """
     if (reason := why_no_drafts(policy)) is not None:
         raise PolicyError(reason)
     if drafts.budget is None:
         return None
-    if len(sources) != 1:
-        raise PolicyError(
-            f"a budget drafts for one sequence at a time, got a batch of {len(sources)}: use "
-            'drafts="ngram"'
-        )
-    (source,) = sources
-    answer = source.answer if isinstance(source, PhasedBudget) else source
-    if not isinstance(answer, ConstantBudget):
-        raise PolicyError(
-            "a budget drafts for an answer whose tokens all run as many blocks: name such a "
-            'budget, or use drafts="ngram"'
-        )
     blocks = drafts.budget.blocks(num_blocks)
-    if blocks >= answer.each:
-        raise PolicyError(
-            f"a budget that drafts must be below the answer's {answer.each} of {num_blocks} "
-            f"blocks, got {blocks}"
-        )
+    policy.check_spendable([blocks])
+    for row, source in enumerate(sources):
+        whose, depth = "the answer's", steady_depth(source)
+        if len(sources) > 1:
+            whose = f"row {row}'s"
+        if depth is None:
+            raise PolicyError(
+                f"a budget drafts for an answer whose tokens all run as many blocks, and {whose} "
+                'do not: name such a budget, or use drafts="ngram"'
+            )
+        if blocks >= depth:
+            raise PolicyError(
+                f"a budget that drafts must be below {whose} {depth} of {num_blocks} blocks, got "
+                f"{blocks}"
+            )
     return blocks
 
 

@@ -4,53 +4,59 @@ So rows are at different places after a pass, and a pass feeds each another numb
 row's tokens are those of plain decoding, whoever is beside it.
 """
 
+import time
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from buddy.engine.executors.native.decoder import MOST_LANES
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.step import Step, logits_of
 from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
-from buddy.generation.draft_checks import check_drafted_rows
-from buddy.generation.drafter import NgramDrafter
+from buddy.generation.draft_checks import check_drafted_rows, steady_depth
 from buddy.generation.loop import Stop, prefill_step, real_tokens
 from buddy.generation.next_token import best_token, process
-from buddy.generation.payoff import MOST_DRAFTED, DraftCost
+from buddy.generation.pass_drafter import PassDrafter
+from buddy.generation.shallow import DraftedRow, ShallowPasses
+from buddy.generation.text_drafter import TextDrafter
 
 
 class _Row:
     """The answer of a row so far.
 
     Args:
-        prompt: Token ids.
+        sequence: Its id in the session.
+        depth: Blocks of each of its tokens, or the most that there may be.
+        drafter: Of its text, which has the prompt.
         most: Tokens of the answer.
         ends: Tokens that end it.
     """
 
-    def __init__(self, prompt: list[int], most: int, ends: set[int]) -> None:
-        self.drafter, self._most, self._ends = NgramDrafter(prompt), most, ends
+    def __init__(
+        self, sequence: int, depth: int, drafter: TextDrafter, most: int, ends: set[int]
+    ) -> None:
+        self.sequence, self.depth, self._drafter = sequence, depth, drafter
+        self._most, self._ends = most, ends
         self.answer: list[int] = []
-
-    @property
-    def left(self) -> int:
-        """Tokens that may still come."""
-        return self._most - len(self.answer)
 
     def add(self, token: int) -> None:
         """Go on by a token."""
         self.answer.append(token)
-        self.drafter.add(token)
+        self._drafter.add(token)
 
     @property
     def is_ended(self) -> bool:
         """Whether no more tokens come."""
-        return not self.left or self.answer[-1] in self._ends
+        return len(self.answer) == self._most or self.answer[-1] in self._ends
+
+    @property
+    def drafted(self) -> DraftedRow:
+        """What it is drafted for by."""
+        drafter, room = self._drafter, self._most - len(self.answer) - 1
+        return DraftedRow(self.sequence, self.answer[-1], room, drafter, drafter.blocks)
 
     def take(self, drafted: Sequence[int], best: Sequence[int]) -> int:
         """Go on by the best tokens, as far as what was drafted before each is right.
@@ -66,7 +72,7 @@ class _Row:
             self.add(token)
             if self.is_ended or drafted[number : number + 1] != [token]:
                 break
-        self.drafter.judged(number)
+        self._drafter.judged(number)
         return number + 1
 
 
@@ -78,9 +84,15 @@ def drafted_rows_loop(
     stopping_criteria: Any,
     generation_config: Any,
     streamer: Any = None,
+    *,
+    ngrams: bool,
+    draft_blocks: int | None,
     **inputs: Any,
 ) -> Int[Tensor, "batch columns"]:
     """Prefill, then a pass for what each row has drafted.
+
+    N-grams draft where they pay, and `draft_blocks` where they say nothing and these do; None =
+    nothing does.
 
     Raises:
         ModelError: A row's logits are not finite.
@@ -89,33 +101,35 @@ def drafted_rows_loop(
     stop = Stop(stopping_criteria)
     check_drafted_rows(generation_config, logits_processor, stop, streamer, inputs)
     session, trace, device = inputs["cache"], inputs["trace"], input_ids.device
-    most = stop.columns - input_ids.shape[1]
-    rows = [
-        _Row(prompt, most, stop.ends) for prompt in real_tokens(input_ids, inputs["attention_mask"])
-    ]
     logits = process(logits_processor, input_ids, prefill_step(model, input_ids, inputs))
+    prompts = real_tokens(input_ids, inputs["attention_mask"])
+    rows = [
+        _Row(
+            sequence,
+            steady_depth(state.source) or model.num_blocks,
+            TextDrafter(prompt, ngrams=ngrams, blocks=draft_blocks),
+            stop.columns - input_ids.shape[1],
+            stop.ends,
+        )
+        for prompt, (sequence, state) in zip(prompts, session.sequences.items(), strict=True)
+    ]
     for row, token in zip(rows, best_token(logits).tolist(), strict=True):
         row.add(token)
-    ids_of_rows, cost = list(session.sequences), DraftCost()
     executor, policy = model.executor.fast_path(), model.inference_policy()
+    drafter = PassDrafter(ShallowPasses(model.backbone, policy, session, executor))
     while places := [place for place, row in enumerate(rows) if not row.is_ended]:
+        begun_s = time.perf_counter()
+        taking = [rows[place] for place in places]
+        drafts = drafter.draft([row.drafted for row in taking], [row.depth for row in taking])
         started_s = 0.0 if trace is None else trace.start(model.backbone.devices)
-        begun_s = perf_counter()
-        room = min(MOST_DRAFTED, MOST_LANES // len(places) - 1)
-        drafts = [
-            rows[place].drafter.draft(
-                cost.of_token(len(places)), len(places), min(room, rows[place].left - 1)
-            )
-            for place in places
-        ]
-        sequence_ids = [ids_of_rows[place] for place in places]
+        sequence_ids = [row.sequence for row in taking]
         steering = None
         if any(drafts):
             steering = TokenwiseSteering(policy, session.find(sequence_ids))
         tokens = [
             token
-            for place, drafted in zip(places, drafts, strict=True)
-            for token in (rows[place].answer[-1], *drafted)
+            for row, drafted in zip(taking, drafts, strict=True)
+            for token in (row.answer[-1], *drafted)
         ]
         counts = tuple(1 + len(drafted) for drafted in drafts)
         feed = Feed(token_ids=torch.tensor(tokens, device=device), counts=counts)
@@ -125,14 +139,14 @@ def drafted_rows_loop(
             logits_processor, input_ids, logits_of(model.backbone, out, executor).float()
         )
         best, kept = best_token(logits).tolist(), list[int]()
-        for place, drafted, last in zip(places, drafts, out.lanes.last.tolist(), strict=True):
-            kept.append(rows[place].take(drafted, best[last - len(drafted) : last + 1]))
+        for row, drafted, last in zip(taking, drafts, out.lanes.last.tolist(), strict=True):
+            kept.append(row.take(drafted, best[last - len(drafted) : last + 1]))
         if steering is not None:
             states = [steering.after(at, count) for at, count in enumerate(kept)]
             keep_tokens(session, dict(zip(sequence_ids, states, strict=True)))
         if trace is not None:
             trace.record(out, started_s, tokens=1, rows=places, batch=len(rows), kept=kept)
-        cost.add(len(places), sum(map(len, drafts)), perf_counter() - begun_s)
+        drafter.measured(time.perf_counter() - begun_s)
     longest = max(len(row.answer) for row in rows)
     pad = int(generation_config._pad_token_tensor) if stop.pads else 0  # else all are as long
     answers = [row.answer + [pad] * (longest - len(row.answer)) for row in rows]

@@ -129,8 +129,8 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
             drafts: What tokens are drafted from before one pass verifies them at the row's own
                 budget; the text is that without drafts. "ngram" drafts what followed the last
                 tokens where they stood before, while it pays; a budget, such as 0.5, drafts by
-                few blocks, for one row; "ngram+0.5" does so where n-grams do not. Rows of a batch
-                are drafted for in greedy decoding.
+                few blocks; "ngram+0.5" does so where n-grams do not. Rows of a batch are drafted
+                for in greedy decoding, and by few blocks too only while that pays.
             **options: As in transformers: sampling, streamer, stopping criteria ... And
                 `draft_budget`, an older name of `drafts`.
 
@@ -215,8 +215,7 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
                 "drafts go with greedy decoding and sampling alone, and return tokens: leave them "
                 "out, or beams, guidance_scale, custom_generate and return_dict_in_generate"
             )
-        copies = prepared.config.num_return_sequences or 1
-        return check_drafts(drafts, self.policy, sources * copies, self.backbone.num_blocks)
+        return check_drafts(drafts, self.policy, sources, self.backbone.num_blocks)
 
     def _sample(  # transformers calls the four methods below, and leaves its own untyped
         self,
@@ -233,11 +232,10 @@ class BudgetedGeneration(BudgetReader, GenerationMixin):
     ) -> Any:
         """Greedy decoding and sampling: by a loop of Buddy's where only tokens are returned."""
         steps = (input_ids, logits_processor, stopping_criteria, generation_config)
-        if ngrams is not None and len(input_ids) > 1:
-            return drafted_rows_loop(self, *steps, streamer, **inputs)
         if ngrams is not None:
+            drafted_loop = speculative_loop if len(input_ids) == 1 else drafted_rows_loop
             inputs |= {"ngrams": ngrams, "draft_blocks": draft_blocks}
-            return speculative_loop(self, *steps, streamer, **inputs)
+            return drafted_loop(self, *steps, streamer, **inputs)
         if synced_gpus or generation_config.return_dict_in_generate:
             criteria = EndedRows(stopping_criteria, inputs["cache"])
             steps = (input_ids, logits_processor, criteria, generation_config)

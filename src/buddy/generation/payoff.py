@@ -109,10 +109,15 @@ class DraftCost:
             added = self._added.setdefault(kind, deque(maxlen=KEPT))
             added.append((seconds / median(plain) - 1) / drafted)
 
-    def of_token(self, kind: Hashable) -> float:
-        """What a drafted token adds; 1 = as much as a pass."""
+    def of_token(self, kind: Hashable, first: float = _FIRST_COST) -> float:
+        """What a drafted token adds; 1 = as much as a pass.
+
+        Args:
+            kind: Of pass.
+            first: What it is taken for before one was measured.
+        """
         added = self._added.get(kind)
-        return max(median(added), 0.0) if added else _FIRST_COST
+        return max(median(added), 0.0) if added else first
 
     def plain_s(self, kind: Hashable) -> float | None:
         """Seconds of a pass without drafts; None = it is time to measure one."""

@@ -201,7 +201,6 @@ def test_what_cannot_be_drafted_for_is_refused_by_name():
         ({"batch_route": "shared"}, 'batch_route="shared"'),
         ({"cache": buddy.new_session(2, 32)}, "got cache"),
         ({"num_beams": 2}, "beams"),
-        ({"drafts": "ngram+0.6"}, 'one sequence at a time, got a batch of 2: use drafts="ngram"'),
         ({"draft_budget": 0.6}, "older name"),
     ):
         with pytest.raises(PolicyError, match=words):

@@ -85,6 +85,7 @@ def test_a_drafted_token_costs_what_it_adds_to_a_pass():
     cost.add(1, 4, 2.4)
     assert cost.of_token(1) == pytest.approx(0.05)
     assert cost.of_token(4) == unknown, "other passes are another matter"
+    assert cost.of_token(4, first=0.0) == 0
     for _ in range(3):
         cost.add(1, 4, 1.0)
     assert cost.of_token(1) == 0, "never less than nothing"

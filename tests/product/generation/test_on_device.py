@@ -87,6 +87,7 @@ FORMS = {
     ),
     "guided": (general(), ALONE | {"guidance_scale": 1.5}),
     "drafts": (general(), ALONE | {"draft_budget": 0.5}),
+    "row-drafts": (general(), ROWS | {"budget": [0.7, 0.8, 1.0], "drafts": "ngram+0.5"}),
     "sampled-drafts": (general(), ALONE | {"draft_budget": 0.5, "do_sample": True}),
     "exit-drafts": (
         lambda: exits_at_once(engine="general"),

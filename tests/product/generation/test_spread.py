@@ -48,6 +48,7 @@ FORMS = {
     "sampled": ROWS | {"budget": 0.7, "do_sample": True, "top_p": 0.9, "batch_route": "shared"},
     "beams": ROWS | {"budget": [0.5, 0.7, 1.0], "num_beams": 2},
     "drafts": ALONE | {"draft_budget": 0.5},
+    "row-drafts": ROWS | {"budget": [0.7, 0.8, 1.0], "drafts": "ngram+0.5"},
 }
 
 

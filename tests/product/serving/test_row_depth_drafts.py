@@ -13,14 +13,12 @@ from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingMarks
 from buddy.cli.commands.serve import _check_drafts
 from buddy.errors import BudgetError
-from buddy.generation import depth_drafts
+from buddy.generation import depth_drafts, shallow
 from buddy.generation.drafts import read_drafts
 from buddy.generation.payoff import DraftCost
 from buddy.serving.control.protocol import Orders
 from buddy.serving.http.defaults import Defaults
 from buddy.serving.request import Grammar
-from buddy.serving.rows import drafts as row_drafts
-from buddy.serving.rows import shallow
 from buddy.serving.rows.grammar import GrammarMaker
 from tests.product.serving.made import END, Bench, byte_buddy, byte_tokenizer, prompts, request
 from tests.product.serving.serving import served
@@ -31,8 +29,8 @@ from tests.product.serving.test_row_drafts import BODIES, Counting, check_same, 
 def always(monkeypatch):
     """Draft whatever it costs, and however unlikely it is: times of tests are those of nothing."""
     monkeypatch.setattr(DraftCost, "plain_s", lambda self, kind: 1.0)
-    monkeypatch.setattr(row_drafts, "places_that_pay", lambda chances, *_: range(len(chances)))
-    monkeypatch.setattr(shallow, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(depth_drafts, "places_that_pay", lambda chances, *_: range(len(chances)))
+    monkeypatch.setattr(depth_drafts, "LEAST_CHANCE", 0.0)
     monkeypatch.setattr(depth_drafts, "DRAFTED_WORDS", 1.0)
 
 

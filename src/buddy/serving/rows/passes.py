@@ -26,10 +26,9 @@ from buddy.engine.tokenwise import TokenwiseSteering, keep_tokens
 from buddy.inference import InferenceModel
 from buddy.serving.control.protocol import StepReport, prompt_weight
 from buddy.serving.request import GenerationRequest
-from buddy.serving.rows.drafts import NO_DRAFTS, Drafts
+from buddy.serving.rows.drafts import NO_DRAFTS, Drafts, SurvivedPasses
 from buddy.serving.rows.row import Row
 from buddy.serving.rows.scoring import TOGETHER, PromptScorer
-from buddy.serving.rows.shallow import ShallowPasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +251,9 @@ class PassRunner:
         }
         keep_tokens(self._session, after)
 
-    def shallow_passes(self) -> ShallowPasses:
+    def shallow_passes(self) -> SurvivedPasses:
         """Passes of few blocks over the same rows, which draft."""
-        return ShallowPasses(
+        return SurvivedPasses(
             self._backbone, self.policy, self._session, self._executor, self._batch_route
         )
 

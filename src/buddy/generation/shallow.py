@@ -4,11 +4,9 @@ What such a pass leaves in the session is taken back before anything else runs, 
 accounts never see it.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,44 +20,60 @@ from buddy.engine.run import run_step
 from buddy.engine.state.session import Session
 from buddy.engine.steer import BatchRoute
 from buddy.engine.step import Step, logits_of
-from buddy.errors import is_failure
-from buddy.generation.depth_drafts import LEAST_CHANCE, num_words
+from buddy.generation import depth_drafts
 from buddy.generation.next_token import best_and_chances
-
-if TYPE_CHECKING:
-    from buddy.serving.rows.row import Row
-
-_LOG: Final = logging.getLogger(__name__)
+from buddy.generation.text_drafter import TextDrafter
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class DraftedRow:
+    """A row that is drafted for in a pass that feeds its last token."""
+
+    sequence: int
+    """Its id in the session."""
+    last: int
+    """That token."""
+    room: int
+    """Tokens that may be drafted: the pass that verifies them makes one itself."""
+    drafter: TextDrafter
+    """What its text is drafted from."""
+    blocks: int | None
+    """Of passes that draft for it; None = none do."""
+    is_seeded: bool = False
+    """Whether its text may depend on it alone, whoever is beside it."""
+
+
+@dataclass(slots=True, eq=False)
 class ShallowDraft:
     """A row's draft on its way."""
 
-    row: "Row"
+    row: DraftedRow
     blocks: int
     """Blocks of the passes that make it."""
     room: int
     """Tokens that it may still get."""
-    chance: float
-    """That its next token is right, by how often earlier drafts of this text were."""
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
+    """What it has."""
     sure: float = 1.0
     """Product of the probabilities of its tokens, as the passes that drafted them saw these."""
 
+    @property
+    def chance(self) -> float:
+        """The chance that its next token is right, and all before it."""
+        return self.sure * self.row.drafter.chance
+
     def add(self, token: int, sure: float) -> None:
         """Go on by a token; one that no draft may hold ends it."""
-        assert self.row.drafter is not None
         if token in self.row.drafter.never:
             self.room = 0
             return
         self.tokens.append(token)
         self.sure *= sure
-        self.room = self.room - 1 if self.sure >= LEAST_CHANCE else 0
+        self.room = self.room - 1 if self.sure >= depth_drafts.LEAST_CHANCE else 0
 
 
 class ShallowPasses:
-    """Runs them on the session of the rows.
+    """Runs them on a session.
 
     Args:
         backbone: Runs the blocks.
@@ -75,11 +89,11 @@ class ShallowPasses:
         policy: Policy,
         session: Session,
         executor: Executor | None,
-        batch_route: BatchRoute,
+        batch_route: BatchRoute = "independent",
     ) -> None:
         self._backbone, self._policy, self._session = backbone, policy, session
         self._executor, self._batch_route = executor, batch_route
-        self._num_logits = num_words(executor, backbone.vocab)
+        self._num_logits = depth_drafts.num_words(executor, backbone.vocab)
         self.seconds, self.blocks = 0.0, 0
         """What they took since somebody last set these to 0, and the blocks that ran."""
 
@@ -90,8 +104,6 @@ class ShallowPasses:
         measured: Callable[[Sequence[ShallowDraft], float], None],
     ) -> None:
         """Let drafts go on, a token of each in a pass, while any is chosen.
-
-        A pass that fails ends all of them: the rows are then told by the pass that feeds them.
 
         Args:
             drafts: Of rows that have had their prompts.
@@ -106,32 +118,25 @@ class ShallowPasses:
                 seconds = time.perf_counter() - started_s
                 self.seconds += seconds
                 measured(drafts, seconds)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            _LOG.warning("a pass that drafts by few blocks has failed: %s", error)
         finally:
             if self._session.state is not before:
                 self._session.rewind(before)
 
     def _pass(self, drafts: Sequence[ShallowDraft]) -> None:
-        rows = [draft.row for draft in drafts]
-        sequence_ids = [row.sequence for row in rows if row.sequence is not None]
+        sequence_ids = [draft.row.sequence for draft in drafts]
         tokens = [(draft.tokens or [draft.row.last])[-1] for draft in drafts]
         states = zip(self._session.find(sequence_ids), drafts, strict=True)
         step = Step(
             sequence_ids=sequence_ids,
             feed=Feed(
                 token_ids=on_device(np.array(tokens, np.int64), self._backbone.device),
-                counts=(1,) * len(rows),
+                counts=(1,) * len(drafts),
             ),
             sequences=[
                 replace(state, source=ConstantBudget(draft.blocks)) for state, draft in states
             ],
             batch_route=self._batch_route,
-            routed_alone=[
-                row.sequence for row in rows if row.is_seeded and row.sequence is not None
-            ],
+            routed_alone=[draft.row.sequence for draft in drafts if draft.row.is_seeded],
             num_logits=self._num_logits,
         )
         out = run_step(self._backbone, self._policy, self._session, step, executor=self._executor)
