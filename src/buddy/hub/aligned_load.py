@@ -7,8 +7,11 @@ then loads most vectors in two halves, and looks up addresses more often than we
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from buddy.backbone.memory import LINE, zeroed_memory
@@ -18,6 +21,8 @@ from buddy.hub.weights import STORED, is_leftover, read_header, weight_files
 
 def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a model's files, in one stretch of memory.
+
+    Each has a storage of its own, so that what copies or pickles one takes nothing of the others.
 
     Args:
         folder: Of the model.
@@ -30,7 +35,7 @@ def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     shapes = {name: tuple(tensor.get_shape()) for name, tensor in weights.items()}
     dtypes = {name: STORED[tensor.get_dtype()] for name, tensor in weights.items()}
     sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
-    memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values()))
+    memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values())).numpy()
     placed: dict[str, Tensor] = {}
     at = 0
     for path in weight_files(folder):
@@ -40,7 +45,7 @@ def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
                 place = memory[at : at + sizes[name]]
                 file.seek(begins + _begin(header[name]))
                 _read_into(file, place)
-                placed[name] = place.view(dtypes[name]).view(shapes[name])
+                placed[name] = torch.from_numpy(place).view(dtypes[name]).view(shapes[name])
                 at += -(-sizes[name] // LINE) * LINE
     return placed
 
@@ -50,8 +55,8 @@ def _begin(entry: Any) -> int:
     return begin
 
 
-def _read_into(file: Any, place: Tensor) -> None:
-    view, at = memoryview(cast(Any, place.numpy())), 0
+def _read_into(file: Any, place: NDArray[np.uint8]) -> None:
+    view, at = place.data, 0
     while at < len(view):  # the system reads 2 GiB at once at most
         count = file.readinto(view[at:])
         if not count:

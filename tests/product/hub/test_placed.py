@@ -1,6 +1,8 @@
 """Weights that are read into one stretch of memory are those of the files."""
 
+import copy
 import gc
+import pickle
 import resource
 from pathlib import Path
 
@@ -34,7 +36,15 @@ def test_every_weight_is_that_of_its_file_at_the_beginning_of_a_line(folder):
     assert placed.keys() == expected.keys()
     assert all(torch.equal(placed[name], expected[name]) for name in expected)
     assert all(one.data_ptr() % LINE == 0 for one in placed.values())
-    assert len({one.untyped_storage().data_ptr() for one in placed.values()}) == 1
+    begins = min(one.data_ptr() for one in placed.values())
+    ends = max(one.data_ptr() + one.nbytes for one in placed.values())
+    assert ends - begins <= sum(-(-one.nbytes // LINE) * LINE for one in placed.values())
+
+
+def test_what_pickles_or_copies_a_weight_takes_nothing_of_the_others(folder):
+    for name, one in read(folder).items():
+        assert len(pickle.dumps(one)) < one.nbytes + 1000, name
+        assert copy.deepcopy(one).untyped_storage().nbytes() == one.nbytes, name
 
 
 def test_weights_of_several_files_and_odd_sizes(tmp_path):
