@@ -16,9 +16,9 @@ from rich.progress import track
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.budget import ledger as accounts
 from buddy.lab import experiment
+from buddy.training.answer_losses import Losses
 from buddy.training.fast import fast_passes
 from buddy.training.ledger.measure import measure_depths
-from buddy.training.route.losses import Losses
 
 
 def losses(model, rows, spend):

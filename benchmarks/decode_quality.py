@@ -21,7 +21,7 @@ from buddy.engine.state.cache import KV_POLICIES
 from buddy.generation.padded import left_padded
 from buddy.hub.presets import ROUTED_MODEL
 from buddy.lab import experiment
-from buddy.training.route.losses import Losses
+from buddy.training.answer_losses import Losses
 
 BASE = {"kv_policy": "lazy", "reroute": "step", "batch_route": "independent"}
 CONDITIONS = {

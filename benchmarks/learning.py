@@ -30,8 +30,8 @@ from buddy.lab.steps import refuse_others
 from buddy.records import read_record
 from buddy.resume import differing
 from buddy.settings import read_recipe
-from buddy.training.batches import collate, draw_rows, rows_identity
-from buddy.training.route.losses import Losses, batches
+from buddy.training.answer_losses import Losses
+from buddy.training.batches import by_length, collate, draw_rows, rows_identity
 from buddy.training.router.evaluate import answer_pass
 from buddy.training.router.recipe import Recipe
 from buddy.training.summaries import draw_summaries, router_summaries
@@ -140,7 +140,7 @@ def measure(checkpoint, rows, depths, order):
     )
     nats = torch.zeros(len(rows), len(depths), dtype=torch.float64)
     plans = [[""] * len(depths) for _ in rows]
-    for places, part in batches(rows, 8):
+    for places, part in by_length(rows, 8):
         batch = collate(part, model.device)
         for column, blocks in enumerate(depths):
             out, lost = answer_pass(model, batch, torch.full_like(batch.token_ids, blocks))

@@ -21,11 +21,10 @@ import torch
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.lab import experiment
 from buddy.records import read_record
-from buddy.training.batches import collate
+from buddy.training.batches import by_length, collate
 from buddy.training.fast import fast_passes
 from buddy.training.predictor.depth_losses import leaf_tokens
 from buddy.training.predictor.shared_prefix import run_plans
-from buddy.training.route.losses import batches
 
 WAYS = ("answer", "stretch", "so far")
 
@@ -88,7 +87,7 @@ def main():
         own = list(orders).index(best["order"] if best["is_kept"] else record["results"]["common"])
         found = []
         with fast_passes(model.backbone):
-            for _, part in batches(long, 8):
+            for _, part in by_length(long, 8):
                 found += [
                     (*ways(losses, own, args.stretch), losses.shape[1])
                     for losses in token_losses(model.backbone, part, sets)

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,14 @@ def rows_identity(examples: Sequence[Example]) -> str:
     for example in examples:
         digest.update(repr((example.prompt, example.answer)).encode())
     return digest.hexdigest()
+
+
+def by_length(examples: Sequence[Example], size: int) -> Iterator[tuple[list[int], list[Example]]]:
+    """Examples of like length side by side, with their places; each once."""
+    order = sorted(range(len(examples)), key=lambda place: examples[place].num_tokens)
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        yield places, [examples[place] for place in places]
 
 
 def order_of_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[int]]:

@@ -12,14 +12,16 @@ from typer.testing import CliRunner
 from buddy import BuddyForCausalLM
 from buddy.cli.main import app
 from buddy.errors import RecipeError, TrainingError
+from buddy.resume import ResumeFile
 from buddy.training.ledger import fit
 from buddy.training.ledger.fit import _spend, fit_ledger, sure_best
-from buddy.training.ledger.measure import TokenLosses, measure_depths, measure_levels
+from buddy.training.ledger.measure import TokenLosses, Way, fed_losses, level_losses
 from buddy.training.ledger.recipe import LedgerSettings
 from buddy.training.state import LOCK, STATE, claimed_folder
 from tests.product.generation.test_ledger_budget import random_ledger
 from tests.product.training.examples import random_examples
 from tests.product.training.made import save_stage_1, write_recipe
+from tests.product.training.measured import measurements
 from tests.tiny import NUM_BLOCKS, tiny_buddy
 from tests.words import say
 
@@ -42,17 +44,18 @@ def decoded(buddy, example, source, prompt):
 
 
 @torch.no_grad()
-def test_what_is_measured_is_what_decoding_loses():
+def test_what_is_measured_is_what_decoding_loses(tmp_path):
     buddy = tiny_buddy(policy="static:3,1,2,4").eval()  # a router would see the answer, too
-    answers = measure_levels(buddy, EXAMPLES, SETTINGS.levels, NUM_BLOCKS, batch_size=3)
+    made, levels = measurements(buddy, tmp_path), SETTINGS.levels
+    answers = level_losses(made, "levels", buddy, EXAMPLES, levels, NUM_BLOCKS)
     buddy.ledger = random_ledger()
     source = buddy.ledger.budget(Fraction(9, 2))
-    lost, ran = measure_depths(buddy, EXAMPLES, source.levels, NUM_BLOCKS, batch_size=3)
-    ordered = sorted(EXAMPLES, key=lambda one: one.num_tokens)
-    for example, answer, nats, blocks in zip(ordered, answers, lost, ran, strict=True):
+    ways = [Way(buddy, NUM_BLOCKS, source.levels)]
+    lost = fed_losses(made, "mean", EXAMPLES, ways, {}).sum((1, 2))
+    for example, answer, nats in zip(EXAMPLES, answers, lost, strict=True):
         expected, executed = decoded(buddy, example, "mean:0.75", NUM_BLOCKS / NUM_BLOCKS)
-        assert blocks == executed
-        assert nats == pytest.approx(expected, abs=2e-3)
+        assert source.levels(example.answer[:-1]) == executed
+        assert float(nats) == pytest.approx(expected, abs=2e-3)
         for place, level in enumerate(SETTINGS.levels):
             expected, _ = decoded(buddy, example, f"{level} blocks", 1.0)
             assert answer.losses[:, place].sum() == pytest.approx(expected, abs=2e-3)
@@ -148,6 +151,36 @@ def test_the_command_leaves_a_checkpoint_and_a_record(folder):
     assert results["evaluation"][0]["difference"] == pytest.approx(0, abs=1e-6)
 
 
+def test_a_fit_that_was_interrupted_goes_on_and_is_the_same(folder, tmp_path, monkeypatch):
+    own, asked, most = Way.losses, [], 9  # of three levels: a batch of two is done by then
+
+    def losses(way, batch, part):
+        asked.append({example.answer for example in part})
+        if len(asked) > most:
+            raise KeyboardInterrupt
+        return own(way, batch, part)
+
+    def run(out):
+        command = ["train-ledger", str(folder / "recipe.toml"), "--set", "ledger.batch_size=2"]
+        return CliRunner().invoke(app, [*command, "--out", str(tmp_path / out)])
+
+    def results(out):
+        return json.loads((tmp_path / out / "record.json").read_text())["results"]
+
+    monkeypatch.setattr(Way, "losses", losses)
+    monkeypatch.setattr(ResumeFile, "write_if_due", lambda file, made: file.write(made()))
+    stopped = run("parted")
+    assert stopped.exit_code == 130
+    said = " ".join(stopped.stderr.split())
+    assert "interrupted: the same command goes on from what was measured" in said
+    before, most = set().union(*asked), 1000
+    asked.clear()
+    assert run("parted").exit_code == 0
+    assert before - set().union(*asked)
+    assert run("whole").exit_code == 0
+    assert results("parted") == results("whole")
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -196,7 +229,7 @@ def test_answers_that_feed_nothing_are_refused_before_any_is_measured(
     lines = (folder / f"{split}.jsonl").read_text().splitlines()
     short = [{**json.loads(line), "completion": f" {say(5)}"} for line in lines]
     (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
-    monkeypatch.setattr("buddy.training.ledger.run.measure_levels", None)
+    monkeypatch.setattr("buddy.training.ledger.run.level_losses", None)
     change = f'data.{split}=[{{path="{tmp_path / "short.jsonl"}"}}]'
     command = ["train-ledger", str(folder / "recipe.toml"), "--out", str(tmp_path / "o")]
     done = CliRunner().invoke(app, [*command, "--set", change])

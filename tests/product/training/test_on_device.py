@@ -16,8 +16,7 @@ from buddy.methods.pudding.sets import Search, task_costs
 from buddy.methods.pudding.targets import measure_targets
 from buddy.routing.budget_predictor import BudgetPredictor
 from buddy.training.fast import fast_passes
-from buddy.training.ledger.measure import measure_depths, measure_levels
-from buddy.training.ledger.recipe import LedgerSettings
+from buddy.training.ledger.measure import Way, fed_losses, level_losses
 from buddy.training.predictor.evaluation import evaluate_predictor
 from buddy.training.predictor.loss_table import measure_table
 from buddy.training.predictor.reward_model import RewardModel
@@ -35,6 +34,7 @@ from tests.product.policies.made import gated
 from tests.product.training import test_joint as joint
 from tests.product.training import test_predictor_trainer as predictors
 from tests.product.training.examples import random_examples
+from tests.product.training.measured import measurements
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -170,14 +170,15 @@ def test_the_predictor(tmp_path):
     assert_same(*on_both(tiny_buddy, work))
 
 
-def test_the_ledger():
+def test_the_ledger(tmp_path):
     def work(model):
-        settings = LedgerSettings(levels=(3, 4, 6), least=1)
-        answers = measure_levels(model, EXAMPLES, settings.levels, NUM_BLOCKS, batch_size=3)
-        lost, ran = measure_depths(
-            model, EXAMPLES, lambda fed: [4] * len(fed), NUM_BLOCKS, batch_size=3
-        )
-        return [torch.from_numpy(answer.losses) for answer in answers], lost, ran
+        folder = tmp_path / model.device.type
+        folder.mkdir()
+        made = measurements(model, folder)
+        answers = level_losses(made, "levels", model, EXAMPLES, (3, 4, 6), NUM_BLOCKS)
+        ways = [Way(model, NUM_BLOCKS, lambda fed: [4] * len(fed))]
+        lost = fed_losses(made, "mean", EXAMPLES, ways, {})
+        return [torch.from_numpy(answer.losses) for answer in answers], lost
 
     assert_same(*on_both(tiny_buddy, work))
 

@@ -18,6 +18,7 @@ from buddy.data.examples import Example, Source, by_source, read_examples
 from buddy.data.mix import MIX, MIX_KINDS
 from buddy.depth.select import select_blocks
 from buddy.errors import BuddyError, DataError, ModelError, RecipeError, TrainingError
+from buddy.training.answer_losses import Losses
 from buddy.training.fast import fast_passes
 from buddy.training.recipe import DataSettings, ModelSettings
 from buddy.training.route.check import compare, order_sets
@@ -32,13 +33,13 @@ from buddy.training.route.groups import (
     split_groups,
 )
 from buddy.training.route.ledger import spread_levels
-from buddy.training.route.losses import Losses, race_batches, set_losses
-from buddy.training.route.measurements import Measurements
+from buddy.training.route.losses import race_batches, set_losses
+from buddy.training.route.measurements import SetMeasurements
 from buddy.training.route.orders import OrderSearch, race, search_order
 from buddy.training.route.recipe import FitSettings, LedgerFit, RouteRecipe, SearchSettings
 from buddy.training.route.run import train_route
-from buddy.training.route.workers import Workers
 from buddy.training.run import Run, RunListener
+from buddy.training.workers import Workers
 from tests.product.training.examples import random_examples
 from tests.product.training.made import save_stage_1, write_rows
 from tests.tiny import NUM_BLOCKS, tiny_buddy, tiny_model
@@ -608,7 +609,7 @@ def test_the_command_looks_a_model_up_once_and_never_names_itself(
     counted(BuddyForCausalLM, "outline")
     counted(resolving, "find_model")
     counted(resolving, "read_tokenizer")
-    monkeypatch.setattr(Measurements, "measure", lambda *_: 1 / 0)  # the order is known by then
+    monkeypatch.setattr(SetMeasurements, "measure", lambda *_: 1 / 0)  # the order is known by then
     monkeypatch.setattr(quick_prior, "cache_home", lambda: tmp_path / "home")
     caplog.set_level(logging.INFO, "buddy")
     rows = recipe.data.train[0].path

@@ -13,8 +13,13 @@ from buddy.processes import launched
 
 
 @contextmanager
-def resumable(out: Path) -> Iterator[None]:
-    """Ctrl-C within ends the command and says how to go on."""
+def resumable(out: Path, flag: str = " with --resume") -> Iterator[None]:
+    """Ctrl-C within ends the command and says how to go on.
+
+    Args:
+        out: The run's folder.
+        flag: What the same command needs to go on.
+    """
     from buddy.cli.views.display import stderr
 
     try:
@@ -23,7 +28,9 @@ def resumable(out: Path) -> Iterator[None]:
         how = "begins again: no state was saved"
         if (out / "state.safetensors").exists():
             how = "goes on from the last state saved"
-        stderr().print(f"interrupted: the same command with --resume {how} in {out}")
+        elif any(out.glob("measuring-*.safetensors")):
+            how = "goes on from what was measured"
+        stderr().print(f"interrupted: the same command{flag} {how} in {out}")
         raise typer.Exit(130) from None
 
 

@@ -1,10 +1,10 @@
-"""`buddy train-ledger`: `buddy train` for recipes of the ledger, which keep no state."""
+"""`buddy train-ledger`: `buddy train` for recipes of the ledger; what was measured goes on."""
 
 from pathlib import Path
 
 from buddy.cli import options
 from buddy.cli.command import Command
-from buddy.cli.commands.train import run_recipe
+from buddy.cli.commands.train import resumable, run_recipe
 
 
 @options.on_device
@@ -17,7 +17,8 @@ def train_ledger(
 
     Example: `buddy train-ledger recipes/smollm2-135m-ledger.toml`
     """
-    run_recipe(recipe, out, changes, stage="ledger")
+    with resumable(out, flag=""):
+        run_recipe(recipe, out, changes, stage="ledger")
 
 
 COMMAND = Command(name="train-ledger", group="train", place=4, run=train_ledger)

@@ -3,18 +3,22 @@
 Passes are those of training: later tokens see what decoding under `project` and `lazy` leaves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
+from buddy.routing.ledger import Ledger
 from buddy.training.batches import Batch, collate
+from buddy.training.measurements import Measurements
 from buddy.training.router.evaluate import answer_pass
 
 
@@ -71,73 +75,67 @@ class Way:
         return padded
 
 
-def measure_levels(
-    model: BuddyForCausalLM,
+def fed(rows: Sequence[Example]) -> list[Example]:
+    """Those whose answers are fed: all of an answer is, but its last token."""
+    return [row for row in rows if len(row.answer) > 1]
+
+
+def fed_losses(
+    measurements: Measurements,
+    what: str,
     examples: Sequence[Example],
+    ways: Sequence[Way],
+    identity: dict[str, Any],
+) -> Float[Tensor, "rows fed ways"]:
+    """What each fed token of answers loses on the next, in nats; pads lose none.
+
+    Args:
+        measurements: Measures what is not measured yet.
+        what: Says what is measured; names its file.
+        examples: Prompts and answers, of two tokens or more.
+        ways: How deep the answers are fed.
+        identity: What tells these ways from others, as plain values.
+    """
+    longest = max(len(row.answer) for row in examples) - 1
+
+    def measure(part: Sequence[Example], places: Sequence[int]) -> Tensor:
+        batch = collate(part, measurements.model.device)
+        lost = torch.stack([way.losses(batch, part) for way in ways], 2)
+        return pad(lost, (0, 0, 0, longest - lost.shape[1]))
+
+    return measurements.nats(what, examples, (longest, len(ways)), identity, measure)
+
+
+def ledger_identity(ledger: Ledger) -> list[Any]:
+    """What tells a ledger from others, as plain values."""
+    return [ledger.config.to_json(), ledger.losses.tolist(), ledger.prices.tolist()]
+
+
+def level_losses(
+    measurements: Measurements,
+    what: str,
+    model: BuddyForCausalLM,
+    rows: Sequence[Example],
     levels: Sequence[int],
     prompt: int,
-    *,
-    batch_size: int,
-    on_rows: Callable[[int], None] = lambda rows: None,
 ) -> list[TokenLosses]:
     """Every answer at every level, each at one level throughout.
 
     Args:
+        measurements: Measures what is not measured yet.
+        what: Says what is measured; names its file.
         model: Whose policy chooses the blocks.
-        examples: Those of one answer token feed none, and are left out.
+        rows: Prompts and answers, of two tokens or more.
         levels: Blocks.
         prompt: Blocks of the prompts' tokens.
-        batch_size: Examples at a time.
-        on_rows: Told how many examples are done.
     """
-    answers, ways = [], [Way.level(model, prompt, blocks) for blocks in levels]
-    for batch, part in _batches(model, examples, batch_size):
-        losses = torch.stack([way.losses(batch, part) for way in ways], 2)
-        answers += [token_losses(*one) for one in zip(part, losses, strict=True)]
-        on_rows(len(answers))
-    return answers
+    ways = [Way.level(model, prompt, blocks) for blocks in levels]
+    facts = {"levels": list(levels), "prompt": prompt, "routed": model.facts()}
+    lost = fed_losses(measurements, what, rows, ways, facts)
+    return [_token_losses(row, nats) for row, nats in zip(rows, lost, strict=True)]
 
 
-def token_losses(example: Example, losses: Float[Tensor, "fed levels"]) -> TokenLosses:
+def _token_losses(example: Example, losses: Float[Tensor, "fed levels"]) -> TokenLosses:
     """Those of one answer, without the pads that follow."""
     fed = example.answer[:-1]
     return TokenLosses(fed, losses[: len(fed)].numpy().astype(np.float32))
-
-
-def measure_depths(
-    model: BuddyForCausalLM,
-    examples: Sequence[Example],
-    spend: Callable[[Sequence[int]], Sequence[int]],
-    prompt: int,
-    *,
-    batch_size: int,
-) -> tuple[list[float], list[list[int]]]:
-    """What each answer loses when its tokens run at depths of their own.
-
-    Args:
-        model: Whose policy chooses the blocks.
-        examples: Those of one answer token feed none, and are left out.
-        spend: From the tokens that an answer feeds to the blocks of each.
-        prompt: Blocks of the prompts' tokens.
-        batch_size: Examples at a time.
-
-    Returns:
-        Of each answer, the nats of the tokens after its first, and the blocks of the tokens that
-        were fed.
-    """
-    lost, ran = list[float](), list[list[int]]()
-    for batch, part in _batches(model, examples, batch_size):
-        lost += Way(model, prompt, spend).losses(batch, part).sum(1).tolist()
-        ran += [list(spend(example.answer[:-1])) for example in part]
-    return lost, ran
-
-
-def _batches(
-    model: BuddyForCausalLM, examples: Sequence[Example], size: int
-) -> Iterator[tuple[Batch, Sequence[Example]]]:
-    """Answers of more than one token, those of a batch alike in length."""
-    longer = [example for example in examples if len(example.answer) > 1]
-    ordered = sorted(longer, key=lambda example: example.num_tokens)
-    for start in range(0, len(ordered), size):
-        part = ordered[start : start + size]
-        yield collate(part, model.device), part

@@ -1,19 +1,25 @@
 """The ledger from its recipe to a checkpoint, and to what the ledger gains."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from buddy.data.examples import Example
 from buddy.errors import RecipeError
 from buddy.model import BuddyForCausalLM
+from buddy.routing.ledger import Ledger
+from buddy.training.answer_losses import Losses
 from buddy.training.batches import check_context
+from buddy.training.fast import fast_passes
 from buddy.training.ledger.fit import fit_ledger
-from buddy.training.ledger.measure import measure_depths, measure_levels
+from buddy.training.ledger.measure import Way, fed, fed_losses, ledger_identity, level_losses
 from buddy.training.ledger.recipe import LedgerRecipe
+from buddy.training.measurements import Measurements
 from buddy.training.run import Rows, Run, RunListener
+from buddy.training.workers import Workers
 
 
 def train_ledger(
@@ -24,7 +30,7 @@ def train_ledger(
     Args:
         recipe: Everything that fixes the run.
         out: Folder for `checkpoint/` and the record.
-        resume: A fit keeps no state, so it begins again.
+        resume: Without effect: what was measured always goes on.
         listener: Told how it goes.
 
     Returns:
@@ -42,21 +48,17 @@ def train_ledger(
     rows = run.read_rows()
     run.warn(rows.left_out)
     _check_answers(rows)
-    with run.claimed():
-        answers = measure_levels(
-            model,
-            rows.train,
-            settings.levels,
-            prompt,
-            batch_size=settings.batch_size,
-            on_rows=lambda done: run.listener.measured(
-                "measuring training answers", done, len(rows.train)
-            ),
+    with run.claimed(), fast_passes(model.backbone):
+        measurements = Measurements(run, model, Workers(model.device), settings.batch_size)
+        fitted = fed(rows.train)
+        answers = level_losses(
+            measurements, "measuring training answers", model, fitted, settings.levels, prompt
         )
-        model.ledger = fit_ledger(answers, settings)
-        evaluation = _evaluate(model, rows.validation, prompt, run) if rows.validation else []
+        ledger = fit_ledger(answers, settings)
+        means = recipe.means or ledger.config.means if rows.validation else ()
+        evaluation = _evaluate(measurements, ledger, fed(rows.validation), means, prompt)
         whole = run.load_as_saved()
-        whole.ledger = model.ledger
+        whole.ledger = ledger
         return run.finish(
             whole,
             kind="training-ledger",
@@ -65,9 +67,9 @@ def train_ledger(
             results={
                 "rows": len(rows.train),
                 "tokens": sum(len(answer.token_ids) for answer in answers),
-                "losses": model.ledger.losses.tolist(),
-                "prices": model.ledger.prices.tolist(),
-                "known_tokens": model.ledger.config.tokens,
+                "losses": ledger.losses.tolist(),
+                "prices": ledger.prices.tolist(),
+                "known_tokens": ledger.config.tokens,
                 "evaluation": evaluation,
             },
         )
@@ -105,34 +107,40 @@ def _check_answers(rows: Rows) -> None:
 
 
 def _evaluate(
-    model: BuddyForCausalLM, examples: list[Example], prompt: int, run: Run[LedgerRecipe]
+    measurements: Measurements,
+    ledger: Ledger,
+    rows: Sequence[Example],
+    means: Sequence[int],
+    prompt: int,
 ) -> list[dict[str, Any]]:
     """Ledger and constant depth on the same answers, at each mean; differences are paired."""
-    ledger = model.ledger
-    assert ledger is not None
-    means = run.recipe.means or ledger.config.means
-    evaluations, size = [], run.recipe.ledger.batch_size
-    constant = measure_levels(model, examples, means, prompt, batch_size=size)
-    for place, mean in enumerate(means):
-        spend = ledger.budget(Fraction(mean)).levels
-        lost, ran = measure_depths(model, examples, spend, prompt, batch_size=size)
-        flat = [float(answer.losses[:, place].sum(dtype=np.float64)) for answer in constant]
-        tokens = np.array([len(blocks) for blocks in ran])
-        gain = np.array(lost) - np.array(flat)
-        # Of a ratio of sums: answers are drawn, tokens come with them.
-        apart = gain - gain.sum() / tokens.sum() * tokens
+    if not means:
+        return []
+    model, run = measurements.model, measurements.run
+    spends = [ledger.budget(Fraction(mean)).levels for mean in means]
+    ways = [
+        *(Way.level(model, prompt, mean) for mean in means),
+        *(Way(model, prompt, spend) for spend in spends),
+    ]
+    facts = {"means": list(means), "prompt": prompt, "ledger": ledger_identity(ledger)}
+    lost = fed_losses(measurements, "measuring validation answers", rows, ways, facts).sum(1)
+    tokens = torch.tensor([len(row.answer) - 1 for row in rows], dtype=torch.float64)
+    found, evaluations = Losses(lost, tokens), []
+    for place, (mean, spend) in enumerate(zip(means, spends, strict=True)):
+        flat, spent = lost[:, place], lost[:, [len(means) + place]]
+        difference, stderr = Losses(spent, tokens).behind(flat)
+        ran = sum(sum(spend(row.answer[:-1])) for row in rows)
         at_mean = {
             "mean": mean,
-            "constant": sum(flat) / tokens.sum(),
-            "ledger": sum(lost) / tokens.sum(),
-            "difference": gain.sum() / tokens.sum(),
-            "stderr": float(np.sqrt((apart**2).sum()) / tokens.sum()),
-            "blocks": sum(map(sum, ran)) / tokens.sum(),
-            "answers": len(ran),
+            "constant": float(found.mean[place]),
+            "ledger": float(found.mean[len(means) + place]),
+            "difference": float(difference),
+            "stderr": float(stderr),
+            "blocks": ran / float(tokens.sum()),
+            "answers": len(rows),
             "tokens": int(tokens.sum()),
         }
         evaluations.append(at_mean)
-        run.listener.measured("measuring means", place + 1, len(means))
         run.listener.reported(
             f"mean {mean:2d} blocks  constant {at_mean['constant']:.3f}  ledger "
             f"{at_mean['ledger']:.3f} at {at_mean['blocks']:.2f}  difference "

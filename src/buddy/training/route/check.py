@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 from buddy.data.examples import Example
 from buddy.depth.select import select_blocks
 from buddy.routing.router import Router
+from buddy.training.answer_losses import Losses
 from buddy.training.route.fit import seen_prompts
 from buddy.training.route.groups import COMMON, FULL, PRIOR, ROUTED, Group
-from buddy.training.route.losses import Losses
-from buddy.training.route.measurements import Measurements
+from buddy.training.route.measurements import SetMeasurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Compared:
 
 
 def check_router(
-    measurements: Measurements,
+    measurements: SetMeasurements,
     router: Router,
     depths: Sequence[int],
     groups: Mapping[str, Group],
@@ -118,7 +118,7 @@ def check_router(
 
 
 def _losses_of_routed(
-    measurements: Measurements,
+    measurements: SetMeasurements,
     examples: Sequence[Example],
     routed: Bool[Tensor, "rows depths blocks"],
     known: Bool[Tensor, "rows sets blocks"],
@@ -135,7 +135,7 @@ def _losses_of_routed(
 
 
 def _routed_sets(
-    measurements: Measurements,
+    measurements: SetMeasurements,
     router: Router,
     depths: Sequence[int],
     examples: Sequence[Example],

@@ -12,13 +12,13 @@ from buddy.budget.blocks import least_blocks
 from buddy.data.examples import Example
 from buddy.model import BuddyForCausalLM
 from buddy.routing.ledger import Ledger
+from buddy.training.answer_losses import Losses
 from buddy.training.fast import fast_passes
 from buddy.training.ledger.fit import fit_ledger
-from buddy.training.ledger.measure import Way, token_losses
+from buddy.training.ledger.measure import Way, fed, fed_losses, ledger_identity, level_losses
 from buddy.training.ledger.recipe import LedgerSettings
+from buddy.training.measurements import Measurements
 from buddy.training.route.groups import Group
-from buddy.training.route.losses import Losses
-from buddy.training.route.measurements import Measurements
 
 
 def add_ledger(
@@ -45,7 +45,7 @@ def add_ledger(
         return None, None
     low = max(blocks - rounds, least_blocks(blocks))
     levels = spread_levels(low, blocks, settings.levels)
-    rows = [row for group in groups.values() for row in _fed(group.fit[: settings.rows])]
+    rows = [row for group in groups.values() for row in fed(group.fit[: settings.rows])]
     if len(rows) < 4:  # two make a table, and of the prices of the others each half makes sure
         run.warn(["no ledger: fewer than 4 answers have two tokens or more"])
         return None, None
@@ -85,10 +85,8 @@ def fit_to_answers(
         rows: Prompts and answers of two tokens or more, four at least.
         levels: Blocks that a token may run, rising.
     """
-    ways = [Way.level(routed, routed.num_blocks, blocks) for blocks in levels]
-    facts = {"levels": list(levels), "routed": routed.facts()}
-    lost = measurements.fed_losses("fitting a ledger", rows, ways, facts)
-    answers = [token_losses(row, nats) for row, nats in zip(rows, lost, strict=True)]
+    what, prompt = "fitting a ledger", routed.num_blocks
+    answers = level_losses(measurements, what, routed, rows, levels, prompt)
     return fit_ledger(answers, LedgerSettings(levels=tuple(levels)))
 
 
@@ -145,7 +143,7 @@ def spend_means(
         parts: Answers that it was not fitted on, by source; those of one token feed none.
         means: In blocks.
     """
-    rows = {name: fed for name, some in parts.items() if len(fed := _fed(some)) > 1}
+    rows = {name: own for name, some in parts.items() if len(own := fed(some)) > 1}
     cases = [(mean, prompt) for mean in means for prompt in (mean, routed.num_blocks)]
     if not rows or not cases:
         return []
@@ -158,9 +156,9 @@ def spend_means(
         "cases": [list(case) for case in cases],
         "routed": routed.facts(),
         "single": single.facts(),
-        "ledger": [ledger.config.to_json(), ledger.losses.tolist(), ledger.prices.tolist()],
+        "ledger": ledger_identity(ledger),
     }
-    lost = measurements.fed_losses("checking the ledger", everyone, ways, facts).sum(1)
+    lost = fed_losses(measurements, "checking the ledger", everyone, ways, facts).sum(1)
     tokens = torch.tensor([len(row.answer) - 1 for row in everyone], dtype=torch.float64)
     counts = [len(some) for some in rows.values()]
     found = [
@@ -197,8 +195,3 @@ def _mean_blocks(parts: Iterable[Sequence[Example]], ledger: Ledger, mean: int) 
         ran = [blocks for row in rows for blocks in spend(row.answer[:-1])]
         shares.append(sum(ran) / len(ran))
     return sum(shares) / len(shares)
-
-
-def _fed(rows: Sequence[Example]) -> list[Example]:
-    """Those whose answers are fed: all of an answer is, but its last token."""
-    return [row for row in rows if len(row.answer) > 1]

@@ -22,7 +22,7 @@ from buddy.data.examples import Example
 from buddy.errors import TrainingError
 from buddy.records import RunRecord, read_record
 from buddy.resume import check_same, opened, sealed
-from buddy.training.route.losses import Losses
+from buddy.training.answer_losses import Losses
 
 Measure = Callable[[Sequence[Example], Bool[Tensor, "one sets blocks"]], Losses]
 """What some answers lose under some sets."""

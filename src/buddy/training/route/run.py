@@ -17,6 +17,7 @@ from buddy.files import plain_name
 from buddy.model import BuddyForCausalLM
 from buddy.routing.ledger import Ledger
 from buddy.routing.router import Router
+from buddy.training.answer_losses import Losses
 from buddy.training.batches import check_context, draw_rows, rows_identity
 from buddy.training.card import routed_card
 from buddy.training.fast import fast_passes
@@ -33,8 +34,8 @@ from buddy.training.route.groups import (
     split_groups,
 )
 from buddy.training.route.ledger import add_ledger
-from buddy.training.route.losses import Losses, race_batches
-from buddy.training.route.measurements import Measurements
+from buddy.training.route.losses import race_batches
+from buddy.training.route.measurements import SetMeasurements
 from buddy.training.route.orders import search_order
 from buddy.training.route.recipe import RouteRecipe
 from buddy.training.route.start import (
@@ -45,8 +46,8 @@ from buddy.training.route.start import (
     depths_in_blocks,
     prior_order,
 )
-from buddy.training.route.workers import Workers
 from buddy.training.run import Rows, Run, RunListener
+from buddy.training.workers import Workers
 
 _CLUSTERED: Final = 3000
 """Rows that are grouped by what the router sees, at most."""
@@ -100,7 +101,12 @@ def train_route(
     model = run.load_model(policy="full", merge_adapter=True)
     run.warn([*notes, *notes_on_dtype(model.backbone)])
     with run.claimed():
-        route = _Route(run, model, depths, Measurements(run, model, Workers(model.device)))
+        route = _Route(
+            run,
+            model,
+            depths,
+            SetMeasurements(run, model, Workers(model.device), recipe.search.batch_size),
+        )
         return route.go(replace(rows, train=train, validation=validation))
 
 
@@ -125,7 +131,7 @@ class _Route:
     run: Run[RouteRecipe]
     model: BuddyForCausalLM
     depths: tuple[int, ...]
-    measurements: Measurements
+    measurements: SetMeasurements
 
     def go(self, rows: Rows) -> Path:
         recipe, model = self.run.recipe, self.model

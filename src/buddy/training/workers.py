@@ -39,6 +39,8 @@ class Workers:
             torch.set_num_threads(threads)
 
     def _map(self, work: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
+        if self._number == 1:
+            return [work(item) for item in items]
         with ThreadPoolExecutor(self._number) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
