@@ -37,26 +37,38 @@ class QuantisedLinear(nn.Module):
     Args:
         weight: As the attribute.
         scales: As the attribute.
+        minimums: As the attribute.
         bias: Added to what the weights make; None without.
 
     Attributes:
         weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
             holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
-        scales: [rows] for int8 that is made here, [rows, columns / 32] for int4 and a file's int8.
+        scales: [rows] for int8 that is made here, [rows, columns / 32] for int4 and a file's int8;
+            float32, or float16 in a file's int4 that has no others.
+        minimums: Of int4, as scales: what number 0 of a group stands for, in place of 8 for zero. A
+            weight is its number scaled, plus this. None without.
     """
 
     weight: Tensor
     scales: Tensor
+    minimums: Tensor | None
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: nn.Parameter | None) -> None:
+    def __init__(
+        self, weight: Tensor, scales: Tensor, minimums: Tensor | None, bias: nn.Parameter | None
+    ) -> None:
         super().__init__()
         self.quantisation: Quantisation = "int8" if weight.dtype is torch.int8 else "int4"
         self.out_features, columns = weight.shape
         self.in_features = columns if self.quantisation == "int8" else 2 * columns
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
+        self.register_buffer("minimums", minimums)
         self.bias = bias
-        self._narrow = {dtype for dtype in _NARROW if torch.equal(scales.to(dtype).float(), scales)}
+        self._narrow = {
+            dtype
+            for dtype in _NARROW
+            if minimums is None and torch.equal(scales.to(dtype).float(), scales.float())
+        }
 
     @classmethod
     def of(
@@ -76,13 +88,14 @@ class QuantisedLinear(nn.Module):
         """
         pages = pages or LargePages()
         weight, scales = _quantised(linear.weight.detach(), quantisation, release, pages)
-        return cls(weight, scales, linear.bias)
+        return cls(weight, scales, None, linear.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Scales move with the weights, but keep their number format."""
-        scales = self.scales
+        """Scales and minimums move with the weights, but keep their number format."""
+        scales, minimums = self.scales, self.minimums
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.scales = scales.to(self.weight.device)
+        self.minimums = None if minimums is None else minimums.to(self.weight.device)
         return self
 
     def widened(
@@ -93,18 +106,23 @@ class QuantisedLinear(nn.Module):
         Raises:
             IndexError: There is no such row.
         """
-        weight, scales = (
-            part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
-            for part in (self.weight, self.scales)
-        )
-        multiplied = dtype if dtype in self._narrow else torch.promote_types(dtype, scales.dtype)
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+        weight, scales = part(self.weight), part(self.scales)
+        multiplied = dtype if dtype in self._narrow else torch.promote_types(dtype, torch.float32)
         if self.quantisation == "int4":
             pairs = weight.view(*scales.shape, GROUP // 2)
-            values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(multiplied).sub_(8)
+            values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(multiplied)
+            values = values.sub_(8) if self.minimums is None else values
         else:
             values = weight.to(multiplied)
             values = values if scales.ndim == 1 else values.view(*scales.shape, GROUP)
-        return values.mul_(scales.to(multiplied)[..., None]).flatten(1).to(dtype)
+        values.mul_(scales.to(multiplied)[..., None])
+        if self.minimums is not None:
+            values.add_(part(self.minimums)[..., None])
+        return values.flatten(1).to(dtype)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:
         """Multiply by weights that are widened for this call, as `nn.Linear` does."""
@@ -268,7 +286,8 @@ def quantise_backbone(
 
 def _kept(layer: QuantisedLinear | None, pages: LargePages) -> QuantisedLinear | None:
     if layer is not None:
-        layer.weight, layer.scales = pages.copy(layer.weight), pages.copy(layer.scales)
+        for name, tensor in layer.named_buffers():
+            setattr(layer, name, pages.copy(tensor))
     return layer
 
 

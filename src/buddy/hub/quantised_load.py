@@ -1,8 +1,8 @@
 """Models whose weights are saved in fewer bits: they load as they lie, and nothing is converted.
 
 The folder has config.json, and safetensors in which a quantised layer has `weight` (int8, or uint8
-of two weights each) and `scales`, as `backbone.quantised` has them. Its config says so under the
-key by which transformers knows weights that it cannot read.
+of two weights each), `scales` and at times `minimums`, as `backbone.quantised` has them. Its config
+says so under the key by which transformers knows weights that it cannot read.
 """
 
 import json
@@ -37,6 +37,7 @@ from buddy.hub.wrap_errors import explained
 
 _WEIGHT: Final = ".weight"
 _SCALES: Final = ".scales"
+_MINIMUMS: Final = ".minimums"
 _ADVICE: Final = "copy the checkpoint again"
 
 
@@ -100,7 +101,7 @@ def load_quantised(
         wide = {
             name: _Stored(sizes.get(name, tensor.get_shape()))
             for name, tensor in tensors.items()
-            if not name.endswith(_SCALES)
+            if not name.endswith((_SCALES, _MINIMUMS))
         }
         check_sizes(config, wide)
         with explained(f"the model in {folder} cannot be loaded", _ADVICE):
@@ -141,7 +142,7 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
     """Rows and columns of each quantised layer, by name.
 
     Raises:
-        CheckpointError: A weight has no scales, or they do not fit.
+        CheckpointError: A weight has no scales, or they or minimums do not fit.
     """
     layers = {}
     for name, weight in tensors.items():
@@ -149,17 +150,24 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
         if numbers not in ("I8", "U8"):
             continue
         layer, shape = name.removesuffix(_WEIGHT), weight.get_shape()
-        scales = tensors.get(f"{layer}{_SCALES}")
-        found = None if scales is None else (scales.get_dtype(), scales.get_shape())
+        scales, minimums = (
+            None if part is None else (part.get_dtype(), part.get_shape())
+            for part in (tensors.get(f"{layer}{end}") for end in (_SCALES, _MINIMUMS))
+        )
         rows, columns = shape if len(shape) == 2 else (0, 0)
         columns *= 1 if numbers == "I8" else 2
-        is_by_row = numbers == "I8" and found == ("F32", [rows])
-        is_by_group = found == ("F32", [rows, columns // GROUP]) and columns % GROUP == 0
-        if not rows * columns or not (is_by_row or is_by_group):
+        floats, groups = ("F32", "F16") if numbers == "U8" else ("F32",), [rows, columns // GROUP]
+        is_by_row = numbers == "I8" and scales == ("F32", [rows])
+        is_by_group = scales in [(kind, groups) for kind in floats] and columns % GROUP == 0
+        fits = minimums is None or (numbers == "U8" and minimums == scales)
+        if not rows * columns or not (is_by_row or is_by_group) or not fits:
             raise _damaged(folder, layer)
         layers[layer] = (rows, columns)
-    scaled = {name.removesuffix(_SCALES) for name in tensors if name.endswith(_SCALES)}
-    if lost := sorted(scaled ^ layers.keys()):
+    scaled, least = (
+        {name.removesuffix(end) for name in tensors if name.endswith(end)}
+        for end in (_SCALES, _MINIMUMS)
+    )
+    if lost := sorted((scaled ^ layers.keys()) | (least - layers.keys())):
         raise _damaged(folder, lost[0])
     return layers
 
@@ -167,7 +175,7 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
 def _damaged(folder: Path, layer: str) -> CheckpointError:
     return CheckpointError(
         f"the weights in {folder} are damaged: {shown(layer, 200)[1:-1]} has no weights in 8 or 4 "
-        f"bits with scales that fit them; {_ADVICE}"
+        f"bits with scales and minimums that fit them; {_ADVICE}"
     )
 
 
@@ -182,7 +190,8 @@ def _put_in(
         linear = model.get_submodule(name)
         if type(linear) is not nn.Linear:
             raise _damaged(folder, name)
-        made = QuantisedLinear(state[f"{name}{_WEIGHT}"], state[f"{name}{_SCALES}"], linear.bias)
+        parts = (state.get(f"{name}{end}") for end in (_WEIGHT, _SCALES, _MINIMUMS))
+        made = QuantisedLinear(*parts, linear.bias)
         if linear is head:
             ours = QuantisedEmbedding(embedding, made) if is_tied else embedding
             backbone.set_ends(ours, made)

@@ -159,6 +159,14 @@ def flat(tensors):
     tensors[f"{LAYER}.weight"] = tensors[f"{LAYER}.weight"].flatten()
 
 
+def minimums_of_a_part(tensors):
+    tensors[f"{LAYER}.minimums"] = tensors[f"{LAYER}.scales"][:-1].clone()
+
+
+def minimums_alone(tensors):
+    tensors["model.norm.minimums"] = torch.zeros(1)
+
+
 def of_a_norm(tensors):
     tensors["model.norm.weight"] = torch.zeros(1, 32, dtype=torch.int8)
     tensors["model.norm.scales"] = torch.zeros(1)
@@ -174,6 +182,8 @@ def of_a_norm(tensors):
         without_both,
         not_finite,
         flat,
+        minimums_of_a_part,
+        minimums_alone,
         of_a_norm,
     ],
 )

@@ -62,6 +62,13 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
         made.weights = bytes;
         float scale = format == INT8 ? 0.0015f : 0.02f;
         made.scales = floats(format == INT8 ? rows : (int)count / GROUP, scale, scale / 2);
+        if (format <= INT8_GROUPS)
+            return made;
+        made.minimums = floats((int)count / GROUP, -0.15f, 0.1f);
+        for (size_t i = 0; format == INT4_HALVES && i < count / GROUP; i++) {
+            ((uint16_t *)made.scales)[i] = (uint16_t)(0x2400 + below(1024)); /* about 0.02 */
+            ((uint16_t *)made.minimums)[i] = (uint16_t)(0xb000 + below(1024)); /* about -0.19 */
+        }
     }
     return made;
 }
@@ -194,10 +201,10 @@ int main(void)
 {
     const OpenMP openmp = {parallel, thread_number, threads_now};
     Engine *engine = buddy_engine_new(&openmp);
-    for (int format = FLOAT32; format <= INT4; format++)
+    for (int format = FLOAT32; format <= INT4_HALVES; format++)
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
-            if (format <= BFLOAT16 && is_bf16 != (format == BFLOAT16))
-                continue;
+            if ((format <= BFLOAT16 && is_bf16 != (format == BFLOAT16)) || format == INT8_GROUPS)
+                continue; /* tiles do not read the latter */
             Model model = model_of(format, is_bf16, buddy_has_tiles(engine));
             for (int leaves = ZEROS; leaves <= PROJECTED; leaves++) {
                 printf("format %d, bf16 %d, leaves %d\n", format, is_bf16, leaves);

@@ -129,27 +129,34 @@ def vectors_of(x):
     return torch.tensor(addresses).T.contiguous(), narrow
 
 
-def matrix_of(weights: Tensor, bias=None, scales=None, dots=True):
+def matrix_of(weights: Tensor, bias=None, scales=None, minimums=None, dots=True):
     rows, columns = weights.shape
-    formats = {**layout.FORMATS, torch.int8: layout.INT8, torch.uint8: layout.INT4}
+    numbers = (
+        layout.FORMATS[weights.dtype]
+        if scales is None
+        else layout.QUANTISED[
+            "int8" if weights.dtype == torch.int8 else "int4",
+            scales.ndim,
+            None if minimums is None else minimums.dtype,
+        ]
+    )
     return layout.Matrix(
         weights=weights.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         scales=None if scales is None else scales.data_ptr(),
+        minimums=None if minimums is None else minimums.data_ptr(),
         rows=rows,
         columns=columns * (2 if weights.dtype == torch.uint8 else 1),
-        format=formats[weights.dtype],
+        format=numbers,
         by_dots=dots and weights.dtype != torch.float32,
     )
 
 
-def products(
-    kernel, weights: Tensor, x: Tensor, *, bias=None, scales=None, parts=1, tiles=True, dots=True
-):
+def products(kernel, weights: Tensor, x: Tensor, *, parts=1, tiles=True, **numbers):
     """y[n][row] of all rows, computed in parts as threads do."""
     rows = len(weights)
     vectors, _narrow = vectors_of(x)
-    matrix = matrix_of(weights, bias, scales, dots)
+    matrix = matrix_of(weights, **numbers)
     y = torch.full((len(x), rows), torch.nan)
     has_tiles = int(tiles and kernel.may_use())
     edges = [rows * part // parts // 16 * 16 for part in range(parts)] + [rows]
@@ -181,26 +188,38 @@ def test_products_are_exact_but_for_the_order_of_sums(kernel, rows, columns, dty
         torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-5)
 
 
-def quantised(rows, columns, bits):
-    """Random weights of few bits, their scales, and what they mean."""
+OF_FEW_BITS = ["int8", "int4", "int4 with minimums", "int4 of float16"]
+FEW_BITS = pytest.mark.parametrize("few_bits", OF_FEW_BITS)
+
+
+def quantised(rows, columns, few_bits):
+    """Random weights of few bits, what the kernel is told of them, and what they mean."""
+    bits = 8 if few_bits == "int8" else 4
     values = torch.randint(1 - 2 ** (bits - 1), 2 ** (bits - 1), (rows, columns))
     if bits == 8:
         scales = torch.rand(rows) / 50
-        return values.to(torch.int8), scales, values * scales[:, None]
-    scales = torch.rand(rows, columns // 32) / 5
+        return values.to(torch.int8), {"scales": scales}, values * scales[:, None]
     low, high = (values + 8).view(rows, -1, 2, 16).unbind(2)
     packed = (low | high << 4).to(torch.uint8).view(rows, -1)
-    return packed, scales, values * scales.repeat_interleave(32, 1)
+    scales, minimums = torch.rand(rows, columns // 32) / 5, torch.randn(rows, columns // 32)
+    if few_bits == "int4":
+        return packed, {"scales": scales}, values * scales.repeat_interleave(32, 1)
+    minimums[0, 0] = 3e-6  # a subnormal number of float16
+    dtype = torch.float16 if few_bits == "int4 of float16" else torch.float32
+    numbers = {"scales": scales.half().to(dtype), "minimums": minimums.to(dtype)}
+    scales, minimums = (part.float().repeat_interleave(32, 1) for part in numbers.values())
+    meant = (values + 8) * scales + minimums
+    return packed, numbers, meant
 
 
-@pytest.mark.parametrize("format_name", ["bfloat16", "float32", "int8", "int4"])
+@pytest.mark.parametrize("format_name", ["bfloat16", "float32", *OF_FEW_BITS])
 @pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (20, 5120)])
 def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, columns, format_name):
     torch.manual_seed(0)
-    weights, scales = torch.randn(rows, columns), None
+    weights, numbers = torch.randn(rows, columns), {}
     if format_name.startswith("int"):
         columns = -(-columns // 64) * 64
-        weights, scales, _ = quantised(rows, columns, int(format_name.removeprefix("int")))
+        weights, numbers, _ = quantised(rows, columns, format_name)
     elif format_name == "bfloat16":
         weights = weights.bfloat16()
     x = torch.randn(max(COUNTS), columns)
@@ -208,7 +227,7 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
     for tiles, dots in ((True, True), (False, True), (False, False)):
         if tiles and format_name == "int8":
             continue
-        how = {"scales": scales, "tiles": tiles, "dots": dots}
+        how = {**numbers, "tiles": tiles, "dots": dots}
         whole = products(kernel, weights, x, **how)
         for count in COUNTS:
             assert torch.equal(products(kernel, weights, x[:count], **how), whole[:count])
@@ -221,45 +240,45 @@ def in_whole_numbers(x, largest):
     return (x.double() * (1 / unit).double()).round() * unit.double()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@FEW_BITS
 @pytest.mark.parametrize(
     ("rows", "columns"), [(70, 64), (48, 96), (5, 32), (33, 192), (21, 608), (6, 2_080)]
 )
-def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, columns, bits):
+def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, columns, few_bits):
     torch.manual_seed(rows)
-    weights, scales, meant = quantised(rows, columns, bits)
-    deep = 64 if bits == 8 else 32
+    weights, numbers, meant = quantised(rows, columns, few_bits)
+    deep = 64 if few_bits == "int8" else 32
     ways = ((True, True), (False, True), (False, False))
     for count, (tiles, dots) in itertools.product(COUNTS, ways):
         x = torch.randn(count, columns)
         by_tiles = tiles and kernel.may_use() and columns % deep == 0
         # Tiles hold vectors in bfloat16, or in bytes made of it, and of 4 bits the scaled numbers.
-        held = meant.bfloat16() if by_tiles and bits == 4 else meant
+        held = meant.bfloat16() if by_tiles and few_bits != "int8" else meant
         read = x.bfloat16().double() if by_tiles else x.double()
-        if by_tiles and bits == 8 and count > 1:
+        if by_tiles and few_bits == "int8" and count > 1:
             read = in_whole_numbers(read.float(), 32639)
         elif dots and not by_tiles:
             read = in_whole_numbers(x, kernel.largest())
         exact = read @ held.double().T
-        found = products(kernel, weights, x, scales=scales, tiles=tiles, dots=dots)
+        found = products(kernel, weights, x, tiles=tiles, dots=dots, **numbers)
         # Sums in float32 are rounded: of 4 bits those of groups.
         sizes = read.abs() @ held.double().abs().T
         assert (found - exact).abs().le(1e-6 * sizes + 1e-5 * exact.abs()).all()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@FEW_BITS
 @pytest.mark.parametrize("largest", [1.0, 100.0, 10_000.0])
-def test_vectors_in_whole_numbers_lose_less_than_bfloat16_does(kernel, largest, bits):
-    if kernel.may_use() and bits == 4:
+def test_vectors_in_whole_numbers_lose_less_than_bfloat16_does(kernel, largest, few_bits):
+    if kernel.may_use() and few_bits != "int8":
         pytest.skip("vectors are in bfloat16")
     torch.manual_seed(0)
-    weights, scales, meant = quantised(64, 1536, bits)
+    weights, numbers, meant = quantised(64, 1536, few_bits)
     x = torch.randn(16, 1536)
     x[:, 7] = largest * (1 + torch.rand(16))  # as residuals of language models have one
     exact = x.double() @ meant.double().T
     held = x.bfloat16().double() @ meant.double().T
     read = held if kernel.may_use() else exact  # bytes are made of bfloat16
-    found = products(kernel, weights, x, scales=scales).double()
+    found = products(kernel, weights, x, **numbers).double()
     assert (found - read).norm() < (held - exact).norm() / 2
 
 
@@ -275,12 +294,12 @@ def test_the_largest_products_do_not_overflow(kernel, count, columns):
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_vectors_in_whole_numbers_may_be_zero_and_keep_what_is_no_number(kernel, bits):
-    weights, scales, meant = quantised(64, 64, bits)
+@FEW_BITS
+def test_vectors_in_whole_numbers_may_be_zero_and_keep_what_is_no_number(kernel, few_bits):
+    weights, numbers, meant = quantised(64, 64, few_bits)
     x = torch.randn(20, 64)
     x[2], x[7, 9], x[11, 3], x[13] = 0, torch.nan, torch.inf, 1e-38
-    found = products(kernel, weights, x, scales=scales)
+    found = products(kernel, weights, x, **numbers)
     assert found[2].eq(0).all()
     assert not found[[7, 11]][:, meant[:, 3].ne(0) & meant[:, 9].ne(0)].isfinite().any()
     assert found[13].abs().le(1e-35).all()

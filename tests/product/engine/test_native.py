@@ -313,7 +313,7 @@ def by_groups(linear, quantisation):
     groups = linear.weight.detach().float().unflatten(1, (-1, GROUP))
     scales = (groups.abs().amax(2) / 127).half().float()
     values = (groups / scales[..., None]).round().to(torch.int8)
-    return QuantisedLinear(values.flatten(1), scales, linear.bias)
+    return QuantisedLinear(values.flatten(1), scales, None, linear.bias)
 
 
 @pytest.mark.parametrize("stored", [plainly, by_groups])

@@ -12,14 +12,18 @@ from torch.testing import assert_close
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import QuantisedLinear, quantise_backbone
 from tests.product.cli import forked
-from tests.product.hub.gguf_files import tiny_model, write_gguf
+from tests.product.hub.gguf_files import blocks_of, tiny_model, write_gguf
 from tests.tiny import random_ids
 
-KINDS = {"int8": Kind.Q8_0, "int4": Kind.Q4_0}
+KINDS = [("int8", Kind.Q8_0), ("int4", Kind.Q4_0), ("int4", Kind.Q4_1), ("int4", Kind.Q4_K)]
+every_kind = pytest.mark.parametrize(
+    ("quant", "kind"), KINDS, ids=lambda part: getattr(part, "name", part)
+)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+OF_SUPER_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 16}
 
 
-def blocks_of(kind, head=Kind.Q8_0):
+def kinds_of(kind, head=Kind.Q8_0):
     """Types as llama.cpp's quantiser gives them: the output projection its own, norms none."""
 
     def kind_of(name):
@@ -32,11 +36,12 @@ def blocks_of(kind, head=Kind.Q8_0):
 
 def written(path, kind, architecture="llama", head=Kind.Q8_0, **changes):
     """A tiny model in a file of such blocks, and what these are worth, by layer."""
-    model = tiny_model(architecture, **{**SIZES, "head_dim": 16, **changes})
-    write_gguf(path, model, kinds=blocks_of(kind, head))
+    sizes = OF_SUPER_BLOCKS if kind == Kind.Q4_K else SIZES
+    model = tiny_model(architecture, **{**sizes, "head_dim": 16, **changes})
+    write_gguf(path, model, kinds=kinds_of(kind, head))
     layers = {n: m.weight.float() for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     return {
-        name: torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), own), own))
+        name: torch.from_numpy(gguf.dequantize(blocks_of(weight.detach().numpy(), own), own))
         for name, weight in layers.items()
         for own in [head if name == "lm_head" else kind]
     }
@@ -54,25 +59,29 @@ def quantised(model):
     return kept
 
 
-@pytest.mark.parametrize(("quant", "tied"), [("int8", True), ("int4", False), ("int4", True)])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_weights_are_the_files_bit_for_bit(home, tmp_path, architecture, quant, tied):
+@every_kind
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", 1), ("qwen2", 1), ("qwen3", 0)])
+def test_weights_are_the_files_bit_for_bit(home, tmp_path, architecture, tied, quant, kind):
     path = tmp_path / "m.gguf"
-    expected = written(path, KINDS[quant], architecture, tie_word_embeddings=tied)
+    expected = written(path, kind, architecture, tie_word_embeddings=bool(tied))
     layers = quantised(load(path, quant=quant))
     assert layers.keys() == expected.keys()
     for name, layer in layers.items():
         assert layer.quantisation == ("int8" if name == "lm_head" else quant)
+        assert (layer.minimums is not None) == (kind.name in ("Q4_1", "Q4_K") and name != "lm_head")
         assert torch.equal(layer.widened(torch.float32), expected[name])
         assert torch.equal(layer.widened(torch.bfloat16), expected[name].bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("quant", "rows"), [("int8", 1), ("int4", 5)])
+@pytest.mark.parametrize("rows", [1, 5])
+@every_kind
 @torch.no_grad()
-def test_logits_are_those_of_the_files_numbers(home, tmp_path, monkeypatch, quant, rows, dtype):
+def test_logits_are_those_of_the_files_numbers(
+    home, tmp_path, monkeypatch, quant, kind, rows, dtype
+):
     path, ids = tmp_path / "m.gguf", random_ids(rows, 7)
-    numbers = written(path, KINDS[quant], tie_word_embeddings=True)
+    numbers = written(path, kind, tie_word_embeddings=True)
     exact = load(path, dtype=torch.float32, engine="general")
     for name, weight in numbers.items():
         exact.model.get_submodule(name).weight.copy_(weight)  # not rounded to bfloat16
@@ -99,16 +108,17 @@ def steps(model, ids):
         yield out
 
 
-@pytest.mark.parametrize("quant", ["int8", "int4"])
-def test_weights_take_as_many_bytes_as_in_the_file(home, tmp_path, quant):
+@pytest.mark.parametrize(("quant", "kind"), KINDS[:3])
+def test_weights_take_as_many_bytes_as_in_the_file(home, tmp_path, quant, kind):
     path = tmp_path / "m.gguf"
-    written(path, KINDS[quant], tie_word_embeddings=True)
+    written(path, kind, tie_word_embeddings=True)
     tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
     for name, layer in quantised(load(path, quant=quant)).items():
         if name.endswith("down_proj"):
             tensor = tensors[f"blk.{name.split('.')[2]}.ffn_down.weight"]
-            scales = layer.scales.numel()
-            assert layer.weight.nbytes + 2 * scales == tensor.n_bytes  # of float16 in the file
+            taken = sum(part.nbytes for part in layer.buffers())
+            wide = 2 * layer.scales.numel() if quant == "int8" else 0  # of float16 in the file
+            assert taken - wide == tensor.n_bytes
 
 
 def test_four_bits_are_held_in_eight_as_they_are(home, tmp_path):
@@ -119,23 +129,27 @@ def test_four_bits_are_held_in_eight_as_they_are(home, tmp_path):
         assert torch.equal(layer.widened(torch.float32), expected[name])
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q5_0])
-def test_what_four_bits_cannot_hold_is_rounded_as_any_model_is(home, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("quant", "kind"),
+    [("int4", Kind.Q8_0), ("int4", Kind.Q5_0), ("int8", Kind.Q4_1), ("int8", Kind.Q4_K)],
+)
+def test_what_bits_cannot_hold_is_rounded_as_any_model_is(home, tmp_path, quant, kind):
     path = tmp_path / "m.gguf"
     written(path, kind, head=kind)
-    made, plain = load(path, quant="int4"), load(path)
-    quantise_backbone(plain.backbone, "int4")
+    made, plain = load(path, quant=quant), load(path)
+    quantise_backbone(plain.backbone, quant)
     expected = quantised(plain)
     for name, layer in quantised(made).items():
-        if name != "lm_head" or kind == Kind.Q5_0:
+        if name != "lm_head" or kind != Kind.Q8_0:
             assert torch.equal(layer.weight, expected[name].weight)
             assert torch.equal(layer.scales, expected[name].scales)
+            assert layer.minimums is None
 
 
-@pytest.mark.parametrize("quant", ["int8", "int4"])
-def test_a_saved_copy_has_the_files_numbers_too(home, tmp_path, quant):
+@every_kind
+def test_a_saved_copy_has_the_files_numbers_too(home, tmp_path, quant, kind):
     path = tmp_path / "m.gguf"
-    expected = written(path, KINDS[quant], tie_word_embeddings=True)
+    expected = written(path, kind, tie_word_embeddings=True)
     load(path, quant=quant).save_pretrained(tmp_path / "copy", include_backbone=True)
     for name, layer in quantised(load(tmp_path / "copy")).items():
         assert torch.equal(layer.widened(torch.float32), expected[name])
@@ -143,7 +157,7 @@ def test_a_saved_copy_has_the_files_numbers_too(home, tmp_path, quant):
 
 def test_a_router_of_the_plain_model_is_loaded_with_the_files_numbers(home, tmp_path):
     path = tmp_path / "m.gguf"
-    expected = written(path, Kind.Q4_0)
+    expected = written(path, Kind.Q4_1)
     load(path).save_pretrained(tmp_path / "routed")
     for name, layer in quantised(load(tmp_path / "routed", quant="int4")).items():
         assert torch.equal(layer.widened(torch.float32), expected[name])
@@ -151,10 +165,10 @@ def test_a_router_of_the_plain_model_is_loaded_with_the_files_numbers(home, tmp_
 
 def test_info_says_which_bits_keep_the_files_numbers(home, tmp_path):
     path = tmp_path / "m.gguf"
-    written(path, Kind.Q4_0)
+    written(path, Kind.Q4_1, head=Kind.Q4_0)
     facts = json.loads(forked.run(["info", str(path), "--json"]).stdout)
-    assert facts["stored"] == {"Q4_0": 14, "F32": 5, "Q8_0": 2}
-    assert facts["kept_by"] == {"int4": ["Q4_0"], "int8": ["Q4_0", "Q8_0"]}
+    assert facts["stored"] == {"Q4_1": 14, "F32": 5, "Q4_0": 2}
+    assert facts["kept_by"] == {"int4": ["Q4_0", "Q4_1"], "int8": ["Q4_0"]}
     told = forked.run(["info", str(path)]).stdout
-    assert "14 tensors in Q4_0, 5 in F32, 2 in Q8_0" in told
-    assert "int4 of Q4_0, int8 of Q4_0 and Q8_0" in told
+    assert "14 tensors in Q4_1, 5 in F32, 2 in Q4_0" in told
+    assert "int4 of Q4_0 and Q4_1, int8 of Q4_0" in told

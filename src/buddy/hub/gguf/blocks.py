@@ -1,7 +1,9 @@
 """Weights of a GGUF file in the bits that it has them in, with its own numbers and scales.
 
-A block of Q8_0 or Q4_0 is 32 neighbouring weights of a row in whole numbers, behind a scale of
-float16 that multiplies them. Buddy's groups are the same, so nothing is rounded.
+A block of Q8_0, Q4_0 or Q4_1 is 32 neighbouring weights of a row in whole numbers, behind a scale
+of float16 that multiplies them, in Q4_1 also a minimum that is added. A block of Q4_K is eight such
+groups, whose scales and minimums are numbers of 6 bits times one of float16 for all. Buddy's groups
+are the same, so nothing is rounded.
 """
 
 from collections.abc import Mapping
@@ -10,17 +12,21 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from buddy.backbone.quantised import GROUP, Quantisation, QuantisedLinear, StoredLayer
 from buddy.hub.gguf.header import GgufHeader, GgufTensor, read_header
 
-_SCALE_BYTES: Final = 2
+_FLOAT_BYTES: Final = 2
 _HELD: Final[Mapping[str, tuple[Quantisation, ...]]] = {
     "Q8_0": ("int8",),
     "Q4_0": ("int4", "int8"),
+    "Q4_1": ("int4",),
+    "Q4_K": ("int4",),
 }
 """What holds the numbers of a GGUF type as they are."""
+_Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 def kept_types(header: GgufHeader) -> dict[str, list[str]]:
@@ -57,26 +63,57 @@ def stored_layers(path: Path, model: nn.Module) -> StoredLayer:
             tensor = header.tensors.get("token_embd.weight")
         if tensor is None or quantisation not in _HELD.get(tensor.kind, ()):
             return None
-        weight, scales = _read(path, tensor, quantisation)
+        made = QuantisedLinear(*_read(path, tensor, quantisation), linear.bias)
         if header.architecture == "llama" and layers[linear].endswith(("q_proj", "k_proj")):
-            weight, scales = (_in_halves(part, config.head_dim) for part in (weight, scales))
-        return QuantisedLinear(weight, scales, linear.bias)
+            for part, numbers in made.named_buffers():
+                setattr(made, part, _in_halves(numbers, config.head_dim))
+        return made
 
     return stored
 
 
-def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> tuple[Tensor, Tensor]:
-    """Weights and scales as `QuantisedLinear` has them."""
+def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> _Parts:
+    """Weights, scales and minimums as `QuantisedLinear` has them."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
     rows, columns = tensor.shape
-    shape = (rows, columns // GROUP, tensor.num_bytes * GROUP // (rows * columns))
+    num_weights, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
+    shape = (rows, columns // num_weights, num_bytes)
     blocks = np.memmap(path, np.uint8, "r", tensor.offset, shape)
-    scales = blocks[..., :_SCALE_BYTES].copy().view("<f2")[..., 0].astype(np.float32)
-    numbers = torch.from_numpy(blocks[..., _SCALE_BYTES:].copy())
+    if tensor.kind == "Q4_K":
+        return _of_super_blocks(blocks)
+    scales, minimums = _floats(blocks, 0), _floats(blocks, 1) if tensor.kind == "Q4_1" else None
+    begin = _FLOAT_BYTES if minimums is None else 2 * _FLOAT_BYTES
+    numbers = torch.from_numpy(blocks[..., begin:].copy())
+    if quantisation == "int4":
+        return numbers.view(rows, -1), scales, minimums
     if tensor.kind == "Q8_0":
         numbers = numbers.view(torch.int8)
-    elif quantisation == "int8":
+    else:
         numbers = torch.cat([numbers & 15, numbers >> 4], dim=2).to(torch.int8).sub_(8)
-    return numbers.view(rows, -1), torch.from_numpy(scales)
+    return numbers.view(rows, -1), scales.float(), None
+
+
+def _of_super_blocks(blocks: NDArray[np.uint8]) -> _Parts:
+    """Weights, scales and minimums of Q4_K; 32 bytes hold a group in low bits, the next in high."""
+    from gguf.quants import Q4_K
+
+    rows, numbers = len(blocks), torch.from_numpy(blocks[..., 16:].copy())
+    numbers = numbers.view(rows, -1, 4, 32)
+    groups = torch.stack([numbers & 15, numbers >> 4], dim=3)
+    weight = groups[..., : GROUP // 2] | groups[..., GROUP // 2 :] << 4
+    packed = np.ascontiguousarray(blocks[..., 4:16]).reshape(-1, 12)
+    scales, minimums = (
+        _floats(blocks, at).float()[..., None] * torch.from_numpy(part).view(rows, -1, 8)
+        for at, part in enumerate(Q4_K.get_scale_min(packed))
+    )
+    return weight.reshape(rows, -1), scales.view(rows, -1), -minimums.view(rows, -1)
+
+
+def _floats(blocks: NDArray[np.uint8], at: int) -> Tensor:
+    """What the blocks' float16 number `at` is, [rows, blocks]."""
+    halves = blocks[..., at * _FLOAT_BYTES : (at + 1) * _FLOAT_BYTES].copy().view("<f2")
+    return torch.from_numpy(halves[..., 0].astype(np.float16))
 
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -1,14 +1,15 @@
-/* A vector in whole numbers of two bytes, as rows of INT8, INT4 and INT8_GROUPS meet it.
+/* A vector in whole numbers of two bytes, as rows of fewer bits meet it.
  *
  * Its largest number becomes 32,639 of its units, so an element moves by at most 2^-16 of the largest. A
  * whole number is 256 times a high byte plus a low one, both from -128 to 127, and weights meet each of
- * them. x86 multiplies signed bytes with unsigned ones only: weights are read BIAS or GROUP_BIAS too
- * large, and sums begin at what that is worth, taken away.
+ * them. x86 multiplies signed bytes with unsigned ones only: weights of 8 bits are read BIAS too large, and
+ * sums begin at what that is worth, taken away.
  */
 
 #ifndef BUDDY_BYTE_VECTORS_H
 #define BUDDY_BYTE_VECTORS_H
 
+#include "groups.h"
 #include "rounding.h"
 #include "totals.h"
 
@@ -19,11 +20,10 @@
 #else
 #define BIAS 128
 #endif
-#define GROUP_BIAS 8
 #define LARGEST 32639
 #define MOST_COLUMNS 131071 /* whose products' sum an int holds: 128 times 128 each */
 #define DEEP_BYTES (4 * WIDTH) /* that a register holds */
-#define GROUPS (WIDTH / 4) /* of INT4, whose first or second halves a register holds */
+#define GROUPS (WIDTH / 4) /* of 4 bits, whose first or second halves a register holds */
 
 typedef int8_t Bytes __attribute__((vector_size(DEEP_BYTES)));
 
@@ -47,18 +47,18 @@ static inline Bytes bytes_at(const void *from)
 }
 
 /* A vector as rows meet it, in registers one after another. INT8: high bytes and low ones of DEEP_BYTES
- * columns. INT8_GROUPS: the same, and Ints that sums with both begin at. INT4: high bytes of the first
+ * columns. INT8_GROUPS: the same, and Ints that sums with both begin at. 4 bits: high bytes of the first
  * halves of GROUPS groups, of the second halves, low bytes of both. */
 typedef struct {
     const char *bytes;
-    const char *starts; /* INT8: of sums with high bytes, and with low ones, Ints each. INT4: [groups],
-                           floats that a group's scale is multiplied with */
+    const char *starts; /* INT8: of sums with high bytes, and with low ones, Ints each. 4 bits: floats,
+                           of sum_groups */
     float unit;         /* what one whole number is worth */
 } Whole;
 
 static size_t steps_of_bytes(int columns, int format)
 {
-    size_t step = format == INT4 ? GROUPS * GROUP : DEEP_BYTES;
+    size_t step = is_int4(format) ? GROUPS * GROUP : DEEP_BYTES;
     return ((size_t)columns + step - 1) / step;
 }
 
@@ -82,21 +82,17 @@ static inline void part(const int16_t *restrict numbers, int count, int8_t *high
 static __attribute__((noinline)) Whole part_vector(
     const float *x, int columns, int format, int16_t *numbers, float *out)
 {
-    size_t steps = steps_of_bytes(columns, format), registers = steps * (format == INT4 ? 4 : 2);
+    size_t steps = steps_of_bytes(columns, format), registers = steps * (is_int4(format) ? 4 : 2);
     float unit = round_vector(x, columns, LARGEST, numbers);
     memset(numbers + columns, 0, sizeof *numbers * (registers * DEEP_BYTES / 2 - columns));
     int8_t *to = (int8_t *)out;
     Whole made = {(const char *)out, (const char *)out + registers * DEEP_BYTES, unit};
-    if (format == INT4) {
-        float *starts = out + registers * WIDTH;
+    if (is_int4(format)) {
+        sum_groups(numbers, columns, format, out + registers * WIDTH);
         for (int group = 0; group * GROUP < columns; group++, numbers += GROUP) {
-            int32_t sum = 0;
             for (int half = 0; half < 2; half++)
                 part(numbers + half * (GROUP / 2), GROUP / 2, to + half * DEEP_BYTES,
                      to + (2 + half) * DEEP_BYTES);
-            for (int i = 0; i < GROUP; i++)
-                sum += numbers[i];
-            starts[group] = (float)(-GROUP_BIAS * sum);
             to += (group + 1) % GROUPS ? GROUP / 2 : 4 * DEEP_BYTES - (GROUPS - 1) * (GROUP / 2);
         }
         return made;

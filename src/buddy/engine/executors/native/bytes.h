@@ -1,4 +1,4 @@
-/* Rows of INT8, INT4 or INT8_GROUPS times vectors in whole numbers, by dot products of bytes.
+/* Rows of fewer bits times vectors in whole numbers, by dot products of bytes.
  *
  * Sums of INT8 are exact for a whole row, others for a group.
  */
@@ -133,7 +133,7 @@ static inline __attribute__((always_inline)) void block_int8_groups(
         place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
 
-/* What is left of GROUPS groups of INT4 and of their scales, each in its quarter; zeros behind them. */
+/* What is left of GROUPS groups of 4 bits and of their scales, each in its quarter; zeros behind them. */
 static inline __attribute__((always_inline)) Bytes groups_at(const uint8_t *pairs, size_t left)
 {
 #if defined(__AVX512F__)
@@ -149,51 +149,49 @@ static inline __attribute__((always_inline)) Bytes groups_at(const uint8_t *pair
 #endif
 }
 
-static inline __attribute__((always_inline)) Floats scales_at(const float *scales, size_t left)
+static inline __attribute__((always_inline)) Floats scales_at(
+    int format, const float *scales, size_t group, size_t left)
 {
 #if defined(__AVX512F__)
     const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     __mmask8 mask = left >= GROUPS ? 15 : (__mmask8)((1u << left) - 1);
-    __m128 four = _mm_maskz_loadu_ps(mask, scales);
+    __m128 four = format == INT4_HALVES
+        ? _mm_cvtph_ps(_mm_maskz_loadu_epi16(mask, (const uint16_t *)scales + group))
+        : _mm_maskz_loadu_ps(mask, scales + group);
     return (Floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(four));
 #elif defined(__AVX2__)
-    __m128 first = _mm_broadcast_ss(scales), none = _mm_setzero_ps();
-    return (Floats)_mm256_set_m128(left >= GROUPS ? _mm_broadcast_ss(scales + 1) : none, first);
+    __m128 first, second = _mm_setzero_ps();
+    if (format == INT4_HALVES) {
+        uint32_t halves = 0;
+        memcpy(&halves, (const uint16_t *)scales + group, left >= GROUPS ? 4 : 2);
+        __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128((int)halves));
+        first = _mm_permute_ps(both, 0), second = _mm_permute_ps(both, 0x55);
+    } else {
+        first = _mm_broadcast_ss(scales + group);
+        if (left >= GROUPS)
+            second = _mm_broadcast_ss(scales + group + 1);
+    }
+    return (Floats)_mm256_set_m128(second, first);
 #else
     (void)left;
-    return (Floats){0} + *scales;
-#endif
-}
-
-/* What is left of WIDTH floats, and zeros. */
-static inline __attribute__((always_inline)) Floats floats_at(const float *from, size_t left)
-{
-#if defined(__AVX512F__)
-    return (Floats)_mm512_maskz_loadu_ps(left >= WIDTH ? 0xffff : (__mmask16)((1u << left) - 1), from);
-#elif defined(__AVX2__)
-    const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256i is_there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left), places);
-    return (Floats)_mm256_maskload_ps(from, is_there);
-#else
-    Floats here = {0};
-    for (size_t i = 0; i < left && i < WIDTH; i++)
-        here[i] = from[i];
-    return here;
+    return (Floats){0} + group_float(format, scales, group);
 #endif
 }
 
 static inline __attribute__((always_inline)) void add_groups(
-    const uint8_t *pairs, const float *scales, size_t groups, size_t group, size_t left, int R,
-    const Whole *x, int N, Floats (*sums)[4])
+    const Matrix *matrix, int format, int row, size_t group, size_t left, int R, const Whole *x, int N,
+    Floats (*sums)[4])
 {
+    size_t groups = (size_t)matrix->columns / GROUP, first_group = row * groups + group;
+    const uint8_t *pairs = (const uint8_t *)matrix->weights + first_group * (GROUP / 2);
     Bytes first[4], second[4];
     Floats scale[4];
     for (int r = 0; r < R; r++) {
-        Bytes both = groups_at(pairs + (r * groups + group) * (GROUP / 2), left);
+        Bytes both = groups_at(pairs + r * groups * (GROUP / 2), left);
         first[r] = both & 15;
         typedef uint16_t Wide __attribute__((vector_size(DEEP_BYTES)));
         second[r] = (Bytes)((Wide)both >> 4) & 15;
-        scale[r] = scales_at(scales + r * groups + group, left);
+        scale[r] = scales_at(format, matrix->scales, first_group + r * groups, left);
     }
     for (int n = 0; n < N; n++) {
         const char *bytes = x[n].bytes + group / GROUPS * 4 * DEEP_BYTES;
@@ -207,31 +205,29 @@ static inline __attribute__((always_inline)) void add_groups(
     }
 }
 
-/* R rows of INT4 times N vectors. */
+/* R rows of 4 bits times N vectors. */
 static inline __attribute__((always_inline)) void block_int4(
-    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
 {
     Floats sums[TOGETHER][4] = {0};
     size_t groups = (size_t)matrix->columns / GROUP, group = 0;
-    const uint8_t *pairs = (const uint8_t *)matrix->weights + row * groups * (GROUP / 2);
-    const float *scales = matrix->scales + row * groups;
-    const char *ahead = (const char *)pairs + BYTES_AHEAD;
-    for (size_t at = 0; at < R * groups; at += 16)
-        __builtin_prefetch((const char *)(scales + at) + BYTES_AHEAD / 4);
+    const char *ahead = (const char *)matrix->weights + row * groups * (GROUP / 2) + BYTES_AHEAD;
+    const float *minimums = format == INT4 ? matrix->scales : matrix->minimums;
+    ask_for_groups(matrix, format, R, row);
     for (size_t at = 0; at < groups; at += WIDTH)
         for (int r = 0; r < R; r++) {
-            Floats scale = floats_at(scales + r * groups + at, groups - at);
+            Floats minimum = group_floats(format, minimums, (row + r) * groups + at, groups - at);
             for (int n = 0; n < N; n++)
-                sums[n][r] += scale
+                sums[n][r] += minimum
                     * floats_at((const float *)x[n].starts + at, groups - at);
         }
     for (; group + GROUPS <= groups; group += GROUPS, ahead += R * DEEP_BYTES) {
         for (int at = 0; at < R * DEEP_BYTES; at += 64)
             __builtin_prefetch(ahead + at);
-        add_groups(pairs, scales, groups, group, GROUPS, R, x, N, sums);
+        add_groups(matrix, format, row, group, GROUPS, R, x, N, sums);
     }
     if (group < groups)
-        add_groups(pairs, scales, groups, group, groups - group, R, x, N, sums);
+        add_groups(matrix, format, row, group, groups - group, R, x, N, sums);
     for (int n = 0; n < N; n++)
         place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
@@ -244,7 +240,7 @@ static inline __attribute__((always_inline)) void block_whole(
     else if (format == INT8_GROUPS)
         block_int8_groups(matrix, R, x, N, y, row);
     else
-        block_int4(matrix, R, x, N, y, row);
+        block_int4(matrix, format, R, x, N, y, row);
 }
 
 /* Rows times N vectors. */
@@ -292,8 +288,12 @@ static __attribute__((noinline)) void multiply_whole(
                 near_rows(matrix, INT8, rounded, now, row, stop, y + done);
             else if (matrix->format == INT8_GROUPS)
                 near_rows(matrix, INT8_GROUPS, rounded, now, row, stop, y + done);
-            else
+            else if (matrix->format == INT4)
                 near_rows(matrix, INT4, rounded, now, row, stop, y + done);
+            else if (matrix->format == INT4_MINIMUMS)
+                near_rows(matrix, INT4_MINIMUMS, rounded, now, row, stop, y + done);
+            else
+                near_rows(matrix, INT4_HALVES, rounded, now, row, stop, y + done);
         }
     }
 }

@@ -19,7 +19,7 @@ COMPILE_LIMIT_S: Final = 120
 _SOURCES: Final = (
     *("decode.c", "run.h", "attention.h", "products.h", "adapters.h", "skipped.h"),
     *("model.h", "functions.h", "multiply.h", "panels.h", "whole.h", "bytes.h", "byte_vectors.h"),
-    *("rounding.h", "totals.h", "matrix.h", "transpose.h", "tiles.h", "threads.h"),
+    *("groups.h", "rounding.h", "totals.h", "matrix.h", "transpose.h", "tiles.h", "threads.h"),
 )
 FLAGS: Final = (
     *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),

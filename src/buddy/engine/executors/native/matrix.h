@@ -1,4 +1,4 @@
-/* Rows of a weight matrix times a few vectors, in five formats of weights.
+/* Rows of a weight matrix times a few vectors, in seven formats of weights.
  *
  * A decode step reads each weight once and has few vectors to multiply it with, so memory sets the
  * pace: weights are read where they lie, row by row, and every vector is served from one reading.
@@ -27,29 +27,40 @@
 #define HAS_BYTE_DOT 0
 #endif
 
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4 };
+/* Of INT4 number 8 is zero; of INT4_MINIMUMS and INT4_HALVES number 0 is the group's minimum, and in the
+ * latter scales and minimums are in float16. */
+enum {
+    FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4, INT4_MINIMUMS = 5, INT4_HALVES = 6
+};
 
-#define GROUP 32 /* weights that share a scale in INT4 and INT8_GROUPS */
+#define GROUP 32 /* weights that share a scale, but in INT8, which has one for a row */
+#define ZERO 8   /* the number of INT4 that stands for zero */
 #define MOST_VECTORS 8
 
 typedef uint16_t bf16;
 
 typedef struct Matrix {
-    const void *weights; /* [rows, columns]; INT4: two to a byte, columns 0-15 and 16-31 of a group */
-    const float *scales; /* INT8: [rows]; INT4, INT8_GROUPS: [rows, columns / GROUP]; else NULL */
-    const float *bias;   /* [rows] or NULL */
+    const void *weights; /* [rows, columns]; 4 bits: two to a byte, columns 0-15 and 16-31 of a group */
+    const float *scales; /* INT8: [rows]; of groups: [rows, columns / GROUP]; else NULL */
+    const float *minimums; /* as scales, or NULL */
+    const float *bias;     /* [rows] or NULL */
     int32_t rows, columns, format;
-    int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; INT8,
-                        INT4 and INT8_GROUPS with whole numbers */
+    int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; of
+                        fewer bits with whole numbers */
     /* Of an adapter that knows the depth, or NULL: up (deviations of the depth * down x) is added. */
     const struct Matrix *down; /* [rank, columns] */
     const void *up;            /* [rank, rows] in the format of `down` */
     const float *deviations;   /* [depths, rank] */
 } Matrix;
 
+static inline int is_int4(int format)
+{
+    return format == INT4 || format == INT4_MINIMUMS || format == INT4_HALVES;
+}
+
 static inline int bits_of(int format)
 {
-    return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT4 ? 4 : 8;
+    return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : is_int4(format) ? 4 : 8;
 }
 
 static inline float widen(bf16 value)
@@ -64,6 +75,20 @@ static inline bf16 narrow(float value)
     union { float value; uint32_t bits; } u = {value};
     uint32_t rounded = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
     return (bf16)((u.bits & 0x7fffffff) > 0x7f800000 ? (u.bits >> 16) | 0x40 : rounded);
+}
+
+/* A scale or a minimum. The exponent of float16, read as that of float32, is 112 too small. */
+static inline float group_float(int format, const float *from, size_t group)
+{
+    if (format != INT4_HALVES)
+        return from[group];
+    uint16_t half = ((const uint16_t *)from)[group];
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#else
+    union { uint32_t bits; float value; } u = {(uint32_t)(half & 0x7fff) << 13};
+    return (half & 0x8000 ? -0x1p112f : 0x1p112f) * u.value;
+#endif
 }
 
 /* A vector in both number formats; `narrow` is what the dot product of bfloat16 reads. */
@@ -154,10 +179,15 @@ static inline __attribute__((always_inline)) Floats widened(
     } else {
         Ints pairs = INTS_OF_U8(
             (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
-        number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - 8;
+        number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - (format == INT4 ? ZERO : 0);
     }
-    Floats scaled = __builtin_convertvector(number, Floats) * matrix->scales[group];
+    float scale = group_float(format, matrix->scales, group);
+    Floats scaled = __builtin_convertvector(number, Floats) * scale;
     AS_IT_IS(scaled);
+    if (format > INT8_GROUPS) {
+        scaled += group_float(format, matrix->minimums, group);
+        AS_IT_IS(scaled);
+    }
     return scaled;
 }
 
@@ -217,7 +247,7 @@ static inline __attribute__((always_inline)) void block_wide(
         (const char *)matrix->weights + (size_t)row * columns * bits / 8 + BYTES_AHEAD;
     for (; column + WIDTH <= columns; column += WIDTH) {
         Floats w[MOST_SUMS];
-        if (format != INT4) /* which arithmetic holds up, not memory */
+        if (!is_int4(format)) /* which arithmetic holds up, not memory */
             for (int at = 0; at < R * WIDTH * bits / 8; at += 64)
                 __builtin_prefetch(ahead + at);
         ahead += R * WIDTH * bits / 8;
@@ -377,8 +407,14 @@ static __attribute__((noinline)) void multiply_few(
     case INT8_GROUPS:
         rows_wide(matrix, INT8_GROUPS, x, count, begin, end, y);
         break;
-    default:
+    case INT4:
         rows_wide(matrix, INT4, x, count, begin, end, y);
+        break;
+    case INT4_MINIMUMS:
+        rows_wide(matrix, INT4_MINIMUMS, x, count, begin, end, y);
+        break;
+    default:
+        rows_wide(matrix, INT4_HALVES, x, count, begin, end, y);
     }
 }
 

@@ -81,8 +81,14 @@ static void pack_rows(const Matrix *matrix, int row, int rows, float *panel)
     case INT8_GROUPS:
         pack_format(matrix, INT8_GROUPS, row, rows, panel);
         break;
-    default:
+    case INT4:
         pack_format(matrix, INT4, row, rows, panel);
+        break;
+    case INT4_MINIMUMS:
+        pack_format(matrix, INT4_MINIMUMS, row, rows, panel);
+        break;
+    default:
+        pack_format(matrix, INT4_HALVES, row, rows, panel);
     }
 }
 

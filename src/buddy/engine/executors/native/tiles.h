@@ -1,7 +1,7 @@
 /* Rows of weights times any number of vectors, by the tile registers of AMX.
  *
  * One instruction multiplies 16 rows of weights, 64 bytes deep, with 16 vectors. Weights in bfloat16
- * and INT8 are read where they lie, INT4 is unpacked first. Vectors come in panels of 16: of two columns
+ * and INT8 are read where they lie, 4 bits are unpacked first. Vectors come in panels of 16: of two columns
  * each, those of all vectors side by side. Sums come out of the tiles with 16 vectors side by side too,
  * so what is computed of each sum alone goes into the next panel without turning it round. A sum has
  * one order whatever else is multiplied, so a sequence's numbers do not depend on those beside it.
@@ -129,26 +129,28 @@ static const char *tile_rows(const Matrix *matrix, int row, bf16 *space)
 {
     int columns = matrix->columns, left = matrix->rows - row;
     size_t at = (size_t)row * columns, each = matrix->format == INT8 ? 1 : sizeof(bf16);
-    if (left >= TILE && matrix->format != INT4)
+    if (left >= TILE && !is_int4(matrix->format))
         return (const char *)matrix->weights + at * each;
     if (left < TILE)
         memset(space, 0, TILE * columns * each);
     int rows = left < TILE ? left : TILE;
     size_t count = (size_t)rows * columns;
-    if (matrix->format != INT4) {
+    if (!is_int4(matrix->format)) {
         memcpy(space, (const char *)matrix->weights + at * each, count * each);
     } else {
         const uint8_t *weights = (const uint8_t *)matrix->weights + at / 2;
-        const float *scales = matrix->scales + at / GROUP;
         for (size_t i = 0; i < count; i += GROUP) {
             _mm_prefetch((const char *)weights + i / 2 + BYTES_AHEAD, _MM_HINT_T0);
             __m128i pairs = _mm_loadu_si128((const __m128i *)(weights + i / 2));
-            __m128i mask = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
-            __m128i low = _mm_sub_epi8(_mm_and_si128(pairs, mask), eight);
-            __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(pairs, 4), mask), eight);
-            __m512 scale = _mm512_set1_ps(scales[i / GROUP]);
-            __m512 first = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)), scale);
-            __m512 second = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)), scale);
+            __m128i mask = _mm_set1_epi8(15), low = _mm_and_si128(pairs, mask);
+            __m128i high = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
+            __m512 scale = _mm512_set1_ps(group_float(matrix->format, matrix->scales, (at + i) / GROUP));
+            __m512 zero = matrix->format == INT4
+                ? _mm512_mul_ps(scale, _mm512_set1_ps(-ZERO))
+                : _mm512_set1_ps(group_float(matrix->format, matrix->minimums, (at + i) / GROUP));
+            __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low));
+            __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(high));
+            first = _mm512_fmadd_ps(first, scale, zero), second = _mm512_fmadd_ps(second, scale, zero);
             _mm512_storeu_si512(space + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
         }
     }
@@ -322,7 +324,7 @@ static inline void gate_sums(
 
 static inline const char *next_rows(const Matrix *matrix, int row, int end)
 {
-    if (matrix->format == INT4 || row + TILE > end || row + TILE > matrix->rows)
+    if (is_int4(matrix->format) || row + TILE > end || row + TILE > matrix->rows)
         return NULL;
     size_t each = matrix->format == INT8 ? 1 : sizeof(bf16);
     return (const char *)matrix->weights + (size_t)row * matrix->columns * each;

@@ -149,14 +149,20 @@ class BoundWeights:
     def _matrix(self, layer: nn.Linear | QuantisedLinear | DepthLinear) -> layout.Matrix:
         linear = cast(nn.Linear | QuantisedLinear, _base(layer))
         quantised = linear if isinstance(linear, QuantisedLinear) else None
+        minimums = None if quantised is None else quantised.minimums
         numbers = (
             layout.FORMATS[linear.weight.dtype]
             if quantised is None
-            else layout.QUANTISED[quantised.quantisation, quantised.scales.ndim]
+            else layout.QUANTISED[
+                quantised.quantisation,
+                quantised.scales.ndim,
+                None if minimums is None else minimums.dtype,
+            ]
         )
         return layout.Matrix(
             weights=self._hold(linear.weight).data_ptr(),
             scales=None if quantised is None else self._hold(quantised.scales).data_ptr(),
+            minimums=None if minimums is None else self._hold(minimums).data_ptr(),
             bias=None if linear.bias is None else self._widen(linear.bias).data_ptr(),
             rows=linear.out_features,
             columns=linear.in_features,

@@ -1,4 +1,4 @@
-/* Rows of INT8, INT4 or INT8_GROUPS times vectors in whole numbers of 16 bits.
+/* Rows of fewer bits times vectors in whole numbers of 16 bits.
  *
  * A vector's largest number becomes 32,767 of its units, so an element moves by at most 2^-16 of the
  * largest, which bfloat16 itself may move by 2^-9. One instruction multiplies twice as many of these as
@@ -9,6 +9,7 @@
 #ifndef BUDDY_WHOLE_H
 #define BUDDY_WHOLE_H
 
+#include "groups.h"
 #include "rounding.h"
 
 #if !HAS_BYTE_DOT
@@ -61,25 +62,25 @@ static inline Shorts shorts_of(const int8_t *from)
 #endif
 }
 
-/* A group of INT4 without its scale. */
+/* A group's numbers of 4 bits, from 0 to 15. */
 static inline void unpack_group(const uint8_t *pairs, Shorts *out)
 {
 #if defined(__AVX2__)
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)pairs));
     __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(wide, 4);
 #if defined(__AVX512BW__)
-    out[0] = (Shorts)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1) - 8;
+    out[0] = (Shorts)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 #else
-    out[0] = (Shorts)low - 8;
-    out[1] = (Shorts)high - 8;
+    out[0] = (Shorts)low;
+    out[1] = (Shorts)high;
 #endif
 #else
     typedef uint8_t Bytes __attribute__((vector_size(SHORTS)));
     for (int half = 0; half < PARTS / 2; half++) {
         Bytes bytes;
         memcpy(&bytes, pairs + half * SHORTS, sizeof bytes);
-        out[half] = __builtin_convertvector(bytes & 15, Shorts) - 8;
-        out[PARTS / 2 + half] = __builtin_convertvector(bytes >> 4, Shorts) - 8;
+        out[half] = __builtin_convertvector(bytes & 15, Shorts);
+        out[PARTS / 2 + half] = __builtin_convertvector(bytes >> 4, Shorts);
     }
 #endif
 }
@@ -87,7 +88,8 @@ static inline void unpack_group(const uint8_t *pairs, Shorts *out)
 /* A vector's whole numbers, then zeros to a multiple of SHORTS. */
 typedef struct {
     const int16_t *numbers;
-    float unit; /* what one is worth */
+    const float *starts; /* 4 bits: of sum_groups */
+    float unit;          /* what one is worth */
 } Whole;
 
 static size_t whole_columns(int columns)
@@ -95,10 +97,13 @@ static size_t whole_columns(int columns)
     return ((size_t)columns + SHORTS - 1) / SHORTS * SHORTS;
 }
 
-static Whole pad_vector(const float *x, int columns, int16_t *out)
+static Whole pad_vector(const float *x, int columns, int format, int16_t *out, float *starts)
 {
     memset(out + columns, 0, sizeof *out * (whole_columns(columns) - columns));
-    return (Whole){out, round_vector(x, columns, LARGEST, out)};
+    Whole made = {out, starts, round_vector(x, columns, LARGEST, out)};
+    if (is_int4(format))
+        sum_groups(out, columns, format, starts);
+    return made;
 }
 
 /* The last weights of a row of INT8, fewer than SHORTS, and zeros. */
@@ -167,15 +172,26 @@ static inline __attribute__((always_inline)) void block_by_row(
         }
 }
 
-/* A group of either format without its scale. */
+/* A group's numbers. */
 static inline __attribute__((always_inline)) void group_at(
     const uint8_t *from, int format, Shorts *out)
 {
-    if (format == INT4)
+    if (is_int4(format))
         unpack_group(from, out);
     else
         for (int part = 0; part < PARTS; part++)
             out[part] = shorts_of((const int8_t *)from + part * SHORTS);
+}
+
+/* Scales or minimums of groups from one on, which are in float16, as floats. */
+static inline __attribute__((always_inline)) const float *widen_groups(
+    const float *from, size_t first, size_t count, float *out)
+{
+    for (size_t at = 0; at < count; at += WIDTH) {
+        Floats some = group_floats(INT4_HALVES, from, first + at, count - at);
+        memcpy(out + at, &some, sizeof some);
+    }
+    return out;
 }
 
 /* R rows in groups times N vectors. */
@@ -186,11 +202,24 @@ static inline __attribute__((always_inline)) void block_by_group(
     float out[MOST_SUMS];
     size_t groups = (size_t)matrix->columns / GROUP, each = GROUP * bits_of(format) / 8;
     const uint8_t *weights = (const uint8_t *)matrix->weights + row * groups * each;
-    const float *scales = matrix->scales + row * groups;
-    for (size_t at = 0; at < R * groups; at += 16)
-        __builtin_prefetch((const char *)(scales + at) + BYTES_AHEAD / 4);
+    const float *scales = matrix->scales + row * groups, *minimums = scales;
+    size_t count = format == INT4_HALVES ? R * groups : 0;
+    float wide[2 * count + WIDTH]; /* of scales and minimums in float16 */
+    ask_for_groups(matrix, format, R, row);
+    if (format == INT4_MINIMUMS)
+        minimums = matrix->minimums + row * groups;
+    if (format == INT4_HALVES) {
+        scales = widen_groups(matrix->scales, row * groups, count, wide);
+        minimums = widen_groups(matrix->minimums, row * groups, count, wide + count);
+    }
     for (int i = 0; i < R * N; i++)
         sums[i] = (Floats){0};
+    for (size_t at = 0; is_int4(format) && at < groups; at += WIDTH)
+        for (int r = 0; r < R; r++) {
+            Floats minimum = floats_at(minimums + r * groups + at, groups - at);
+            for (int n = 0; n < N; n++)
+                sums[n * R + r] += minimum * floats_at(x[n].starts + at, groups - at);
+        }
     for (size_t group = 0; group < groups; group++) {
         Shorts w[MOST_SUMS][PARTS], v[PARTS];
         for (size_t at = 0; at < R * each; at += 64)
@@ -249,10 +278,10 @@ static inline __attribute__((always_inline)) void rows_whole(
         rows_by(matrix, format, 2, x, 4, begin, end, y);
 }
 
-/* Floats that hold rounded vectors. */
+/* Floats that hold rounded vectors and sums of their groups. */
 static size_t whole_floats(int columns)
 {
-    return whole_columns(columns) * ROUNDED_VECTORS / 2;
+    return (whole_columns(columns) / 2 + columns / GROUP) * ROUNDED_VECTORS;
 }
 
 /* y[n][row] = matrix[row] . x[n] for rows from begin to end. */
@@ -260,14 +289,15 @@ static __attribute__((noinline)) void multiply_whole(
     const Matrix *matrix, const Vector *x, int count, int begin, int end, float *const *y,
     float *scratch)
 {
-    size_t width = whole_columns(matrix->columns);
-    int16_t *numbers = (int16_t *)scratch;
+    size_t width = whole_columns(matrix->columns), groups = matrix->columns / GROUP;
+    int16_t *numbers = (int16_t *)(scratch + groups * ROUNDED_VECTORS);
     Whole rounded[ROUNDED_VECTORS];
     for (int done = 0, now; done < count; done += now) {
         now = count - done < ROUNDED_VECTORS ? count - done : ROUNDED_VECTORS;
         int most = now <= 4 ? end - begin : now <= MOST_VECTORS ? 4 : ROWS_NEAR; /* rows */
         for (int n = 0; n < now; n++)
-            rounded[n] = pad_vector(x[done + n].wide, matrix->columns, numbers + n * width);
+            rounded[n] = pad_vector(x[done + n].wide, matrix->columns, matrix->format,
+                                    numbers + n * width, scratch + n * groups);
         for (int row = begin, stop; row < end; row = stop) {
             stop = end - row < most ? end : row + most;
             for (int n = 0; n < now; n += 4) {
@@ -276,8 +306,12 @@ static __attribute__((noinline)) void multiply_whole(
                     rows_whole(matrix, INT8, rounded + n, four, row, stop, y + done + n);
                 else if (matrix->format == INT8_GROUPS)
                     rows_whole(matrix, INT8_GROUPS, rounded + n, four, row, stop, y + done + n);
-                else
+                else if (matrix->format == INT4)
                     rows_whole(matrix, INT4, rounded + n, four, row, stop, y + done + n);
+                else if (matrix->format == INT4_MINIMUMS)
+                    rows_whole(matrix, INT4_MINIMUMS, rounded + n, four, row, stop, y + done + n);
+                else
+                    rows_whole(matrix, INT4_HALVES, rounded + n, four, row, stop, y + done + n);
             }
         }
     }

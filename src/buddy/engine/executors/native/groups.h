@@ -1,0 +1,77 @@
+/* Scales and minimums of groups of 4 bits, as products of whole numbers read them.
+ *
+ * A weight is its group's scale times a number from 0 to 15, plus the group's minimum, which in INT4 is -8
+ * times the scale. So a product is that of the numbers, and of each group the minimum times the sum of the
+ * vector there, which is made once for all rows. Sums begin with the latter.
+ */
+
+#ifndef BUDDY_GROUPS_H
+#define BUDDY_GROUPS_H
+
+#include "matrix.h"
+
+/* What is left of WIDTH floats, and zeros. */
+static inline __attribute__((always_inline)) Floats floats_at(const float *from, size_t left)
+{
+#if defined(__AVX512F__)
+    return (Floats)_mm512_maskz_loadu_ps(left >= WIDTH ? 0xffff : (__mmask16)((1u << left) - 1), from);
+#elif defined(__AVX2__)
+    const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i is_there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left), places);
+    return (Floats)_mm256_maskload_ps(from, is_there);
+#else
+    Floats here = {0};
+    for (size_t i = 0; i < left && i < WIDTH; i++)
+        here[i] = from[i];
+    return here;
+#endif
+}
+
+/* The same of scales or minimums, from a group on. */
+static inline __attribute__((always_inline)) Floats group_floats(
+    int format, const float *from, size_t group, size_t left)
+{
+    if (format != INT4_HALVES)
+        return floats_at(from + group, left);
+#if defined(__AVX512BW__)
+    __mmask16 mask = left >= WIDTH ? 0xffff : (__mmask16)((1u << left) - 1);
+    const uint16_t *halves = (const uint16_t *)from + group;
+    return (Floats)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, halves));
+#else
+#if defined(__F16C__)
+    if (left >= WIDTH)
+        return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)((const uint16_t *)from + group)));
+#endif
+    Floats here = {0};
+    for (size_t i = 0; i < left && i < WIDTH; i++)
+        here[i] = group_float(INT4_HALVES, from, group + i);
+    return here;
+#endif
+}
+
+/* What minimums are multiplied with: the sums of a vector's whole numbers in each group. */
+static inline void sum_groups(
+    const int16_t *restrict numbers, int columns, int format, float *restrict sums)
+{
+    for (int group = 0; group * GROUP < columns; group++) {
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++)
+            sum += numbers[group * GROUP + i];
+        sums[group] = (float)(format == INT4 ? -ZERO * sum : sum);
+    }
+}
+
+/* Ask for what rows have at the pace of R rows from one on. */
+static inline __attribute__((always_inline)) void ask_for_groups(
+    const Matrix *matrix, int format, int R, int row)
+{
+    size_t groups = (size_t)matrix->columns / GROUP, each = format == INT4_HALVES ? 2 : 4;
+    size_t begin = (row * groups + BYTES_AHEAD / 16) * each;
+    for (size_t at = 0; at < R * groups * each; at += 64) {
+        __builtin_prefetch((const char *)matrix->scales + begin + at);
+        if (format > INT8_GROUPS)
+            __builtin_prefetch((const char *)matrix->minimums + begin + at);
+    }
+}
+
+#endif
