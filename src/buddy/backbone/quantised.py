@@ -44,7 +44,7 @@ class QuantisedLinear(nn.Module):
         weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
             holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
         scales: [rows] for int8 that is made here, [rows, columns / 32] for int4 and a file's int8;
-            float32, or float16 in a file's int4 that has no others.
+            float32, or float16 beside minimums that a file has in float16.
         minimums: Of int4, as scales: what number 0 of a group stands for, in place of 8 for zero. A
             weight is its number scaled, plus this. None without.
     """

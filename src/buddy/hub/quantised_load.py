@@ -156,11 +156,13 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
         )
         rows, columns = shape if len(shape) == 2 else (0, 0)
         columns *= 1 if numbers == "I8" else 2
-        floats, groups = ("F32", "F16") if numbers == "U8" else ("F32",), [rows, columns // GROUP]
-        is_by_row = numbers == "I8" and scales == ("F32", [rows])
-        is_by_group = scales in [(kind, groups) for kind in floats] and columns % GROUP == 0
-        fits = minimums is None or (numbers == "U8" and minimums == scales)
-        if not rows * columns or not (is_by_row or is_by_group) or not fits:
+        groups, floats = [rows, columns // GROUP], ("F32",) if minimums is None else ("F32", "F16")
+        fits = scales in [(kind, groups) for kind in floats] and columns % GROUP == 0
+        if minimums is None:
+            fits = fits or (numbers == "I8" and scales == ("F32", [rows]))
+        else:
+            fits = fits and numbers == "U8" and minimums == scales
+        if not rows * columns or not fits:
             raise _damaged(folder, layer)
         layers[layer] = (rows, columns)
     scaled, least = (
@@ -190,8 +192,8 @@ def _put_in(
         linear = model.get_submodule(name)
         if type(linear) is not nn.Linear:
             raise _damaged(folder, name)
-        parts = (state.get(f"{name}{end}") for end in (_WEIGHT, _SCALES, _MINIMUMS))
-        made = QuantisedLinear(*parts, linear.bias)
+        weight, scales = state[f"{name}{_WEIGHT}"], state[f"{name}{_SCALES}"]
+        made = QuantisedLinear(weight, scales, state.get(f"{name}{_MINIMUMS}"), linear.bias)
         if linear is head:
             ours = QuantisedEmbedding(embedding, made) if is_tied else embedding
             backbone.set_ends(ours, made)

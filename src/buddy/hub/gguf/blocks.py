@@ -82,14 +82,14 @@ def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> _Parts:
     blocks = np.memmap(path, np.uint8, "r", tensor.offset, shape)
     if tensor.kind == "Q4_K":
         return _of_super_blocks(blocks)
-    scales, minimums = _floats(blocks, 0), _floats(blocks, 1) if tensor.kind == "Q4_1" else None
-    begin = _FLOAT_BYTES if minimums is None else 2 * _FLOAT_BYTES
-    numbers = torch.from_numpy(blocks[..., begin:].copy())
-    if quantisation == "int4":
-        return numbers.view(rows, -1), scales, minimums
+    scales = _floats(blocks, 0)
+    if tensor.kind == "Q4_1":
+        numbers = torch.from_numpy(blocks[..., 2 * _FLOAT_BYTES :].copy())
+        return numbers.view(rows, -1), scales, _floats(blocks, 1)
+    numbers = torch.from_numpy(blocks[..., _FLOAT_BYTES:].copy())
     if tensor.kind == "Q8_0":
         numbers = numbers.view(torch.int8)
-    else:
+    elif quantisation == "int8":
         numbers = torch.cat([numbers & 15, numbers >> 4], dim=2).to(torch.int8).sub_(8)
     return numbers.view(rows, -1), scales.float(), None
 
