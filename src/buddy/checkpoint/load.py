@@ -208,11 +208,12 @@ def _parts(
 
 def _stored(model: Resolved, parts: ModelParts) -> StoredLayer:
     """What keeps the numbers of a GGUF file, where its weights are the model's."""
-    if model.base.kind != "gguf" or parts.origin.merged_adapter is not None:
+    gguf = model.base.gguf
+    if gguf is None or parts.origin.merged_adapter is not None:
         return lambda *_: None
     from buddy.hub.gguf.blocks import stored_layers
 
-    return stored_layers(Path(model.base.where), parts.hf_model)
+    return stored_layers(gguf, parts.hf_model)
 
 
 def _quantise_merged(

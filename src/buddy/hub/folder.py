@@ -24,6 +24,8 @@ from buddy.hub.safe_paths import user_path
 SOURCE_FILE: Final = "source.json"
 """Where a model came from and how long its files are."""
 SOURCE_FORMAT: Final = 2
+KEPT_GGUF: Final = "source.gguf"
+"""The GGUF file that a published model was converted from, beside what it became."""
 """Raised when a conversion changes, so that models converted before are not mistaken for new."""
 _SAME_FOR_WHEELS: Final = 1
 """Since this one, what published wheels are converted to has not changed."""

@@ -15,7 +15,7 @@ from buddy.hub.hugging_face import pull_from_hub
 from buddy.hub.presets import PRESETS
 from buddy.hub.progress import OnFetch
 from buddy.hub.safe_paths import user_path
-from buddy.hub.store import ensure_published, resolve_gguf
+from buddy.hub.store import ensure_published, published_gguf, resolve_gguf
 from buddy.hub.weights import weight_files
 
 _LONGEST_NAME: Final = 255
@@ -52,6 +52,13 @@ class ModelPlace:
         folder = Path(self.where if self.kind == "folder" else pull_from_hub(self.where))
         _check_folder(folder)
         return folder
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that its weights were converted from, where it is on this machine."""
+        if self.kind == "published":
+            return published_gguf(self.where)
+        return Path(self.where) if self.kind == "gguf" else None
 
     def config_folder(self, on_progress: OnFetch | None = None) -> Path:
         """A folder with its config.json, for which as little as possible is fetched.

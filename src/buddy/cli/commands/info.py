@@ -185,15 +185,14 @@ def _show_costs(console: "Console", facts: dict[str, Any], *, has_router: bool) 
 
 def _stored(model: "Resolved") -> dict[str, Any]:
     """Tensors of a GGUF file by type, and which of them a quantisation keeps; else nothing."""
-    if model.base.kind != "gguf":
+    if (gguf := model.base.gguf) is None:
         return {}
     from collections import Counter
-    from pathlib import Path
 
     from buddy.hub.gguf.blocks import kept_types
     from buddy.hub.gguf.header import read_header
 
-    header = read_header(Path(model.base.where))
+    header = read_header(gguf)
     counts = Counter(tensor.kind for tensor in header.tensors.values())
     return {"stored": dict(counts.most_common()), "kept_by": kept_types(header)}
 
