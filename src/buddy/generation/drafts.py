@@ -39,9 +39,12 @@ def read_drafts(value: Any) -> Drafts:
     kind = kind.strip()
     if kind in ("none", _NGRAM) and not plus:
         return Drafts(ngrams=kind == _NGRAM)
-    if plus and kind != _NGRAM:
+    try:
+        if plus and kind != _NGRAM:
+            raise BudgetError(f"nothing but {_NGRAM} drafts beside a budget")
+        return Drafts(ngrams=kind == _NGRAM, budget=read_blocks(rest if plus else value))
+    except BudgetError as error:  # it names other budgets, which draft nothing
         raise BudgetError(
-            f'drafts must be "none", "ngram", a budget such as 0.5, or both as in "ngram+0.5", got '
-            f"{shown(value)}"
-        )
-    return Drafts(ngrams=kind == _NGRAM, budget=read_blocks(rest if plus else value, "drafts"))
+            'drafts must be "none", "ngram", a budget such as 0.5 or "12 blocks", or both as in '
+            f'"ngram+0.5", got {shown(value)}'
+        ) from error

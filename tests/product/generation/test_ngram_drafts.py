@@ -185,9 +185,10 @@ def test_kinds_of_drafts_are_read():
     assert half == read_drafts("50%") == Drafts(budget=half.budget)
     assert half.budget.blocks(6) == 3
     assert read_drafts("ngram+4 blocks").budget.blocks(6) == 4
-    for wrong in ("ngrams", "none+0.5", "ngram+auto", "ngram+", "+0.5", -1, True):
-        with pytest.raises(BudgetError):
+    for wrong in ("NGRAM", "", "auto", "none+0.5", "ngram+auto", "ngram+", "+0.5", -1, 12, True):
+        with pytest.raises(BudgetError, match=r'"none", "ngram", .* "12 blocks"') as refusal:
             read_drafts(wrong)
+        assert str(refusal.value).endswith(f"got {wrong!r}")
 
 
 def test_what_cannot_be_drafted_for_is_refused_by_name():

@@ -43,7 +43,7 @@ def no_model_is_loaded(monkeypatch):
         (["--max-rows", "1025"], "must be at least 1 and at most 1,024, got 1025"),
         (["--slo-itl-ms", "0"], "must be above 0"),
         (["--batch-route", "none"], "'none' is not one of"),
-        (["--drafts", "ngram+auto"], "drafts must be a fraction or a count of blocks"),
+        (["--drafts", "ngram+auto"], 'drafts must be "none", "ngram", a budget'),
         (["--drain-s", "nan"], "must be at least 0"),
         (["--host", "192.0.2.1", "--api-key-file", "{keys}"], "cannot be used"),
     ],

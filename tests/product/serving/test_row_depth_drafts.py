@@ -262,7 +262,7 @@ def test_a_request_names_a_budget_that_drafts_or_the_server_does(default):
         ({"drafts": "2 blocks"}, "expected 3 to 30 blocks"),
         ({"drafts": "40 blocks"}, "40"),
         ({"drafts": "ngram+0.5", "budget": "mean:0.7"}, "under a mean"),
-        ({"drafts": "ngram+auto"}, "drafts must be a fraction or a count"),
+        ({"drafts": "ngram+auto"}, 'drafts must be "none", "ngram", a budget'),
         ({"drafts": "half+0.5"}, 'drafts must be "none", "ngram", a budget'),
     ],
 )
