@@ -509,7 +509,15 @@ def test_an_interrupted_run_goes_on_to_the_same_record(recipe, tmp_path):
 def test_rows_of_one_source_are_grouped_by_what_the_router_sees(recipe, tmp_path):
     search = replace(recipe.search, groups=2)
     train_route(replace(recipe, search=search), tmp_path / "out")
-    assert set(results(tmp_path / "out")["orders"]) <= {COMMON, "group 1", "group 2"}
+    assert set(results(tmp_path / "out")["orders"]) == {COMMON, "group 1", "group 2"}
+
+
+def test_more_groups_than_the_prompts_make_are_refused(recipe, tmp_path):
+    search = replace(recipe.search, groups=5)  # of 10 prompts or more, and there are 48
+    wrong = r"search.groups must be at most [1-4], as 48 different prompts .*, got 5: ask for fewer"
+    with pytest.raises(RecipeError, match=wrong):
+        train_route(replace(recipe, search=search), tmp_path / "out")
+    assert not (tmp_path / "out" / "orders").exists()
 
 
 def test_too_few_rows_are_refused_before_the_model_is_loaded(recipe, tmp_path, monkeypatch):
@@ -544,7 +552,8 @@ def test_changed_settings_are_measured_anew_and_said(recipe, tmp_path):
     fewer = replace(recipe, search=replace(recipe.search, check_rows=3))
     train_route(fewer, tmp_path / "out", listener=RunListener(warned=warnings.append))
     assert any("checking orders: measured anew" in text for text in warnings)
-    assert f"the finished run in {tmp_path / 'out'} had another search: replaced" in warnings
+    note = "had another search: this one replaces it when it ends"
+    assert f"the finished run in {tmp_path / 'out'} {note}" in warnings
     table = results(tmp_path / "out")["tables"]["groups"][0]
     assert {row["answers"] for row in table["by_source"].values()} == {3}
 

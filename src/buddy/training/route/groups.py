@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buddy.data.examples import Example
-from buddy.errors import DataError, shown
+from buddy.errors import DataError, RecipeError, shown
 from buddy.training.batches import draw_rows
 from buddy.training.route.recipe import SearchSettings
 from buddy.training.summaries import Standard
@@ -121,6 +121,24 @@ def check_groups(train: Mapping[str, Sequence[Example]]) -> None:
         raise DataError(
             f"{len(train[few])} different prompts of {shown(few)} that are not in the check: "
             f"expected {LEAST_ROWS} at least; add rows of it, or leave it out"
+        )
+
+
+def check_found(found: int, settings: SearchSettings, *, prompts: int) -> None:
+    """Refuse fewer groups than were asked for.
+
+    Args:
+        found: Groups that the prompts make.
+        settings: They may name how many groups there are to be.
+        prompts: How many prompts were looked at.
+
+    Raises:
+        RecipeError: There are fewer.
+    """
+    if prompts >= LEAST_ROWS and found < (settings.groups or 1):  # `check_groups` refuses fewer
+        raise RecipeError(
+            f"search.groups must be at most {found}, as {prompts} different prompts make no more "
+            f"groups of {LEAST_ROWS} or more, got {settings.groups}: ask for fewer, or add rows"
         )
 
 

@@ -30,6 +30,7 @@ from buddy.training.route.groups import (
     Group,
     apart,
     are_named,
+    check_found,
     check_groups,
     split_groups,
 )
@@ -209,6 +210,7 @@ class _Route:
             some = draw_rows(rows.train, _CLUSTERED, seed)
             seen = see(some)
             clusters = Clusters.of(seen, settings.groups or GROUPS, seed)
+            check_found(len(clusters.centres), settings, prompts=len(some))
             train = clusters.parted(some, seen)
             validation = (
                 clusters.parted(rows.validation, see(rows.validation)) if rows.validation else {}

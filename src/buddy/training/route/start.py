@@ -61,7 +61,10 @@ def check_out(out: Path, recipe: RouteRecipe) -> list[str]:
         return []
     asked = json.loads(json.dumps(asdict(recipe)))
     other = [name for name, value in asked.items() if record["config"].get(name) != value]
-    return [f"the finished run in {out} had another {name}: replaced" for name in other]
+    return [
+        f"the finished run in {out} had another {name}: this one replaces it when it ends"
+        for name in other
+    ]
 
 
 def check_untrained(recipe: RouteRecipe, outline: BuddyForCausalLM) -> None:
