@@ -12,6 +12,7 @@ from buddy.serving.request import Grammar
 from tests.budgets import default, fixed
 from tests.product.serving.scripted import token_at
 from tests.product.serving.serving import chat_tokenizer, served
+from tests.product.serving.test_row_drafts import BODIES
 
 ASKED = [{"role": "user", "content": "w10 w11"}]
 
@@ -274,11 +275,53 @@ def test_fields_that_nobody_knows_are_ignored_and_named(client, running):
     assert running.service.num_ignored == before + 4
     assert b"\nbuddy_ignored_fields_total %d\n" % (before + 4) in running.service.metrics()
     stream = client.completions.with_raw_response.create(
-        model="tiny", prompt="w9", stream=True, max_tokens=1, extra_body={"messages": []}
+        model="tiny", prompt="w9", stream=True, max_tokens=1, extra_body={"messages": [], "a": 1}
     )
-    assert stream.headers["X-Buddy-Ignored"] == "messages"
+    assert stream.headers["X-Buddy-Ignored"] == "a"
     whole = client.completions.with_raw_response.create(model="tiny", prompt="w9", max_tokens=1)
     assert "X-Buddy-Ignored" not in whole.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "instead"),
+    [
+        ("responses", "response_format", {"type": "json_object"}, "use text.format"),
+        ("responses", "reasoning_effort", "low", "use reasoning.effort"),
+        ("responses", "stop", "w7", "leave it out"),
+        ("responses", "n", 2, "leave it out"),
+        ("responses", "top_k", 5, "leave it out"),
+        ("responses", "messages", ASKED, "leave it out"),
+        ("chat/completions", "max_output_tokens", 9, "use max_output_tokens in /v1/responses, and"),
+        ("chat/completions", "text", {"format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", "suffix", "w7", "leave it out"),
+        ("chat/completions", "best_of", 2, "leave it out"),
+        ("chat/completions", "instructions", "w7", "leave it out"),
+        ("chat/completions", "previous_response_id", "a", "leave it out"),
+        ("completions", "functions", [{"name": "f"}], "leave it out"),
+        ("completions", "tools", [{"type": "function"}], "leave it out"),
+        ("completions", "chat_template_kwargs", {"enable_thinking": True}, "leave it out"),
+        ("completions", "draft_budget", 0.5, "use drafts"),
+        ("completions", "prefill_budget", 1.0, "use budget"),
+        ("completions", "extra_body", {"budget": 0.5}, "as fields of the request"),
+    ],
+)
+def test_a_field_of_another_path_or_of_python_is_not_ignored(running, path, name, value, instead):
+    body = BODIES[path]
+    refused = httpx.post(f"{running.url}/v1/{path}", json=body | {name: value})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, name, "unsupported")
+    assert error["message"].startswith(f"{name} is not supported here: ")
+    assert instead in error["message"]
+    assert httpx.post(f"{running.url}/v1/{path}", json=body | {name: None}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_a_field_of_another_path_that_asks_for_nothing_is_taken(running, path):
+    more = {"n": 1, "best_of": 1, "top_k": -1, "stop": [], "tools": [], "text": {}}
+    more["response_format"] = {"type": "text"}
+    reply = httpx.post(f"{running.url}/v1/{path}", json=BODIES[path] | more)
+    assert reply.status_code == 200, reply.text
+    assert "X-Buddy-Ignored" not in reply.headers
 
 
 def test_a_slip_of_a_name_is_no_unknown_field(client):

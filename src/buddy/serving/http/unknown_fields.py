@@ -1,8 +1,9 @@
 """Fields of requests that this server does not know: refused by name, or ignored and named.
 
-A field that changes an answer elsewhere (OpenAI's API, vLLM, SGLang, llama.cpp, Ollama) must not be
-ignored in silence, so it is refused unless its value asks for nothing. So is one that is written
-nearly as a field that is known. Any other is ignored, and the answer's header names it.
+A field that changes an answer elsewhere (another path of this server, Buddy in Python, OpenAI's
+API, vLLM, SGLang, llama.cpp, Ollama) must not be ignored in silence, so it is refused unless its
+value asks for nothing. So is one that is written nearly as a field that is known. Any other is
+ignored, and the answer's header names it.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from buddy.errors import shown
+from buddy.serving.http.bodies import ChatBody, CompletionBody
 from buddy.serving.http.refusals import Refusal
+from buddy.serving.http.responses import ResponsesBody
 
 HEADER: Final = "X-Buddy-Ignored"
 """Names the fields of a request that were ignored."""
@@ -22,19 +25,26 @@ _LONGEST_NAME: Final = 64
 _LIKE: Final = 0.85
 """How alike two names are of which one is taken for a slip: difflib's ratio."""
 
-_FORMAT: Final = "use response_format"
+_FORMAT: Final = "use text.format in /v1/responses, and response_format elsewhere"
 _TOKENS: Final = "use max_output_tokens in /v1/responses, and max_tokens elsewhere"
-_LENGTH: Final = "use max_tokens"
 _PENALTY: Final = "use repetition_penalty"
 _THINKING: Final = "use chat_template_kwargs, as the model's template has it"
 _INSTEAD: Final = {
     **dict.fromkeys(("guided_json", "json_schema", "structured_outputs", "format"), _FORMAT),
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LENGTH),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), _TOKENS),
+    **dict.fromkeys(("response_format", "text"), _FORMAT),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _TOKENS),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _TOKENS),
     **dict.fromkeys(("min_new_tokens",), "use min_tokens"),
     **dict.fromkeys(("repeat_penalty",), _PENALTY),
     **dict.fromkeys(("think", "thinking", "enable_thinking"), _THINKING),
-    **dict.fromkeys(("reasoning",), "use reasoning_effort"),
+    **dict.fromkeys(
+        ("reasoning", "reasoning_effort"),
+        "use reasoning.effort in /v1/responses, and reasoning_effort elsewhere",
+    ),
+    "draft_budget": "use drafts",
+    "prefill_budget": 'use budget, as in "prompt:1.0,answer:0.6"',
+    "include_depth": "use stream_options.include_depth, which /v1/responses does not have",
+    "extra_body": "send what it holds as fields of the request",
     **dict.fromkeys(
         ("thinking_token_budget", "thinking_budget", "reasoning_budget"), "use thinking_tokens"
     ),
@@ -56,6 +66,7 @@ _NOT_DONE: Final = frozenset(
         *("eta_cutoff", "epsilon_cutoff", "smoothing_factor", "logit_bias_exp", "top_p_decay"),
         *("guided_regex", "guided_choice", "guided_grammar", "grammar", "regex", "ebnf"),
         "structural_tag",
+        *("num_beams", "num_return_sequences", "kv_policy", "policy", "reroute", "batch_route"),
         # What the model is asked.
         *("documents", "chat_template", "truncate_prompt_tokens", "prompt_embeds", "images"),
         *("mm_processor_kwargs", "lora", "lora_path", "adapter", "adapters", "system", "context"),
@@ -69,6 +80,14 @@ _NOT_DONE: Final = frozenset(
     }
 )
 _ELSEWHERE: Final = _NOT_DONE | _INSTEAD.keys()
+_ANSWERED: Final = (ChatBody, CompletionBody, ResponsesBody)
+_CHANGES_NOTHING: Final = frozenset(
+    {"stream_options", "store", "background", "include", "parallel_tool_calls", "truncation"}
+)
+_ELSEWHERE_ANSWERED: Final = (
+    _ELSEWHERE.union(*(body.model_fields for body in _ANSWERED)) - _CHANGES_NOTHING
+)
+"""With what another path knows that answers."""
 _NEUTRAL: Final[dict[str, Any]] = {
     **dict.fromkeys(
         ("typical_p", "tfs_z", "repeat_penalty", "length_penalty", "guidance_scale"), 1
@@ -77,6 +96,14 @@ _NEUTRAL: Final[dict[str, Any]] = {
     **dict.fromkeys(("separate_reasoning",), True),
     **dict.fromkeys(("top_n_sigma", "n_keep", "repeat_last_n"), -1),
     **dict.fromkeys(("verbosity",), "medium"),
+    **dict.fromkeys(("n", "best_of", "num_beams", "num_return_sequences"), 1),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), True),
+    "repetition_penalty": 1,
+    "top_k": -1,
+    "tool_choice": "none",
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "text": {"format": {"type": "text"}},
 }
 """Values that ask for nothing, beside null, false, zero and what is empty."""
 
@@ -91,6 +118,7 @@ def check_unknown(body: BaseModel) -> tuple[str, ...]:
         Refusal: One would change the answer elsewhere, or is nearly a field that is known.
     """
     known, extra = type(body).model_fields, body.model_extra or {}
+    elsewhere = _ELSEWHERE_ANSWERED if isinstance(body, _ANSWERED) else _ELSEWHERE
     if len(extra) > _MOST_UNKNOWN:
         raise Refusal(
             400,
@@ -99,7 +127,7 @@ def check_unknown(body: BaseModel) -> tuple[str, ...]:
             code="unknown_field",
         )
     for name, value in extra.items():
-        if name in _ELSEWHERE:
+        if name in elsewhere:
             if value and value != _NEUTRAL.get(name):
                 why = _INSTEAD.get(name, "leave it out")
                 raise Refusal(
@@ -115,7 +143,7 @@ def check_unknown(body: BaseModel) -> tuple[str, ...]:
                 param=_written(name),
                 code="unknown_field",
             )
-    return tuple(dict.fromkeys(_unknown(body, "")))
+    return tuple(dict.fromkeys(_unknown(body, "", elsewhere)))
 
 
 def header_of(ignored: tuple[str, ...]) -> dict[str, str]:
@@ -127,15 +155,15 @@ def header_of(ignored: tuple[str, ...]) -> dict[str, str]:
     return {HEADER: ", ".join(names) + (f", and {more} more" if more else "")}
 
 
-def _unknown(model: BaseModel, place: str) -> Iterator[str]:
+def _unknown(model: BaseModel, place: str, elsewhere: frozenset[str]) -> Iterator[str]:
     for name, value in (model.model_extra or {}).items():
-        if value is not None and (place or name not in _ELSEWHERE):
+        if value is not None and (place or name not in elsewhere):
             yield place + name
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, BaseModel):
-                yield from _unknown(item, f"{place}{name}.")
+                yield from _unknown(item, f"{place}{name}.", elsewhere)
 
 
 def _written(name: str) -> str:
