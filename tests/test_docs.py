@@ -114,6 +114,12 @@ def test_the_tables_of_speed_and_goodput_are_those_of_the_records():
     assert f"at full depth {whole}; fixed half depth gives {half}" in said
 
 
+def test_what_is_left_of_long_answers_is_as_the_record_has_it():
+    record = json.loads((ROOT / "results" / "routing" / "long-answers.json").read_text())
+    page = (DOCS / "benchmarks" / "routing.md").read_text()
+    assert script("long_answers")["table"](record["results"]["points"]) in page
+
+
 def test_what_loading_takes_is_as_the_records_have_it():
     table, page = script("load_memory")["memory_table"], DOCS / "benchmarks" / "memory.md"
     records = sorted((ROOT / "results").glob("load-memory*.json"))
