@@ -11,6 +11,7 @@ import pytest
 import buddy
 from buddy.errors import FetchError
 from buddy.hub.store import ensure_published
+from buddy.records import read_record
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -115,7 +116,7 @@ def test_the_tables_of_speed_and_goodput_are_those_of_the_records():
 
 
 def test_what_is_left_of_long_answers_is_as_the_record_has_it():
-    record = json.loads((ROOT / "results" / "routing" / "long-answers.json").read_text())
+    record = read_record(ROOT / "results" / "routing" / "long-answers.json")
     page = (DOCS / "benchmarks" / "routing.md").read_text()
     assert script("long_answers")["table"](record["results"]["points"]) in page
 
@@ -158,9 +159,10 @@ def test_what_a_ledger_gains_on_frozen_weights_is_as_the_record_has_it():
 
 def test_what_fewer_bits_cost_is_as_the_record_has_it():
     page = (DOCS / "benchmarks" / "memory.md").read_text()
-    for cell in json.loads((ROOT / "results" / "quantised-quality.json").read_text())["results"][
-        "cells"
-    ]:
+    records = map(read_record, (ROOT / "results").glob("quantised-quality*.json"))
+    cells = [cell for record in records for cell in record["results"]["cells"]]
+    assert len(cells) == 12
+    for cell in cells:
         plain = cell["condition"] == "base"
         over = "" if plain else f"{cell['over_base']:.3f} ± {cell['over_base_stderr']:.3f}"
         name, mean = "bfloat16" if plain else cell["condition"], f"{cell['mean_of_answers']:.3f}"
