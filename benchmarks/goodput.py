@@ -123,7 +123,9 @@ def main():
             made = load(url, name, rate, repeat)
             (point,) = made["points"]
             found[name]["points"].append({"repeat": repeat, **point})
-            found[name]["requests"] += [{"repeat": repeat, **asked} for asked in made["requests"]]
+            for asked in made["requests"]:
+                del asked["itls_ms"]  # the points have their percentiles
+                found[name]["requests"].append({"repeat": repeat, **asked})
             console.print(
                 f"{name:<10} {rate:5.1f}/s: {point['goodput_rps']:5.2f} good answers/s, "
                 f"{point['blocks_per_token'] or 0:4.1f} blocks a token"
