@@ -79,7 +79,7 @@ _NOT_DONE: Final = frozenset(
         *("logprob_token_ids", "return_hidden_states", "use_audio_in_video", "top_logprobs_num"),
     }
 )
-_ELSEWHERE: Final = _NOT_DONE | _INSTEAD.keys()
+_ELSEWHERE: Final = frozenset({*_NOT_DONE, *_INSTEAD})
 _ANSWERED: Final = (ChatBody, CompletionBody, ResponsesBody)
 _CHANGES_NOTHING: Final = frozenset(
     {"stream_options", "store", "background", "include", "parallel_tool_calls", "truncation"}
