@@ -174,10 +174,12 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
     return layers
 
 
-def _damaged(folder: Path, layer: str) -> CheckpointError:
+def _damaged(
+    folder: Path, layer: str, wanted: str = "8 or 4 bits with scales and minimums"
+) -> CheckpointError:
     return CheckpointError(
-        f"the weights in {folder} are damaged: {shown(layer, 200)[1:-1]} has no weights in 8 or 4 "
-        f"bits with scales and minimums that fit them; {_ADVICE}"
+        f"the weights in {folder} are damaged: {shown(layer, 200)[1:-1]} has no weights in "
+        f"{wanted} that fit them; {_ADVICE}"
     )
 
 
@@ -195,6 +197,8 @@ def _put_in(
         weight, scales = state[f"{name}{_WEIGHT}"], state[f"{name}{_SCALES}"]
         made = QuantisedLinear(weight, scales, state.get(f"{name}{_MINIMUMS}"), linear.bias)
         if linear is head:
+            if made.quantisation != "int8":  # as token ids are embedded by its rows
+                raise _damaged(folder, name, "8 bits with scales")
             ours = QuantisedEmbedding(embedding, made) if is_tied else embedding
             backbone.set_ends(ours, made)
         else:

@@ -194,6 +194,18 @@ def test_damaged_weights_are_refused(tmp_path, change):
     assert "\n" not in str(refused.value)
 
 
+def head_of_4_bits(tensors):
+    rows, columns = tensors["lm_head.weight"].shape
+    tensors["lm_head.weight"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    tensors["lm_head.scales"] = torch.ones(rows, columns // 32)
+
+
+def test_an_output_projection_of_4_bits_is_refused_as_token_ids_are_embedded_by_it(tmp_path):
+    _, folder = quantised(tmp_path)
+    with pytest.raises(CheckpointError, match="lm_head has no weights in 8 bits with scales"):
+        BuddyForCausalLM.from_pretrained(damaged(folder, head_of_4_bits))
+
+
 def test_a_manifest_that_names_other_weights_is_refused(tmp_path):
     _, folder = quantised(tmp_path)
     values = json.loads((folder / "buddy.json").read_text())
