@@ -11,16 +11,12 @@ import json
 import math
 from pathlib import Path
 
+from route_rows import read
+
 from buddy.lab import experiment
 
 STEPS = {"1 or 2": range(1, 3), "3": range(3, 4), "4 or more": range(4, 100)}
 METRIC = "exact_match,flexible-extract"
-
-
-def read(path):
-    """The rows of a JSON-lines file."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def answered(path):

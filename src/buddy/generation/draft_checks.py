@@ -35,9 +35,8 @@ def check_drafts(
     blocks = drafts.budget.blocks(num_blocks)
     policy.check_spendable([blocks])
     for row, source in enumerate(sources):
-        whose, depth = "the answer's", steady_depth(source)
-        if len(sources) > 1:
-            whose = f"row {row}'s"
+        whose = f"row {row}'s" if len(sources) > 1 else "the answer's"
+        depth = steady_depth(source)
         if depth is None:
             raise PolicyError(
                 f"a budget drafts for an answer whose tokens all run as many blocks, and {whose} "

@@ -39,12 +39,13 @@ def read_drafts(value: Any) -> Drafts:
     kind = kind.strip()
     if kind in ("none", _NGRAM) and not plus:
         return Drafts(ngrams=kind == _NGRAM)
+    wrong = BudgetError(
+        'drafts must be "none", "ngram", a budget such as 0.5 or "12 blocks", or both as in '
+        f'"ngram+0.5", got {shown(value)}'
+    )
+    if plus and kind != _NGRAM:
+        raise wrong
     try:
-        if plus and kind != _NGRAM:
-            raise BudgetError(f"nothing but {_NGRAM} drafts beside a budget")
         return Drafts(ngrams=kind == _NGRAM, budget=read_blocks(rest if plus else value))
     except BudgetError as error:  # it names other budgets, which draft nothing
-        raise BudgetError(
-            'drafts must be "none", "ngram", a budget such as 0.5 or "12 blocks", or both as in '
-            f'"ngram+0.5", got {shown(value)}'
-        ) from error
+        raise wrong from error

@@ -38,7 +38,7 @@ class DraftedRow:
     drafter: TextDrafter
     """What its text is drafted from."""
     blocks: int | None
-    """Of passes that draft for it; None = none do."""
+    """Blocks of the passes that draft for it; None = none do."""
     is_seeded: bool = False
     """Whether its text may depend on it alone, whoever is beside it."""
 

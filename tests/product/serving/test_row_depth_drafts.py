@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import httpx
 import pytest
-import torch
 
 from buddy.budget.resolved import ResolvedBudget
 from buddy.budget.thinking import ThinkingMarks
@@ -15,11 +14,12 @@ from buddy.cli.commands.serve import _check_drafts
 from buddy.errors import BudgetError
 from buddy.generation import depth_drafts, shallow
 from buddy.generation.drafts import read_drafts
-from buddy.generation.payoff import DraftCost
 from buddy.serving.control.protocol import Orders
 from buddy.serving.http.defaults import Defaults
 from buddy.serving.request import Grammar
+from buddy.serving.rows import passes as row_passes
 from buddy.serving.rows.grammar import GrammarMaker
+from tests.product.drafting import Clock, always_draft, say_little
 from tests.product.serving.made import END, Bench, byte_buddy, byte_tokenizer, prompts, request
 from tests.product.serving.serving import served
 from tests.product.serving.test_row_drafts import BODIES, Counting, check_same, several
@@ -28,20 +28,12 @@ from tests.product.serving.test_row_drafts import BODIES, Counting, check_same, 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Draft whatever it costs, and however unlikely it is: times of tests are those of nothing."""
-    monkeypatch.setattr(DraftCost, "plain_s", lambda self, kind: 1.0)
-    monkeypatch.setattr(depth_drafts, "places_that_pay", lambda chances, *_: range(len(chances)))
-    monkeypatch.setattr(depth_drafts, "LEAST_CHANCE", 0.0)
-    monkeypatch.setattr(depth_drafts, "DRAFTED_WORDS", 1.0)
+    always_draft(monkeypatch)
 
 
 def agreeing(policy="static:2,3,4,1", *, share=0.1, **more):
     """A model whose later blocks say little, so that few of them are right now and then."""
-    buddy = byte_buddy(policy, **more)
-    with torch.no_grad():
-        for block in buddy.backbone.blocks[1:]:
-            for part in (*block.self_attn.o_proj.parameters(), block.mlp.down_proj.weight):
-                part.mul_(share)
-    return buddy
+    return say_little(byte_buddy(policy, **more), share)
 
 
 def drafted(asked, drafts="3 blocks"):
@@ -194,33 +186,16 @@ def test_few_blocks_draft_only_below_what_a_row_runs():
 def test_few_blocks_draft_only_while_it_pays(share, shallow_s, least, most, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(depth_drafts, "DRAFTED_WORDS", 1.0)
-    clock, run = Clock(), shallow.run_step
-
-    def timed(seconds):
-        def step(*args, **more):
-            clock.now += seconds
-            return run(*args, **more)
-
-        return step
-
+    clock = Clock()
     monkeypatch.setattr(shallow, "time", clock)
     monkeypatch.setattr("buddy.serving.rows.batcher.time", clock)
-    monkeypatch.setattr(shallow, "run_step", timed(shallow_s))
-    monkeypatch.setattr("buddy.serving.rows.passes.run_step", timed(1.0))
+    clock.times(monkeypatch, shallow, shallow_s)
+    clock.times(monkeypatch, row_passes, 1.0)
     counting = Counting()
     asked = request(prompts(1, 3, 5, 5)[0], max_tokens=100, budget=6)
     Bench(agreeing(share=share), control=counting).run(drafted(asked))
     assert least <= clock.now / 100 < most
     assert any(step.draft_blocks for step in counting.reports), "it has been tried"
-
-
-class Clock:
-    """Passes take what they are said to take."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
 
 
 def test_no_row_waits_for_few_blocks_beside_a_promise():

@@ -28,7 +28,7 @@ _SIZES: Final = frozenset(
 )
 """What a file may say of its model, beside `rope.scaling`."""
 _REQUIRED: Final = ("context_length", "attention.layer_norm_rms_epsilon")
-"""Those which show nowhere in the weights, and has no value where a file states none."""
+"""Those of them that show nowhere in the weights, and have no value where a file states none."""
 _UNUSED: Final = frozenset({"tensor_data_layout", "expert_used_count"})
 """What llama.cpp makes nothing of, in dense models of these architectures."""
 _NOTHING: Final = (0, "", "none")

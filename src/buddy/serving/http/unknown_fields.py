@@ -87,7 +87,7 @@ _CHANGES_NOTHING: Final = frozenset(
 _ELSEWHERE_ANSWERED: Final = (
     _ELSEWHERE.union(*(body.model_fields for body in _ANSWERED)) - _CHANGES_NOTHING
 )
-"""With what another path knows that answers."""
+"""These, and what another path that answers knows."""
 _NEUTRAL: Final[dict[str, Any]] = {
     **dict.fromkeys(
         ("typical_p", "tfs_z", "repeat_penalty", "length_penalty", "guidance_scale"), 1

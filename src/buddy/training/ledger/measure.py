@@ -137,5 +137,5 @@ def level_losses(
 
 def _token_losses(example: Example, losses: Float[Tensor, "fed levels"]) -> TokenLosses:
     """Those of one answer, without the pads that follow."""
-    fed = example.answer[:-1]
-    return TokenLosses(fed, losses[: len(fed)].numpy().astype(np.float32))
+    token_ids = example.answer[:-1]
+    return TokenLosses(token_ids, losses[: len(token_ids)].numpy().astype(np.float32))

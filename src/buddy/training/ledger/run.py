@@ -125,15 +125,15 @@ def _evaluate(
     facts = {"means": list(means), "prompt": prompt, "ledger": ledger_identity(ledger)}
     lost = fed_losses(measurements, "measuring validation answers", rows, ways, facts).sum(1)
     tokens = torch.tensor([len(row.answer) - 1 for row in rows], dtype=torch.float64)
-    found, evaluations = Losses(lost, tokens), []
+    each, evaluations = Losses(lost, tokens).mean.tolist(), []
     for place, (mean, spend) in enumerate(zip(means, spends, strict=True)):
         flat, spent = lost[:, place], lost[:, [len(means) + place]]
         difference, stderr = Losses(spent, tokens).behind(flat)
         ran = sum(sum(spend(row.answer[:-1])) for row in rows)
         at_mean = {
             "mean": mean,
-            "constant": float(found.mean[place]),
-            "ledger": float(found.mean[len(means) + place]),
+            "constant": each[place],
+            "ledger": each[len(means) + place],
             "difference": float(difference),
             "stderr": float(stderr),
             "blocks": ran / float(tokens.sum()),
