@@ -32,6 +32,7 @@ int may_use(void)
 }
 int has_dots(void) { return HAS_BF16_DOT; }
 int largest(void) { return LARGEST; }
+int has_nibbles(void) { return !HAS_BYTE_DOT; }
 static void by_rows(const Matrix *matrix, const Vector *x, int count, int begin, int end, float *y)
 {
     float *scratch = malloc(sizeof(float) * scratch_floats(matrix->columns)), *to[count];
@@ -257,6 +258,8 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
         read = x.bfloat16().double() if by_tiles else x.double()
         if by_tiles and few_bits == "int8" and count > 1:
             read = in_whole_numbers(read.float(), 32639)
+        elif dots and not by_tiles and few_bits != "int8" and kernel.has_nibbles():
+            read = in_whole_numbers(x.view(-1, 32), 127).view_as(x)
         elif dots and not by_tiles:
             read = in_whole_numbers(x, kernel.largest())
         exact = read @ held.double().T
@@ -266,15 +269,37 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
         assert (found - exact).abs().le(1e-6 * sizes + 1e-5 * exact.abs()).all()
 
 
-@FEW_BITS
-@pytest.mark.parametrize("largest", [1.0, 100.0, 10_000.0])
-def test_vectors_in_whole_numbers_lose_less_than_bfloat16_does(kernel, largest, few_bits):
-    if kernel.may_use() and few_bits != "int8":
-        pytest.skip("vectors are in bfloat16")
-    torch.manual_seed(0)
-    weights, numbers, meant = quantised(64, 1536, few_bits)
+def vectors_with(largest):
     x = torch.randn(16, 1536)
     x[:, 7] = largest * (1 + torch.rand(16))  # as residuals of language models have one
+    return x
+
+
+LARGEST = pytest.mark.parametrize("largest", [1.0, 100.0, 10_000.0])
+
+
+@LARGEST
+def test_vectors_in_groups_of_bytes_lose_a_quarter_of_what_weights_of_4_bits_do(kernel, largest):
+    if not kernel.has_nibbles():
+        pytest.skip("vectors are in whole numbers of 16 bits, or in bfloat16")
+    torch.manual_seed(0)
+    weights, numbers, meant = quantised(64, 1536, "int4")
+    x = vectors_with(largest)
+    exact = x.double() @ meant.double().T
+    scales = numbers["scales"].double().repeat_interleave(32, 1)
+    moved = meant + (torch.rand(meant.shape) - 0.5) * scales  # as rounding has moved them
+    found = products(kernel, weights, x, **numbers).double()
+    assert (found - exact).norm() < (x.double() @ moved.double().T - exact).norm() / 4
+
+
+@FEW_BITS
+@LARGEST
+def test_vectors_in_whole_numbers_lose_less_than_bfloat16_does(kernel, largest, few_bits):
+    if few_bits != "int8" and (kernel.may_use() or kernel.has_nibbles()):
+        pytest.skip("vectors are in bfloat16, or in groups of bytes")
+    torch.manual_seed(0)
+    weights, numbers, meant = quantised(64, 1536, few_bits)
+    x = vectors_with(largest)
     exact = x.double() @ meant.double().T
     held = x.bfloat16().double() @ meant.double().T
     read = held if kernel.may_use() else exact  # bytes are made of bfloat16

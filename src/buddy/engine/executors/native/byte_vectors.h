@@ -22,10 +22,6 @@
 #endif
 #define LARGEST 32639
 #define MOST_COLUMNS 131071 /* whose products' sum an int holds: 128 times 128 each */
-#define DEEP_BYTES (4 * WIDTH) /* that a register holds */
-#define GROUPS (WIDTH / 4) /* of 4 bits, whose first or second halves a register holds */
-
-typedef int8_t Bytes __attribute__((vector_size(DEEP_BYTES)));
 
 /* Add WIDTH sums of four products. */
 static inline Ints add_dots(Ints sums, Bytes weights, Bytes x)
@@ -37,13 +33,6 @@ static inline Ints add_dots(Ints sums, Bytes weights, Bytes x)
 #else
     return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)x);
 #endif
-}
-
-static inline Bytes bytes_at(const void *from)
-{
-    Bytes here;
-    memcpy(&here, from, sizeof here);
-    return here;
 }
 
 /* A vector as rows meet it, in registers one after another. INT8: high bytes and low ones of DEEP_BYTES

@@ -133,51 +133,6 @@ static inline __attribute__((always_inline)) void block_int8_groups(
         place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
 
-/* What is left of GROUPS groups of 4 bits and of their scales, each in its quarter; zeros behind them. */
-static inline __attribute__((always_inline)) Bytes groups_at(const uint8_t *pairs, size_t left)
-{
-#if defined(__AVX512F__)
-    __mmask8 mask = left >= GROUPS ? 0xff : (__mmask8)((1u << 2 * left) - 1);
-    return (Bytes)_mm512_maskz_loadu_epi64(mask, pairs);
-#elif defined(__AVX2__)
-    __m128i first = _mm_loadu_si128((const void *)pairs), none = _mm_setzero_si128();
-    return (Bytes)(left >= GROUPS ? _mm256_loadu_si256((const void *)pairs)
-                                  : _mm256_set_m128i(none, first));
-#else
-    (void)left;
-    return bytes_at(pairs);
-#endif
-}
-
-static inline __attribute__((always_inline)) Floats scales_at(
-    int format, const float *scales, size_t group, size_t left)
-{
-#if defined(__AVX512F__)
-    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    __mmask8 mask = left >= GROUPS ? 15 : (__mmask8)((1u << left) - 1);
-    __m128 four = format == INT4_HALVES
-        ? _mm_cvtph_ps(_mm_maskz_loadu_epi16(mask, (const uint16_t *)scales + group))
-        : _mm_maskz_loadu_ps(mask, scales + group);
-    return (Floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(four));
-#elif defined(__AVX2__)
-    __m128 first, second = _mm_setzero_ps();
-    if (format == INT4_HALVES) {
-        uint32_t halves = 0;
-        memcpy(&halves, (const uint16_t *)scales + group, left >= GROUPS ? 4 : 2);
-        __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128((int)halves));
-        first = _mm_permute_ps(both, 0), second = _mm_permute_ps(both, 0x55);
-    } else {
-        first = _mm_broadcast_ss(scales + group);
-        if (left >= GROUPS)
-            second = _mm_broadcast_ss(scales + group + 1);
-    }
-    return (Floats)_mm256_set_m128(second, first);
-#else
-    (void)left;
-    return (Floats){0} + group_float(format, scales, group);
-#endif
-}
-
 static inline __attribute__((always_inline)) void add_groups(
     const Matrix *matrix, int format, int row, size_t group, size_t left, int R, const Whole *x, int N,
     Floats (*sums)[4])

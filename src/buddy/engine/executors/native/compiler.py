@@ -16,11 +16,7 @@ from buddy.engine.executors.native.instructions import InstructionSet
 from buddy.errors import ModelError
 
 COMPILE_LIMIT_S: Final = 120
-_SOURCES: Final = (
-    *("decode.c", "run.h", "attention.h", "products.h", "adapters.h", "skipped.h"),
-    *("model.h", "functions.h", "multiply.h", "panels.h", "whole.h", "bytes.h", "byte_vectors.h"),
-    *("groups.h", "rounding.h", "totals.h", "matrix.h", "transpose.h", "tiles.h", "threads.h"),
-)
+_SOURCE: Final = "decode.c"
 FLAGS: Final = (
     *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fassociative-math", "-shared", "-fPIC", "-pthread"),
@@ -57,8 +53,9 @@ def identity(compiler: Sequence[str], instructions: InstructionSet) -> str:
     """A hash of sources, flags, compiler and processor: a library runs where it was made for."""
     digest = hashlib.sha256()
     folder = files(__package__)
-    for name in _SOURCES:
-        digest.update((folder / name).read_bytes())
+    for part in sorted(folder.iterdir(), key=lambda part: part.name):
+        if part.name.endswith((".c", ".h")):
+            digest.update(part.read_bytes())
     made_for = (*instructions.flags, instructions.machine, *sorted(instructions.needs))
     digest.update("\n".join([*FLAGS, *compiler, *made_for]).encode())
     return f"{instructions.name}-{digest.hexdigest()[:24]}"
@@ -81,7 +78,7 @@ def compile_kernel(compiler: Sequence[str], instructions: InstructionSet, folder
         OSError: The folder cannot be written.
     """
     library, name = folder / "made.so", shlex.join(compiler)
-    source = str(files(__package__) / _SOURCES[0])
+    source = str(files(__package__) / _SOURCE)
     flags = [*FLAGS, *instructions.flags]
     status, lines = _run([*compiler, *flags, source, "-o", str(library), "-lm"], folder)
     if status != 0:

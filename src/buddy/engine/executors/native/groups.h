@@ -10,6 +10,18 @@
 
 #include "matrix.h"
 
+#define DEEP_BYTES (4 * WIDTH) /* that a register holds */
+#define GROUPS (WIDTH / 4) /* of 4 bits, which a register holds, each in its quarter */
+
+typedef int8_t Bytes __attribute__((vector_size(DEEP_BYTES)));
+
+static inline Bytes bytes_at(const void *from)
+{
+    Bytes here;
+    memcpy(&here, from, sizeof here);
+    return here;
+}
+
 /* What is left of WIDTH floats, and zeros. */
 static inline __attribute__((always_inline)) Floats floats_at(const float *from, size_t left)
 {
@@ -39,13 +51,64 @@ static inline __attribute__((always_inline)) Floats group_floats(
     return (Floats)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, halves));
 #else
 #if defined(__F16C__)
+    const uint16_t *halves = (const uint16_t *)from + group;
     if (left >= WIDTH)
-        return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)((const uint16_t *)from + group)));
+        return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)halves));
+    if (group + left >= WIDTH) { /* those before are there to be read */
+        static const int8_t order[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+        __m128i last = _mm_loadu_si128((const void *)(halves + left - WIDTH));
+        __m128i turn = _mm_loadu_si128((const void *)(order + 2 * (WIDTH - left)));
+        return (Floats)_mm256_cvtph_ps(_mm_shuffle_epi8(last, turn));
+    }
 #endif
     Floats here = {0};
     for (size_t i = 0; i < left && i < WIDTH; i++)
         here[i] = group_float(INT4_HALVES, from, group + i);
     return here;
+#endif
+}
+
+/* What is left of GROUPS groups of 4 bits and of their scales, each in its quarter; zeros behind them. */
+static inline __attribute__((always_inline)) Bytes groups_at(const uint8_t *pairs, size_t left)
+{
+#if defined(__AVX512F__)
+    __mmask8 mask = left >= GROUPS ? 0xff : (__mmask8)((1u << 2 * left) - 1);
+    return (Bytes)_mm512_maskz_loadu_epi64(mask, pairs);
+#elif defined(__AVX2__)
+    __m128i first = _mm_loadu_si128((const void *)pairs), none = _mm_setzero_si128();
+    return (Bytes)(left >= GROUPS ? _mm256_loadu_si256((const void *)pairs)
+                                  : _mm256_set_m128i(none, first));
+#else
+    (void)left;
+    return bytes_at(pairs);
+#endif
+}
+
+static inline __attribute__((always_inline)) Floats scales_at(
+    int format, const float *scales, size_t group, size_t left)
+{
+#if defined(__AVX512F__)
+    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    __mmask8 mask = left >= GROUPS ? 15 : (__mmask8)((1u << left) - 1);
+    __m128 four = format == INT4_HALVES
+        ? _mm_cvtph_ps(_mm_maskz_loadu_epi16(mask, (const uint16_t *)scales + group))
+        : _mm_maskz_loadu_ps(mask, scales + group);
+    return (Floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(four));
+#elif defined(__AVX2__)
+    if (format == INT4_HALVES) {
+        const __m128i order = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+        uint32_t halves = 0;
+        memcpy(&halves, (const uint16_t *)scales + group, left >= GROUPS ? 4 : 2);
+        return (Floats)_mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128((int)halves), order));
+    }
+    if (left < GROUPS)
+        return (Floats)_mm256_set_m128(_mm_setzero_ps(), _mm_broadcast_ss(scales + group));
+    __m256 both = _mm256_castpd_ps(_mm256_broadcast_sd((const double *)(const void *)(scales + group)));
+    return (Floats)_mm256_permutevar_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+#else
+    (void)left;
+    return (Floats){0} + group_float(format, scales, group);
 #endif
 }
 

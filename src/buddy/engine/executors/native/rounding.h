@@ -9,7 +9,7 @@
 
 /* Round to the nearest, so that the largest number becomes `most`; what one is worth. What is no number
  * in a vector is none in that. */
-static __attribute__((noinline)) float round_vector(
+static inline __attribute__((always_inline)) float round_to(
     const float *restrict x, int columns, int most, int16_t *restrict out)
 {
     int32_t largest = 0;
@@ -30,6 +30,11 @@ static __attribute__((noinline)) float round_vector(
         out[i] = (int16_t)(bits & 0xffff);
     }
     return unit;
+}
+
+static __attribute__((noinline)) float round_vector(const float *x, int columns, int most, int16_t *out)
+{
+    return round_to(x, columns, most, out);
 }
 
 #endif

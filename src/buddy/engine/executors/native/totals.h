@@ -5,7 +5,6 @@
 
 #include "matrix.h"
 
-#if HAS_BYTE_DOT
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -21,19 +20,23 @@ static inline __attribute__((always_inline)) void turn_quarters(Ints *x)
 #elif defined(__AVX2__)
 #define TURN(how, a, b) (Ints)_mm256_unpack##how((__m256i)(a), (__m256i)(b))
 #endif
-#if defined(__x86_64__)
+#if defined(__AVX2__)
     Ints a = TURN(lo_epi32, x[0], x[1]), b = TURN(hi_epi32, x[0], x[1]);
     Ints c = TURN(lo_epi32, x[2], x[3]), d = TURN(hi_epi32, x[2], x[3]);
     x[0] = TURN(lo_epi64, a, c), x[1] = TURN(hi_epi64, a, c);
     x[2] = TURN(lo_epi64, b, d), x[3] = TURN(hi_epi64, b, d);
 #undef TURN
-#else
+#elif defined(__aarch64__)
     int32x4x2_t a = vtrnq_s32((int32x4_t)x[0], (int32x4_t)x[1]);
     int32x4x2_t b = vtrnq_s32((int32x4_t)x[2], (int32x4_t)x[3]);
     for (int i = 0; i < 2; i++) {
         x[i] = (Ints)vcombine_s32(vget_low_s32(a.val[i]), vget_low_s32(b.val[i]));
         x[2 + i] = (Ints)vcombine_s32(vget_high_s32(a.val[i]), vget_high_s32(b.val[i]));
     }
+#else
+    Ints was[4] = {x[0], x[1], x[2], x[3]};
+    for (int i = 0; i < 4; i++)
+        x[i] = (Ints){was[0][i], was[1][i], was[2][i], was[3][i]};
 #endif
 }
 
@@ -50,7 +53,7 @@ static inline __attribute__((always_inline)) Four totals_of_ints(Ints *x)
 #else
     return sum;
 #endif
-#if defined(__x86_64__)
+#if defined(__AVX2__)
     return (Four)_mm256_castsi256_si128(half) + (Four)_mm256_extracti128_si256(half, 1);
 #endif
 }
@@ -74,10 +77,8 @@ static inline __attribute__((always_inline)) FourFloats totals_of_floats(const F
 #else
     return sum;
 #endif
-#if defined(__x86_64__)
+#if defined(__AVX2__)
     return (FourFloats)_mm256_castps256_ps128(half) + (FourFloats)_mm256_extractf128_ps(half, 1);
 #endif
 }
-#endif
-
 #endif

@@ -9,16 +9,9 @@
 #ifndef BUDDY_WHOLE_H
 #define BUDDY_WHOLE_H
 
-#include "groups.h"
-#include "rounding.h"
+#include "nibbles.h"
 
 #if !HAS_BYTE_DOT
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#define SHORTS (2 * WIDTH)
-typedef int16_t Shorts __attribute__((vector_size(2 * SHORTS)));
 #define PARTS (GROUP / SHORTS) /* of a group, SHORTS each */
 
 /* Columns of INT8 whose products an Ints holds: 128 times 32,767, 512 times. */
@@ -28,25 +21,6 @@ typedef int16_t Shorts __attribute__((vector_size(2 * SHORTS)));
 #define ROUNDED_VECTORS 64 /* at once */
 #define LARGEST 32767
 #define MOST_COLUMNS INT32_MAX
-
-/* WIDTH sums of two products each. */
-static inline Ints pair_sums(Shorts a, Shorts b)
-{
-#if defined(__AVX512BW__)
-    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__aarch64__)
-    int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
-    int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
-    return (Ints)vmlal_high_s16(low, left, right);
-#else
-    Ints sums;
-    for (int i = 0; i < WIDTH; i++)
-        sums[i] = a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
-    return sums;
-#endif
-}
 
 /* The next SHORTS weights of INT8. */
 static inline Shorts shorts_of(const int8_t *from)
@@ -62,48 +36,25 @@ static inline Shorts shorts_of(const int8_t *from)
 #endif
 }
 
-/* A group's numbers of 4 bits, from 0 to 15. */
-static inline void unpack_group(const uint8_t *pairs, Shorts *out)
-{
-#if defined(__AVX2__)
-    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)pairs));
-    __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(wide, 4);
-#if defined(__AVX512BW__)
-    out[0] = (Shorts)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-#else
-    out[0] = (Shorts)low;
-    out[1] = (Shorts)high;
-#endif
-#else
-    typedef uint8_t Bytes __attribute__((vector_size(SHORTS)));
-    for (int half = 0; half < PARTS / 2; half++) {
-        Bytes bytes;
-        memcpy(&bytes, pairs + half * SHORTS, sizeof bytes);
-        out[half] = __builtin_convertvector(bytes & 15, Shorts);
-        out[PARTS / 2 + half] = __builtin_convertvector(bytes >> 4, Shorts);
-    }
-#endif
-}
-
-/* A vector's whole numbers, then zeros to a multiple of SHORTS. */
+/* A vector's whole numbers, then zeros to a multiple of SHORTS. For rows of 4 bits the first of some that
+ * round_groups has made. */
 typedef struct {
-    const int16_t *numbers;
-    const float *starts; /* 4 bits: of sum_groups */
-    float unit;          /* what one is worth */
+    const void *numbers;
+    const float *starts; /* 4 bits */
+    float unit;          /* what one is worth, but for these */
 } Whole;
 
+/* Of 16 bits that hold these. */
 static size_t whole_columns(int columns)
 {
-    return ((size_t)columns + SHORTS - 1) / SHORTS * SHORTS;
+    size_t step = GROUPS * GROUP;
+    return ((size_t)columns + step - 1) / step * step;
 }
 
-static Whole pad_vector(const float *x, int columns, int format, int16_t *out, float *starts)
+static Whole pad_vector(const float *x, int columns, int16_t *out)
 {
     memset(out + columns, 0, sizeof *out * (whole_columns(columns) - columns));
-    Whole made = {out, starts, round_vector(x, columns, LARGEST, out)};
-    if (is_int4(format))
-        sum_groups(out, columns, format, starts);
-    return made;
+    return (Whole){out, NULL, round_vector(x, columns, LARGEST, out)};
 }
 
 /* The last weights of a row of INT8, fewer than SHORTS, and zeros. */
@@ -132,7 +83,7 @@ static inline __attribute__((always_inline)) void add_columns(
         for (int r = 0; r < R; r++)
             w[r] = shorts_of(weights + (size_t)r * matrix->columns + column);
         for (int n = 0; n < N; n++) {
-            memcpy(&v, x[n].numbers + column, sizeof v);
+            memcpy(&v, (const int16_t *)x[n].numbers + column, sizeof v);
             for (int r = 0; r < R; r++)
                 sums[n * R + r] += pair_sums(w[r], v);
         }
@@ -142,7 +93,7 @@ static inline __attribute__((always_inline)) void add_columns(
     for (int r = 0; column < end && r < R; r++)
         for (int n = 0; n < N; n++) {
             Shorts v;
-            memcpy(&v, x[n].numbers + column, sizeof v);
+            memcpy(&v, (const int16_t *)x[n].numbers + column, sizeof v);
             kept[n * R + r] += pair_sums(last_shorts(matrix, row + r, column), v);
         }
     for (int i = 0; i < R * N; i++)
@@ -172,63 +123,29 @@ static inline __attribute__((always_inline)) void block_by_row(
         }
 }
 
-/* A group's numbers. */
-static inline __attribute__((always_inline)) void group_at(
-    const uint8_t *from, int format, Shorts *out)
-{
-    if (is_int4(format))
-        unpack_group(from, out);
-    else
-        for (int part = 0; part < PARTS; part++)
-            out[part] = shorts_of((const int8_t *)from + part * SHORTS);
-}
-
-/* Scales or minimums of groups from one on, which are in float16, as floats. */
-static inline __attribute__((always_inline)) const float *widen_groups(
-    const float *from, size_t first, size_t count, float *out)
-{
-    for (size_t at = 0; at < count; at += WIDTH) {
-        Floats some = group_floats(INT4_HALVES, from, first + at, count - at);
-        memcpy(out + at, &some, sizeof some);
-    }
-    return out;
-}
-
-/* R rows in groups times N vectors. */
+/* R rows of INT8_GROUPS times N vectors. */
 static inline __attribute__((always_inline)) void block_by_group(
-    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+    const Matrix *matrix, int R, const Whole *x, int N, float *const *y, int row)
 {
     Floats sums[MOST_SUMS], kept[MOST_SUMS];
     float out[MOST_SUMS];
-    size_t groups = (size_t)matrix->columns / GROUP, each = GROUP * bits_of(format) / 8;
-    const uint8_t *weights = (const uint8_t *)matrix->weights + row * groups * each;
-    const float *scales = matrix->scales + row * groups, *minimums = scales;
-    size_t count = format == INT4_HALVES ? R * groups : 0;
-    float wide[2 * count + WIDTH]; /* of scales and minimums in float16 */
-    ask_for_groups(matrix, format, R, row);
-    if (format == INT4_MINIMUMS)
-        minimums = matrix->minimums + row * groups;
-    if (format == INT4_HALVES) {
-        scales = widen_groups(matrix->scales, row * groups, count, wide);
-        minimums = widen_groups(matrix->minimums, row * groups, count, wide + count);
-    }
+    size_t groups = (size_t)matrix->columns / GROUP;
+    const int8_t *weights = (const int8_t *)matrix->weights + row * groups * GROUP;
+    const float *scales = matrix->scales + row * groups;
+    ask_for_groups(matrix, INT8_GROUPS, R, row);
     for (int i = 0; i < R * N; i++)
         sums[i] = (Floats){0};
-    for (size_t at = 0; is_int4(format) && at < groups; at += WIDTH)
-        for (int r = 0; r < R; r++) {
-            Floats minimum = floats_at(minimums + r * groups + at, groups - at);
-            for (int n = 0; n < N; n++)
-                sums[n * R + r] += minimum * floats_at(x[n].starts + at, groups - at);
-        }
     for (size_t group = 0; group < groups; group++) {
         Shorts w[MOST_SUMS][PARTS], v[PARTS];
-        for (size_t at = 0; at < R * each; at += 64)
-            __builtin_prefetch((const char *)weights + group * R * each + at + BYTES_AHEAD);
+        for (int at = 0; at < R * GROUP; at += 64)
+            __builtin_prefetch(weights + group * R * GROUP + at + BYTES_AHEAD);
         for (int r = 0; r < R; r++)
-            group_at(weights + (r * groups + group) * each, format, w[r]);
+            for (int part = 0; part < PARTS; part++)
+                w[r][part] = shorts_of(weights + (r * groups + group) * GROUP + part * SHORTS);
         for (int n = 0; n < N; n++) {
             for (int part = 0; part < PARTS; part++)
-                memcpy(&v[part], x[n].numbers + group * GROUP + part * SHORTS, sizeof *v);
+                memcpy(&v[part], (const int16_t *)x[n].numbers + group * GROUP + part * SHORTS,
+                       sizeof *v);
             for (int r = 0; r < R; r++) {
                 Ints sum = pair_sums(w[r][0], v[0]);
                 for (int part = 1; part < PARTS; part++)
@@ -245,6 +162,17 @@ static inline __attribute__((always_inline)) void block_by_group(
             y[n][row + r] = out[n * R + r] * x[n].unit;
 }
 
+static inline __attribute__((always_inline)) void block_whole(
+    const Matrix *matrix, int format, int R, const Whole *x, int N, float *const *y, int row)
+{
+    if (format == INT8)
+        block_by_row(matrix, R, x, N, y, row);
+    else if (format == INT8_GROUPS)
+        block_by_group(matrix, R, x, N, y, row);
+    else
+        block_int4(matrix, format, R, x->numbers, x->starts, N, y, row);
+}
+
 /* Rows from begin to end times N vectors, R at a time. */
 static inline __attribute__((always_inline)) void rows_by(
     const Matrix *matrix, int format, int R, const Whole *x, int N, int begin, int end,
@@ -252,15 +180,9 @@ static inline __attribute__((always_inline)) void rows_by(
 {
     int row = begin;
     for (; row + R <= end; row += R)
-        if (format == INT8)
-            block_by_row(matrix, R, x, N, y, row);
-        else
-            block_by_group(matrix, format, R, x, N, y, row);
+        block_whole(matrix, format, R, x, N, y, row);
     for (; row < end; row++)
-        if (format == INT8)
-            block_by_row(matrix, 1, x, N, y, row);
-        else
-            block_by_group(matrix, format, 1, x, N, y, row);
+        block_whole(matrix, format, 1, x, N, y, row);
 }
 
 /* Rows times up to four vectors, as many at a time as there are registers for sums. */
@@ -271,7 +193,7 @@ static inline __attribute__((always_inline)) void rows_whole(
     if (count == 1)
         rows_by(matrix, format, 4, x, 1, begin, end, y);
     else if (count == 2)
-        rows_by(matrix, format, 4, x, 2, begin, end, y);
+        rows_by(matrix, format, is_int4(format) ? 2 : 4, x, 2, begin, end, y);
     else if (count == 3)
         rows_by(matrix, format, 2, x, 3, begin, end, y);
     else
@@ -295,9 +217,17 @@ static __attribute__((noinline)) void multiply_whole(
     for (int done = 0, now; done < count; done += now) {
         now = count - done < ROUNDED_VECTORS ? count - done : ROUNDED_VECTORS;
         int most = now <= 4 ? end - begin : now <= MOST_VECTORS ? 4 : ROWS_NEAR; /* rows */
-        for (int n = 0; n < now; n++)
-            rounded[n] = pad_vector(x[done + n].wide, matrix->columns, matrix->format,
-                                    numbers + n * width, scratch + n * groups);
+        for (int n = 0; n < now; n++) {
+            int four = n / 4 * 4, N = now - four < 4 ? now - four : 4;
+            if (is_int4(matrix->format)) {
+                char *first = (char *)(numbers + four * width);
+                round_groups(x[done + n].wide, matrix->columns, matrix->format, N,
+                             first + (n - four) * STEP_BYTES, scratch + n * groups);
+                rounded[n] = (Whole){first, scratch + four * groups, 1};
+            } else {
+                rounded[n] = pad_vector(x[done + n].wide, matrix->columns, numbers + n * width);
+            }
+        }
         for (int row = begin, stop; row < end; row = stop) {
             stop = end - row < most ? end : row + most;
             for (int n = 0; n < now; n += 4) {
