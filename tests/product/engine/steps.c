@@ -1,6 +1,9 @@
 /* Random steps of a random model, whose residuals and logits are printed: what one instruction set
  * makes of them can be held against another, on whatever machine or emulator this runs. */
 
+#ifndef PLAIN
+#define PLAIN 0 /* products of floats, which round nothing */
+#endif
 #include <pthread.h>
 #include <stdio.h>
 
@@ -45,7 +48,7 @@ static int is_of_bf16; /* the model that is made */
 static Matrix matrix(int rows, int columns, int format, int has_bias)
 {
     Matrix made = {.rows = rows, .columns = columns, .format = format,
-                   .by_dots = is_of_bf16 && format != FLOAT32};
+                   .by_dots = !PLAIN && is_of_bf16 && format != FLOAT32};
     size_t count = (size_t)rows * columns;
     made.bias = has_bias ? floats(rows, 0, 0.1f) : NULL;
     float *weights = floats((int)count, 0, 0.2f);

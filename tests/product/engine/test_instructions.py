@@ -26,6 +26,7 @@ every_set = pytest.mark.parametrize(
 STEPS = Path(__file__).with_name("steps.c")
 CC = shlex.split(os.environ.get("CC", "cc"))  # `make sanitize` names one
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+NO_BYTE_DOTS = ("avx2", "avx512", "neon")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
 
@@ -48,10 +49,10 @@ def printed(folder, cc, flags, run=()):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The steps without any optimisation, by the plain loops of matrix.h."""
+    """The steps without any optimisation, by the plain loops of matrix.h: floats, none rounded."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
-    return printed(tmp_path_factory.mktemp("plain"), CC, ["-O0", "-std=gnu11", "-pthread"])
+    return printed(tmp_path_factory.mktemp("plain"), CC, ["-O0", "-std=gnu11", "-pthread", "-DPLAIN=1"])
 
 
 @every_set
@@ -70,8 +71,13 @@ def test_steps_are_those_of_plain_c(known_set, plain, tmp_path):
     assert list(found) == list(plain)
     assert len(found) == 40
     for case, expected in plain.items():
-        # In bfloat16 a last bit may fall the other way; dot products of it also round one side.
-        exact = 1e-5 if "bf16 0" in case else 4e-2 if {"avx512_bf16"} & known_set.needs else 5e-3
+        # In bfloat16 a last bit may fall the other way; dot products of it also round one side, and
+        # without dot products of bytes int4 meets vectors in bytes.
+        exact = 1e-5 if "bf16 0" in case else 5e-3
+        if "bf16 1" in case and "avx512_bf16" in known_set.needs:
+            exact = 4e-2
+        elif "bf16 1" in case and known_set.name in NO_BYTE_DOTS and case[7] in "356":
+            exact = 8e-2
         for made, right in zip(found[case], expected, strict=True):
             assert made.isfinite().all()
             assert (made - right).abs().max() <= exact * right.abs().max()

@@ -18,7 +18,7 @@ typedef int16_t Shorts __attribute__((vector_size(2 * SHORTS)));
 #define LARGEST_BYTE 127
 #define STEP_BYTES (3 * DEEP_BYTES) /* that GROUPS groups of a vector take */
 
-/* WIDTH sums of two products each. */
+/* WIDTH sums of two products each, all of one quarter. */
 static inline Ints pair_sums(Shorts a, Shorts b)
 {
 #if defined(__AVX512BW__)
@@ -28,7 +28,7 @@ static inline Ints pair_sums(Shorts a, Shorts b)
 #elif defined(__aarch64__)
     int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
     int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
-    return (Ints)vpaddq_s32(low, vmull_high_s16(left, right));
+    return (Ints)vmlal_high_s16(low, left, right);
 #else
     Ints sums;
     for (int i = 0; i < WIDTH; i++)
@@ -37,7 +37,7 @@ static inline Ints pair_sums(Shorts a, Shorts b)
 #endif
 }
 
-/* SHORTS sums of two products each of numbers from 0 to 15 and bytes. */
+/* SHORTS sums of two products each of numbers from 0 to 15 and bytes, all of one quarter. */
 static inline Shorts byte_pair_sums(Bytes numbers, Bytes x)
 {
 #if defined(__AVX512BW__)
@@ -47,7 +47,7 @@ static inline Shorts byte_pair_sums(Bytes numbers, Bytes x)
 #elif defined(__aarch64__)
     int8x16_t left = (int8x16_t)numbers, right = (int8x16_t)x;
     int16x8_t low = vmull_s8(vget_low_s8(left), vget_low_s8(right));
-    return (Shorts)vpaddq_s16(low, vmull_high_s8(left, right));
+    return (Shorts)vmlal_high_s8(low, left, right);
 #else
     Shorts sums;
     for (int i = 0; i < SHORTS; i++)
@@ -56,9 +56,19 @@ static inline Shorts byte_pair_sums(Bytes numbers, Bytes x)
 #endif
 }
 
-/* Up to four vectors as rows of 4 bits meet them, of GROUPS groups at a time, and of these one vector after
- * another: the bytes of their first halves, of their second halves, and WIDTH floats that say what one is
- * worth; behind the last group are zeros. `starts` gets what minimums are multiplied with. This is one of N. */
+/* WIDTH sums of two. */
+static inline Ints sums_of_pairs(Shorts x)
+{
+#if defined(__aarch64__)
+    return (Ints)vpaddlq_s16((int16x8_t)x);
+#else
+    return pair_sums(x, (Shorts){0} + 1);
+#endif
+}
+
+/* One of N vectors, four at most, as rows of 4 bits meet them: of GROUPS groups at a time, and of these one
+ * vector after another, the bytes of their first halves, of their second halves, and WIDTH floats that say
+ * what one is worth; behind the last group are zeros. `starts` gets what minimums are multiplied with. */
 static __attribute__((noinline)) void round_groups(
     const float *x, int columns, int format, int N, char *out, float *starts)
 {
@@ -102,7 +112,7 @@ static inline __attribute__((always_inline)) void add_groups(
         for (int r = 0; r < R; r++) {
             Shorts sum = byte_pair_sums(first[r], bytes_at(step));
             sum += byte_pair_sums(second[r], bytes_at(step + DEEP_BYTES));
-            Floats wide = __builtin_convertvector(pair_sums(sum, (Shorts){0} + 1), Floats);
+            Floats wide = __builtin_convertvector(sums_of_pairs(sum), Floats);
             sums[n * R + r] += wide * (scale[r] * (Floats)bytes_at(step + 2 * DEEP_BYTES));
         }
 }

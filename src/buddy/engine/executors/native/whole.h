@@ -1,9 +1,9 @@
-/* Rows of fewer bits times vectors in whole numbers of 16 bits.
+/* Rows of 8 bits times vectors in whole numbers of 16 bits; nibbles.h has those of 4 bits.
  *
  * A vector's largest number becomes 32,767 of its units, so an element moves by at most 2^-16 of the
  * largest, which bfloat16 itself may move by 2^-9. One instruction multiplies twice as many of these as
  * of floats, and weights need not be made floats: whole numbers are added up, exactly, and scaled once
- * for a row (INT8) or for a group.
+ * for a row (INT8) or for a group (INT8_GROUPS).
  */
 
 #ifndef BUDDY_WHOLE_H
