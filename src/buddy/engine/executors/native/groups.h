@@ -104,8 +104,10 @@ static inline __attribute__((always_inline)) Floats scales_at(
     }
     if (left < GROUPS)
         return (Floats)_mm256_set_m128(_mm_setzero_ps(), _mm_broadcast_ss(scales + group));
-    __m256 both = _mm256_castpd_ps(_mm256_broadcast_sd((const double *)(const void *)(scales + group)));
-    return (Floats)_mm256_permutevar_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+    double both;
+    memcpy(&both, scales + group, sizeof both);
+    return (Floats)_mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(both)),
+                                        _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 #else
     (void)left;
     return (Floats){0} + group_float(format, scales, group);
