@@ -177,6 +177,23 @@ def test_what_drafts_gain_is_as_the_record_has_it():
         assert cell["same_text"] == cell["prompts"]
 
 
+def test_what_avx2_does_beside_llama_cpp_is_as_the_records_have_it():
+    page = (DOCS / "benchmarks" / "speed.md").read_text()
+    for name in ("bf16", "int8", "int4", "q4_1"):
+        record = read_record(ROOT / "results" / f"beside-llama-avx2-{name}.json")
+        speeds = {}
+        for cell in record["results"]["cells"]:
+            speeds.setdefault(cell["engine"], []).append(cell)
+        full, half, other = speeds.values()
+        ours = (
+            f"{a['tokens_per_s']:,.0f}, {b['tokens_per_s']:,.0f}"
+            for a, b in zip(full, half, strict=True)
+        )
+        theirs = (f"{cell['tokens_per_s']:.0f} ({cell['buddy_over_it']:.2f})" for cell in other)
+        assert " | " + " | ".join(ours) + " |" in page
+        assert " | " + " | ".join(theirs) + " |" in page
+
+
 def test_the_speed_that_the_readme_names_is_that_of_the_record():
     record = json.loads((ROOT / "results" / "engine-shipped.json").read_text())
     cells = record["results"]["shapes"][0]["cells"]
