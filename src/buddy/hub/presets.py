@@ -26,7 +26,7 @@ class Preset:
     download_gb: float | None
     """What is fetched: weights as they are stored, in units of 10^9 bytes."""
     licence: str = "Apache-2.0"
-    """Licence of the weights."""
+    """Licence of the weights, or of what ships trained for them."""
     _: KW_ONLY
     gated: bool = False
     """Whether the hub asks for an account that has accepted the licence."""
@@ -72,6 +72,24 @@ PRESETS: Final[dict[str, Preset]] = {
     "qwen2.5-1.5b": Preset("Qwen", "Qwen2.5-1.5B-Instruct", 28, 1_543_714_304, 3.09),
     "qwen2.5-3b": Preset("Qwen", "Qwen2.5-3B-Instruct", 36, 3_085_938_688, 6.17, "Qwen Research"),
     "qwen2.5-7b": Preset("Qwen", "Qwen2.5-7B-Instruct", 28, 7_615_616_512, 15.2),
+    "qwen2.5-coder-0.5b": Preset(
+        "Qwen",
+        "Qwen2.5-Coder-0.5B-Instruct",
+        24,
+        494_032_768,
+        0.988,
+        "CC BY-NC 4.0",
+        trained="qwen2.5-coder-0.5b",
+    ),
+    "qwen2.5-coder-1.5b": Preset(
+        "Qwen",
+        "Qwen2.5-Coder-1.5B-Instruct",
+        28,
+        1_543_714_304,
+        3.09,
+        "CC BY-NC 4.0",
+        trained="qwen2.5-coder-1.5b",
+    ),
     "qwen3-0.6b": Preset("Qwen", "Qwen3-0.6B", 28, 596_049_920, 1.50),
     "qwen3-1.7b": Preset("Qwen", "Qwen3-1.7B", 28, 1_720_574_976, 4.06),
     "qwen3-4b": Preset("Qwen", "Qwen3-4B", 36, 4_022_468_096, 8.04),

@@ -154,7 +154,7 @@ def test_a_revision_that_is_not_there_is_named(monkeypatch):
 
 def test_names_are_regular_and_facts_hold_together():
     for name, preset in PRESETS.items():
-        assert re.fullmatch(r"[a-z]+[0-9.]*(-[0-9.]+)?-[0-9.]+[mb](-buddy|-routed)?", name)
+        assert re.fullmatch(r"[a-z]+[0-9.]*(-[0-9.]+|-coder)?-[0-9.]+[mb](-buddy|-routed)?", name)
         size = re.sub("-(buddy|routed)$", "", name).rsplit("-", 1)[1]
         billions = float(size[:-1]) / (1000 if size.endswith("m") else 1)
         assert preset.params / 1e9 == pytest.approx(billions, rel=0.25)
