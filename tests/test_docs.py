@@ -165,7 +165,7 @@ def test_what_fewer_bits_cost_is_as_the_record_has_it():
     page = (DOCS / "benchmarks" / "memory.md").read_text()
     records = map(read_record, (ROOT / "results").glob("quantised-quality*.json"))
     cells = [cell for record in records for cell in record["results"]["cells"]]
-    assert len(cells) == 12
+    assert len(cells) == 16
     for cell in cells:
         plain = cell["condition"] == "base"
         over = "" if plain else f"{cell['over_base']:.3f} ± {cell['over_base_stderr']:.3f}"
@@ -195,6 +195,13 @@ def test_what_avx2_does_beside_llama_cpp_is_as_the_records_have_it():
         theirs = (f"{cell['tokens_per_s']:.0f} ({cell['buddy_over_it']:.2f})" for cell in other)
         assert " | " + " | ".join(ours) + " |" in page
         assert " | " + " | ".join(theirs) + " |" in page
+    for size in ("0.5", "1.5"):
+        record = read_record(
+            ROOT / "results" / f"beside-llama-avx2-qwen{size.replace('.', '')}.json"
+        )
+        other = [c for c in record["results"]["cells"] if c["engine"] == "llama.cpp"]
+        *first, last = (f"{cell['buddy_over_it']:.2f}" for cell in other)
+        assert f"{', '.join(first)} and {last}" in page
 
 
 def test_the_speed_that_the_readme_names_is_that_of_the_record():

@@ -52,7 +52,9 @@ def plain(tmp_path_factory):
     """The steps without any optimisation, by the plain loops of matrix.h: floats, none rounded."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
-    return printed(tmp_path_factory.mktemp("plain"), CC, ["-O0", "-std=gnu11", "-pthread", "-DPLAIN=1"])
+    return printed(
+        tmp_path_factory.mktemp("plain"), CC, ["-O0", "-std=gnu11", "-pthread", "-DPLAIN=1"]
+    )
 
 
 @every_set
