@@ -23,22 +23,27 @@ from tests.tiny import every_kv_policy, tiny_model
 every_set = pytest.mark.parametrize(
     "known_set", SETS, ids=lambda known_set: f"{known_set.name} of {known_set.machine}"
 )
-STEPS = Path(__file__).with_name("steps.c")
+STEPS, NEIGHBOURS = (Path(__file__).with_name(f"{name}.c") for name in ("steps", "neighbours"))
 CC = shlex.split(os.environ.get("CC", "cc"))  # `make sanitize` names one
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 NO_BYTE_DOTS = ("avx2", "avx512", "neon")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
 
-def printed(folder, cc, flags, run=()):
-    """What the steps are, compiled in one way: by case, the residuals and logits of each."""
-    program = folder / "steps"
+def said(folder, source, cc, flags, run=()):
+    """What a program prints, line by line."""
+    program = folder / source.stem
     sources = Path(compiler.__file__).parent
     flags = [*(flag for flag in flags if flag not in ("-shared", "-fPIC")), f"-I{sources}"]
-    subprocess.run([*cc, *flags, STEPS, "-o", program, "-lm"], check=True, capture_output=True)
-    said = subprocess.run([*run, program], check=True, capture_output=True, text=True).stdout
+    subprocess.run([*cc, *flags, source, "-o", program, "-lm"], check=True, capture_output=True)
+    done = subprocess.run([*run, program], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def printed(folder, cc, flags, run=()):
+    """What the steps are, compiled in one way: by case, the residuals and logits of each."""
     cases = {}
-    for line in said.splitlines():
+    for line in said(folder, STEPS, cc, flags, run):
         first, *numbers = line.split()
         if first == "format":
             values = cases[line] = []
@@ -57,16 +62,32 @@ def plain(tmp_path_factory):
     )
 
 
-@every_set
-def test_steps_are_those_of_plain_c(known_set, plain, tmp_path):
+def how_to_run(known_set, folder):
+    """A set's compiler, flags and emulator; skips where it cannot run."""
     cc, run = CC, ()
     if known_set.machine == "aarch64" and platform.machine() != "aarch64":
         cc, run = (CROSS,), EMULATOR
         if shutil.which(CROSS) is None or shutil.which(run[0]) is None:
             pytest.skip(f"needs {CROSS} and {run[0]}")
-    elif known_set.machine != platform.machine() or runnable(known_set, tmp_path) is None:
+    elif known_set.machine != platform.machine() or runnable(known_set, folder) is None:
         pytest.skip(f"this processor lacks {known_set.name}")
-    flags = [*compiler.FLAGS, *(runnable(known_set, tmp_path) or known_set.flags)]
+    return cc, [*compiler.FLAGS, *(runnable(known_set, folder) or known_set.flags)], run
+
+
+@every_set
+def test_a_product_of_few_bits_does_not_depend_on_vectors_beside_it(known_set, tmp_path):
+    cc, flags, run = how_to_run(known_set, tmp_path)
+    assert said(tmp_path, NEIGHBOURS, cc, flags, run) == 45 * ["0"]
+
+
+@needs_cc
+def test_nor_does_it_in_plain_c(tmp_path):
+    assert said(tmp_path, NEIGHBOURS, CC, compiler.FLAGS) == 45 * ["0"]
+
+
+@every_set
+def test_steps_are_those_of_plain_c(known_set, plain, tmp_path):
+    cc, flags, run = how_to_run(known_set, tmp_path)
     if known_set == best_set():  # all other tests run what these flags make of it
         flags.append("-O1")
     found = printed(tmp_path, cc, flags, run)

@@ -112,8 +112,9 @@ static inline __attribute__((always_inline)) void add_groups(
         for (int r = 0; r < R; r++) {
             Shorts sum = byte_pair_sums(first[r], bytes_at(step));
             sum += byte_pair_sums(second[r], bytes_at(step + DEEP_BYTES));
-            Floats wide = __builtin_convertvector(sums_of_pairs(sum), Floats);
-            sums[n * R + r] += wide * (scale[r] * (Floats)bytes_at(step + 2 * DEEP_BYTES));
+            Floats worth = scale[r] * (Floats)bytes_at(step + 2 * DEEP_BYTES);
+            AS_IT_IS(worth);
+            sums[n * R + r] += __builtin_convertvector(sums_of_pairs(sum), Floats) * worth;
         }
 }
 
