@@ -137,17 +137,9 @@ static inline __attribute__((always_inline)) void add_groups(
     const Matrix *matrix, int format, int row, size_t group, size_t left, int R, const Whole *x, int N,
     Floats (*sums)[4])
 {
-    size_t groups = (size_t)matrix->columns / GROUP, first_group = row * groups + group;
-    const uint8_t *pairs = (const uint8_t *)matrix->weights + first_group * (GROUP / 2);
     Bytes first[4], second[4];
     Floats scale[4];
-    for (int r = 0; r < R; r++) {
-        Bytes both = groups_at(pairs + r * groups * (GROUP / 2), left);
-        first[r] = both & 15;
-        typedef uint16_t Wide __attribute__((vector_size(DEEP_BYTES)));
-        second[r] = (Bytes)((Wide)both >> 4) & 15;
-        scale[r] = scales_at(format, matrix->scales, first_group + r * groups, left);
-    }
+    unpack_groups(matrix, format, row, group, left, R, first, second, scale);
     for (int n = 0; n < N; n++) {
         const char *bytes = x[n].bytes + group / GROUPS * 4 * DEEP_BYTES;
         for (int r = 0; r < R; r++) {

@@ -114,6 +114,22 @@ static inline __attribute__((always_inline)) Floats scales_at(
 #endif
 }
 
+/* Numbers from 0 to 15 of GROUPS groups of R rows, of which some may be left: those of first halves and of
+ * second halves, each group in its quarter, and the groups' scales. */
+static inline __attribute__((always_inline)) void unpack_groups(
+    const Matrix *matrix, int format, int row, size_t group, size_t left, int R, Bytes *first,
+    Bytes *second, Floats *scale)
+{
+    typedef uint16_t Wide __attribute__((vector_size(DEEP_BYTES)));
+    size_t groups = (size_t)matrix->columns / GROUP, at = row * groups + group;
+    for (int r = 0; r < R; r++, at += groups) {
+        Bytes both = groups_at((const uint8_t *)matrix->weights + at * (GROUP / 2), left);
+        first[r] = both & 15;
+        second[r] = (Bytes)((Wide)both >> 4) & 15;
+        scale[r] = scales_at(format, matrix->scales, at, left);
+    }
+}
+
 /* What minimums are multiplied with: the sums of a vector's whole numbers in each group. */
 static inline void sum_groups(
     const int16_t *restrict numbers, int columns, int format, float *restrict sums)
