@@ -122,6 +122,13 @@ def test_what_is_left_of_long_answers_is_as_the_record_has_it(monkeypatch):
     assert script("long_answers")["table"](record["results"]["points"]) in page
 
 
+def test_what_kinds_gain_under_adapters_is_as_the_record_has_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as `python benchmarks/NAME.py` does
+    record = read_record(ROOT / "results" / "training" / "tuned-routes.json")
+    page = (DOCS / "benchmarks" / "routing.md").read_text()
+    assert script("tuned_routes")["table"](record["results"]["points"]) in page
+
+
 def test_what_loading_takes_is_as_the_records_have_it():
     table, page = script("load_memory")["memory_table"], DOCS / "benchmarks" / "memory.md"
     records = sorted((ROOT / "results").glob("load-memory*.json"))
