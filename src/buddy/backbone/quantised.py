@@ -23,6 +23,8 @@ from buddy.errors import ModelError
 Quantisation = Literal["int8", "int4"]
 GROUP: Final = 32
 """Neighbouring weights of a row that share a scale in int4, and in int8 that a file has so."""
+SUPER: Final = 8
+"""Neighbouring groups whose scales and minimums a file has in bytes, of units that they share."""
 _NARROW: Final = (torch.bfloat16, torch.float16)
 """Formats in which a product of a weight and a scale that is a number of them is rounded once."""
 _AT_ONCE: Final = 2**23
@@ -39,22 +41,32 @@ class QuantisedLinear(nn.Module):
         scales: As the attribute.
         minimums: As the attribute.
         bias: Added to what the weights make; None without.
+        units: As the attribute.
 
     Attributes:
         weight: int8 [rows, columns]; or uint8 [rows, columns / 2], in which byte `i` of a group
             holds columns `i` (low bits) and `16 + i` (high bits), 8 standing for zero.
         scales: [rows] for int8 that is made here, [rows, columns / 32] for int4 and a file's int8;
-            float32, or float16 beside minimums that a file has in float16.
-        minimums: Of int4, as scales: what number 0 of a group stands for, in place of 8 for zero. A
-            weight is its number scaled, plus this. None without.
+            float32, or as minimums.
+        minimums: Of int4, [rows, columns / 32]: what number 0 of a group stands for, in place of 8
+            for zero. A weight is its number scaled, plus this. In float16, or in uint8 of units.
+            None without.
+        units: float32 [rows, columns / 256, 2], what 1 is worth of scales and of minimums in uint8.
+            None without.
     """
 
     weight: Tensor
     scales: Tensor
     minimums: Tensor | None
+    units: Tensor | None
 
     def __init__(
-        self, weight: Tensor, scales: Tensor, minimums: Tensor | None, bias: nn.Parameter | None
+        self,
+        weight: Tensor,
+        scales: Tensor,
+        minimums: Tensor | None,
+        bias: nn.Parameter | None,
+        units: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.quantisation: Quantisation = "int8" if weight.dtype is torch.int8 else "int4"
@@ -63,6 +75,7 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("minimums", minimums)
+        self.register_buffer("units", units)
         self.bias = bias
         self._narrow = {
             dtype
@@ -91,11 +104,11 @@ class QuantisedLinear(nn.Module):
         return cls(weight, scales, None, linear.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Scales and minimums move with the weights, but keep their number format."""
-        scales, minimums = self.scales, self.minimums
+        """All but the bias move with the weights, but keep their number format."""
+        kept = dict(self.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.scales = scales.to(self.weight.device)
-        self.minimums = None if minimums is None else minimums.to(self.weight.device)
+        for name, tensor in kept.items():
+            setattr(self, name, tensor.to(self.weight.device))
         return self
 
     def widened(
@@ -111,17 +124,21 @@ class QuantisedLinear(nn.Module):
             return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
         weight, scales = part(self.weight), part(self.scales)
+        minimums = None if self.minimums is None else part(self.minimums)
+        if minimums is not None and self.units is not None:
+            units = part(self.units).repeat_interleave(SUPER, 1)
+            scales, minimums = scales * units[..., 0], minimums * units[..., 1]
         multiplied = dtype if dtype in self._narrow else torch.promote_types(dtype, torch.float32)
         if self.quantisation == "int4":
             pairs = weight.view(*scales.shape, GROUP // 2)
             values = torch.cat([pairs & 15, pairs >> 4], dim=2).to(multiplied)
-            values = values.sub_(8) if self.minimums is None else values
+            values = values.sub_(8) if minimums is None else values
         else:
             values = weight.to(multiplied)
             values = values if scales.ndim == 1 else values.view(*scales.shape, GROUP)
         values.mul_(scales.to(multiplied)[..., None])
-        if self.minimums is not None:
-            values.add_(part(self.minimums)[..., None])
+        if minimums is not None:
+            values.add_(minimums[..., None])
         return values.flatten(1).to(dtype)
 
     def forward(self, x: Float[Tensor, "*shape columns"]) -> Float[Tensor, "*shape rows"]:

@@ -1,8 +1,8 @@
 """Models whose weights are saved in fewer bits: they load as they lie, and nothing is converted.
 
 The folder has config.json, and safetensors in which a quantised layer has `weight` (int8, or uint8
-of two weights each), `scales` and at times `minimums`, as `backbone.quantised` has them. Its config
-says so under the key by which transformers knows weights that it cannot read.
+of two weights each), `scales` and at times `minimums` and `units`, as `backbone.quantised` has
+them. Its config says so under the key by which transformers knows weights that it cannot read.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from buddy.backbone.backbone import Backbone
 from buddy.backbone.families import Family, find_family
-from buddy.backbone.quantised import GROUP, QuantisedEmbedding, QuantisedLinear
+from buddy.backbone.quantised import GROUP, SUPER, QuantisedEmbedding, QuantisedLinear
 from buddy.errors import CheckpointError, ModelError, shown
 from buddy.hub.aligned_load import read_aligned
 from buddy.hub.config import (
@@ -38,6 +38,8 @@ from buddy.hub.wrap_errors import explained
 _WEIGHT: Final = ".weight"
 _SCALES: Final = ".scales"
 _MINIMUMS: Final = ".minimums"
+_UNITS: Final = ".units"
+_BESIDE: Final = (_SCALES, _MINIMUMS, _UNITS)
 _ADVICE: Final = "copy the checkpoint again"
 
 
@@ -101,7 +103,7 @@ def load_quantised(
         wide = {
             name: _Stored(sizes.get(name, tensor.get_shape()))
             for name, tensor in tensors.items()
-            if not name.endswith((_SCALES, _MINIMUMS))
+            if not name.endswith(_BESIDE)
         }
         check_sizes(config, wide)
         with explained(f"the model in {folder} cannot be loaded", _ADVICE):
@@ -127,6 +129,9 @@ def load_quantised(
     return model.to(device)
 
 
+_Numbers = tuple[str, list[int]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """What `check_sizes` asks of a tensor."""
@@ -142,36 +147,43 @@ def _layers(folder: Path, tensors: Mapping[str, Any]) -> dict[str, tuple[int, in
     """Rows and columns of each quantised layer, by name.
 
     Raises:
-        CheckpointError: A weight has no scales, or they or minimums do not fit.
+        CheckpointError: A weight has no scales, or what is beside it does not fit.
     """
     layers = {}
     for name, weight in tensors.items():
         numbers = weight.get_dtype()
-        if numbers not in ("I8", "U8"):
+        if numbers not in ("I8", "U8") or name.endswith(_BESIDE):
             continue
         layer, shape = name.removesuffix(_WEIGHT), weight.get_shape()
-        scales, minimums = (
+        found = tuple(
             None if part is None else (part.get_dtype(), part.get_shape())
-            for part in (tensors.get(f"{layer}{end}") for end in (_SCALES, _MINIMUMS))
+            for part in (tensors.get(f"{layer}{end}") for end in _BESIDE)
         )
         rows, columns = shape if len(shape) == 2 else (0, 0)
         columns *= 1 if numbers == "I8" else 2
-        groups, floats = [rows, columns // GROUP], ("F32",) if minimums is None else ("F32", "F16")
-        fits = scales in [(kind, groups) for kind in floats] and columns % GROUP == 0
-        if minimums is None:
-            fits = fits or (numbers == "I8" and scales == ("F32", [rows]))
-        else:
-            fits = fits and numbers == "U8" and minimums == scales
-        if not rows * columns or not fits:
+        if not rows * columns or found not in _fitting(numbers, rows, columns):
             raise _damaged(folder, layer)
         layers[layer] = (rows, columns)
-    with_scales, with_minimums = (
-        {name.removesuffix(end) for name in tensors if name.endswith(end)}
-        for end in (_SCALES, _MINIMUMS)
-    )
-    if lost := sorted((with_scales ^ layers.keys()) | (with_minimums - layers.keys())):
+    ends = ((name, end) for name in tensors for end in _BESIDE if name.endswith(end))
+    if lost := sorted({name.removesuffix(end) for name, end in ends} - layers.keys()):
         raise _damaged(folder, lost[0])
     return layers
+
+
+def _fitting(numbers: str, rows: int, columns: int) -> list[tuple[_Numbers | None, ...]]:
+    """Number formats and shapes that scales, minimums and units may have beside a weight."""
+    fitting: list[tuple[_Numbers | None, ...]] = []
+    of_groups = [rows, columns // GROUP]
+    if numbers == "I8":
+        fitting.append((("F32", [rows]), None, None))
+    if columns % GROUP == 0:
+        fitting.append((("F32", of_groups), None, None))
+    if columns % GROUP == 0 and numbers == "U8":
+        fitting.append((("F16", of_groups), ("F16", of_groups), None))
+    if columns % (SUPER * GROUP) == 0 and numbers == "U8":
+        units = [rows, columns // GROUP // SUPER, 2]
+        fitting.append((("U8", of_groups), ("U8", of_groups), ("F32", units)))
+    return fitting
 
 
 def _damaged(
@@ -195,7 +207,8 @@ def _put_in(
         if type(linear) is not nn.Linear:
             raise _damaged(folder, name)
         weight, scales = state[f"{name}{_WEIGHT}"], state[f"{name}{_SCALES}"]
-        made = QuantisedLinear(weight, scales, state.get(f"{name}{_MINIMUMS}"), linear.bias)
+        minimums, units = (state.get(f"{name}{end}") for end in (_MINIMUMS, _UNITS))
+        made = QuantisedLinear(weight, scales, minimums, linear.bias, units)
         if linear is head:
             if made.quantisation != "int8":  # as token ids are embedded by its rows
                 raise _damaged(folder, name, "8 bits with scales")

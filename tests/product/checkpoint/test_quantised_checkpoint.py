@@ -167,6 +167,10 @@ def minimums_alone(tensors):
     tensors["model.norm.minimums"] = torch.zeros(1)
 
 
+def units_without_minimums(tensors):
+    tensors[f"{LAYER}.units"] = torch.zeros(1)
+
+
 def of_a_norm(tensors):
     tensors["model.norm.weight"] = torch.zeros(1, 32, dtype=torch.int8)
     tensors["model.norm.scales"] = torch.zeros(1)
@@ -184,6 +188,7 @@ def of_a_norm(tensors):
         flat,
         minimums_of_a_part,
         minimums_alone,
+        units_without_minimums,
         of_a_norm,
     ],
 )

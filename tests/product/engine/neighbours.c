@@ -4,7 +4,7 @@
 #include "multiply.h"
 
 #define ROWS 37
-#define COLUMNS 96
+#define COLUMNS 768
 #define COUNT 9
 
 static double number(void)
@@ -15,23 +15,25 @@ static double number(void)
 int main(void)
 {
     static uint8_t weights[ROWS * COLUMNS];
-    static float scales[ROWS * COLUMNS], minimums[ROWS * COLUMNS], x[COUNT * COLUMNS];
+    static float scales[ROWS * COLUMNS], minimums[ROWS * COLUMNS], units[ROWS * COLUMNS];
+    static float x[COUNT * COLUMNS];
     static float together[COUNT][ROWS], alone[ROWS];
     for (int i = 0; i < ROWS * COLUMNS; i++)
         weights[i] = (uint8_t)rand();
     for (int i = 0; i < COUNT * COLUMNS; i++)
         x[i] = (float)number();
-    for (int format = INT8; format <= INT4_HALVES; format++) {
+    for (int format = INT8; format <= INT4_BYTES; format++) {
         for (int i = 0; i < ROWS * COLUMNS; i++) {
-            scales[i] = minimums[i] = (float)number();
+            scales[i] = minimums[i] = units[i] = (float)number();
             if (format == INT4_HALVES) { /* numbers of float16, which 15 random bits mostly are */
                 ((uint16_t *)scales)[i] = (uint16_t)(rand() & 0x3bff);
                 ((uint16_t *)minimums)[i] = (uint16_t)(rand() & 0xbbff);
             }
         }
-        Matrix matrix = {.weights = weights, .scales = scales, .minimums = minimums, .rows = ROWS,
-                         .columns = COLUMNS, .format = format, .by_dots = 1};
-        float *scratch = malloc(sizeof(float) * scratch_floats(COLUMNS)), *to[COUNT], *one = alone;
+        int columns = format == INT4_BYTES ? COLUMNS : 96; /* not all registers are full of either */
+        Matrix matrix = {.weights = weights, .scales = scales, .minimums = minimums, .units = units,
+                         .rows = ROWS, .columns = columns, .format = format, .by_dots = 1};
+        float *scratch = malloc(sizeof(float) * scratch_floats(columns)), *to[COUNT], *one = alone;
         Vector vectors[COUNT];
         for (int n = 0; n < COUNT; n++) {
             vectors[n] = (Vector){x + n * COLUMNS, NULL};

@@ -9,7 +9,7 @@
 
 #include "decode.c"
 
-enum { BLOCKS = 5, HIDDEN_SIZE = 64, HEADS = 4, KV_HEADS = 2, HEAD = 32, INNER = 128, VOCAB = 80 };
+enum { BLOCKS = 5, HIDDEN_SIZE = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, INNER = 256, VOCAB = 80 };
 enum { ROWS = 3, CAPACITY = 48, STEPS = 12, THREADS = 2 };
 
 static uint32_t state = 1;
@@ -51,7 +51,7 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
                    .by_dots = !PLAIN && is_of_bf16 && format != FLOAT32};
     size_t count = (size_t)rows * columns;
     made.bias = has_bias ? floats(rows, 0, 0.1f) : NULL;
-    float *weights = floats((int)count, 0, 0.2f);
+    float *weights = floats((int)count, 0, 0.1f);
     if (format == BFLOAT16) {
         bf16 *small = room(sizeof(bf16) * count);
         narrow_all(weights, small, (int)count);
@@ -63,15 +63,23 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
         for (size_t i = 0; i < count; i++)
             bytes[i] = (uint8_t)(below(255) + 1);
         made.weights = bytes;
-        float scale = format == INT8 ? 0.0015f : 0.02f;
+        float scale = format == INT8 ? 0.0008f : 0.007f;
         made.scales = floats(format == INT8 ? rows : (int)count / GROUP, scale, scale / 2);
         if (format <= INT8_GROUPS)
             return made;
-        made.minimums = floats((int)count / GROUP, -0.15f, 0.1f);
-        for (size_t i = 0; format == INT4_HALVES && i < count / GROUP; i++) {
-            ((uint16_t *)made.scales)[i] = (uint16_t)(0x2400 + below(1024)); /* about 0.02 */
-            ((uint16_t *)made.minimums)[i] = (uint16_t)(0xb000 + below(1024)); /* about -0.19 */
-        }
+        made.minimums = floats((int)count / GROUP, 0, 0);
+        float *units = floats((int)count / GROUP / SUPER * 2, 0.0002f, 0.00007f);
+        for (size_t i = MINIMUM; i < count / GROUP / SUPER * 2; i += 2)
+            units[i] *= -1.85f; /* so that weights are 0 on average */
+        made.units = units;
+        for (size_t i = 0; i < count / GROUP; i++)
+            if (format == INT4_HALVES) {
+                ((uint16_t *)made.scales)[i] = (uint16_t)(0x1d00 + below(512)); /* about 0.006 */
+                ((uint16_t *)made.minimums)[i] = (uint16_t)(0xa900 + below(512)); /* about -0.05 */
+            } else {
+                ((uint8_t *)made.scales)[i] = (uint8_t)below(64);
+                ((uint8_t *)made.minimums)[i] = (uint8_t)below(256);
+            }
     }
     return made;
 }
@@ -100,7 +108,7 @@ static Model model_of(int format, int is_bf16, int has_tiles)
     return (Model){
         .blocks = blocks, .embedding = words, .final_norm = floats(HIDDEN_SIZE, 1, 0.2f),
         .vocabulary = words, .cosines = angles, .sines = angles + CAPACITY * HEAD,
-        .epsilon = 1e-5f, .scaling = 0.17f, .num_blocks = BLOCKS, .hidden = HIDDEN_SIZE,
+        .epsilon = 1e-5f, .scaling = 0.1f, .num_blocks = BLOCKS, .hidden = HIDDEN_SIZE,
         .heads = HEADS, .kv_heads = KV_HEADS, .head_size = HEAD, .inner = INNER,
         .by_tiles = has_tiles && is_bf16, .is_bf16 = is_bf16,
     };
@@ -204,7 +212,7 @@ int main(void)
 {
     const OpenMP openmp = {parallel, thread_number, threads_now};
     Engine *engine = buddy_engine_new(&openmp);
-    for (int format = FLOAT32; format <= INT4_HALVES; format++)
+    for (int format = FLOAT32; format <= INT4_BYTES; format++)
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             if ((format <= BFLOAT16 && is_bf16 != (format == BFLOAT16)) || format == INT8_GROUPS)
                 continue; /* tiles do not read the latter */

@@ -130,7 +130,7 @@ def vectors_of(x):
     return torch.tensor(addresses).T.contiguous(), narrow
 
 
-def matrix_of(weights: Tensor, bias=None, scales=None, minimums=None, dots=True):
+def matrix_of(weights: Tensor, bias=None, scales=None, minimums=None, units=None, dots=True):
     rows, columns = weights.shape
     numbers = (
         layout.FORMATS[weights.dtype]
@@ -146,6 +146,7 @@ def matrix_of(weights: Tensor, bias=None, scales=None, minimums=None, dots=True)
         bias=None if bias is None else bias.data_ptr(),
         scales=None if scales is None else scales.data_ptr(),
         minimums=None if minimums is None else minimums.data_ptr(),
+        units=None if units is None else units.data_ptr(),
         rows=rows,
         columns=columns * (2 if weights.dtype == torch.uint8 else 1),
         format=numbers,
@@ -189,12 +190,17 @@ def test_products_are_exact_but_for_the_order_of_sums(kernel, rows, columns, dty
         torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-5)
 
 
-OF_FEW_BITS = ["int8", "int4", "int4 with minimums", "int4 of float16"]
+OF_FEW_BITS = ["int8", "int4", "int4 of float16", "int4 of bytes"]
 FEW_BITS = pytest.mark.parametrize("few_bits", OF_FEW_BITS)
 
 
 def quantised(rows, columns, few_bits):
-    """Random weights of few bits, what the kernel is told of them, and what they mean."""
+    """Random weights of few bits, what the kernel is told of them, and what they mean.
+
+    Their columns are rounded up to what groups with units need.
+    """
+    if few_bits == "int4 of bytes":
+        columns = -(-columns // 256) * 256
     bits = 8 if few_bits == "int8" else 4
     values = torch.randint(1 - 2 ** (bits - 1), 2 ** (bits - 1), (rows, columns))
     if bits == 8:
@@ -205,12 +211,20 @@ def quantised(rows, columns, few_bits):
     scales, minimums = torch.rand(rows, columns // 32) / 5, torch.randn(rows, columns // 32)
     if few_bits == "int4":
         return packed, {"scales": scales}, values * scales.repeat_interleave(32, 1)
-    minimums[0, 0] = 3e-6  # a subnormal number of float16
-    dtype = torch.float16 if few_bits == "int4 of float16" else torch.float32
-    numbers = {"scales": scales.half().to(dtype), "minimums": minimums.to(dtype)}
-    scales, minimums = (part.float().repeat_interleave(32, 1) for part in numbers.values())
-    meant = (values + 8) * scales + minimums
-    return packed, numbers, meant
+    if few_bits == "int4 of float16":
+        minimums[0, 0] = 3e-6  # a subnormal number of float16
+        numbers = {"scales": scales.half(), "minimums": minimums.half()}
+        scales, minimums = (part.float() for part in numbers.values())
+    else:
+        units = (torch.randn(rows, columns // 256, 2) / 100).half().float()
+        scales, minimums = (torch.randint(256, scales.shape, dtype=torch.uint8) for _ in range(2))
+        numbers = {"scales": scales, "minimums": minimums, "units": units}
+        scales, minimums = (
+            part * units[..., which].repeat_interleave(8, 1)
+            for which, part in enumerate((scales, minimums))
+        )
+    scales, minimums = (part.repeat_interleave(32, 1) for part in (scales, minimums))
+    return packed, numbers, (values + 8) * scales + minimums
 
 
 @pytest.mark.parametrize("format_name", ["bfloat16", "float32", *OF_FEW_BITS])
@@ -220,7 +234,8 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
     weights, numbers = torch.randn(rows, columns), {}
     if format_name.startswith("int"):
         columns = -(-columns // 64) * 64
-        weights, numbers, _ = quantised(rows, columns, format_name)
+        weights, numbers, meant = quantised(rows, columns, format_name)
+        columns = meant.shape[1]
     elif format_name == "bfloat16":
         weights = weights.bfloat16()
     x = torch.randn(max(COUNTS), columns)
@@ -248,6 +263,7 @@ def in_whole_numbers(x, largest):
 def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, columns, few_bits):
     torch.manual_seed(rows)
     weights, numbers, meant = quantised(rows, columns, few_bits)
+    columns = meant.shape[1]
     deep = 64 if few_bits == "int8" else 32
     ways = ((True, True), (False, True), (False, False))
     for count, (tiles, dots) in itertools.product(COUNTS, ways):
@@ -322,7 +338,7 @@ def test_the_largest_products_do_not_overflow(kernel, count, columns):
 @FEW_BITS
 def test_vectors_in_whole_numbers_may_be_zero_and_keep_what_is_no_number(kernel, few_bits):
     weights, numbers, meant = quantised(64, 64, few_bits)
-    x = torch.randn(20, 64)
+    x = torch.randn(20, meant.shape[1])
     x[2], x[7, 9], x[11, 3], x[13] = 0, torch.nan, torch.inf, 1e-38
     found = products(kernel, weights, x, **numbers)
     assert found[2].eq(0).all()

@@ -26,7 +26,7 @@ _HELD: Final[Mapping[str, tuple[Quantisation, ...]]] = {
     "Q4_K": ("int4",),
 }
 """What holds the numbers of a GGUF type as they are."""
-_Parts = tuple[Tensor, Tensor, Tensor | None]
+_Parts = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def kept_types(header: GgufHeader) -> dict[str, list[str]]:
@@ -63,7 +63,8 @@ def stored_layers(path: Path, model: nn.Module) -> StoredLayer:
             tensor = header.tensors.get("token_embd.weight")
         if tensor is None or quantisation not in _HELD.get(tensor.kind, ()):
             return None
-        made = QuantisedLinear(*_read(path, tensor, quantisation), linear.bias)
+        weight, scales, minimums, units = _read(path, tensor, quantisation)
+        made = QuantisedLinear(weight, scales, minimums, linear.bias, units)
         if header.architecture == "llama" and layers[linear].endswith(("q_proj", "k_proj")):
             for part, numbers in made.named_buffers():
                 setattr(made, part, _in_halves(numbers, config.head_dim))
@@ -73,7 +74,7 @@ def stored_layers(path: Path, model: nn.Module) -> StoredLayer:
 
 
 def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> _Parts:
-    """Weights, scales and minimums as `QuantisedLinear` has them."""
+    """Weights, scales, minimums and units as `QuantisedLinear` has them."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     rows, columns = tensor.shape
@@ -85,17 +86,17 @@ def _read(path: Path, tensor: GgufTensor, quantisation: Quantisation) -> _Parts:
     scales = _floats(blocks, 0)
     if tensor.kind == "Q4_1":
         numbers = torch.from_numpy(blocks[..., 2 * _FLOAT_BYTES :].copy())
-        return numbers.view(rows, -1), scales, _floats(blocks, 1)
+        return numbers.view(rows, -1), scales, _floats(blocks, 1), None
     numbers = torch.from_numpy(blocks[..., _FLOAT_BYTES:].copy())
     if tensor.kind == "Q8_0":
         numbers = numbers.view(torch.int8)
     elif quantisation == "int8":
         numbers = torch.cat([numbers & 15, numbers >> 4], dim=2).to(torch.int8).sub_(8)
-    return numbers.view(rows, -1), scales.float(), None
+    return numbers.view(rows, -1), scales.float(), None, None
 
 
 def _of_super_blocks(blocks: NDArray[np.uint8]) -> _Parts:
-    """Weights, scales and minimums of Q4_K; 32 bytes hold a group in low bits, the next in high."""
+    """The same of Q4_K; 32 bytes hold a group in low bits, the next in high."""
     from gguf.quants import Q4_K
 
     rows, numbers = len(blocks), torch.from_numpy(blocks[..., 16:].copy())
@@ -103,11 +104,9 @@ def _of_super_blocks(blocks: NDArray[np.uint8]) -> _Parts:
     groups = torch.stack([numbers & 15, numbers >> 4], dim=3)
     weight = groups[..., : GROUP // 2] | groups[..., GROUP // 2 :] << 4
     packed = np.ascontiguousarray(blocks[..., 4:16]).reshape(-1, 12)
-    scales, minimums = (
-        _floats(blocks, at).float()[..., None] * torch.from_numpy(part).view(rows, -1, 8)
-        for at, part in enumerate(Q4_K.get_scale_min(packed))
-    )
-    return weight.reshape(rows, -1), scales.view(rows, -1), -minimums.view(rows, -1)
+    scales, minimums = (torch.from_numpy(p).view(rows, -1) for p in Q4_K.get_scale_min(packed))
+    units = torch.stack([_floats(blocks, 0), -_floats(blocks, 1)], dim=2).float()
+    return weight.reshape(rows, -1), scales, minimums, units
 
 
 def _floats(blocks: NDArray[np.uint8], at: int) -> Tensor:
@@ -118,4 +117,5 @@ def _floats(blocks: NDArray[np.uint8], at: int) -> Tensor:
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:
     """Rows of query or key heads: llama.cpp rotates neighbours, and transformers halves."""
-    return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+    heads = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)

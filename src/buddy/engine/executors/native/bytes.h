@@ -133,23 +133,58 @@ static inline __attribute__((always_inline)) void block_int8_groups(
         place_rows(totals_of_floats(sums[n]), NULL, x[n].unit, R, y[n] + row);
 }
 
+/* Sums of a row's numbers in GROUPS groups times a vector's, each group's in its quarter. */
+static inline __attribute__((always_inline)) Floats group_sums(Bytes first, Bytes second, const char *x)
+{
+    Ints sum = add_dots((Ints){0}, first, bytes_at(x));
+    sum = add_dots(sum, second, bytes_at(x + DEEP_BYTES)) << 8;
+    sum = add_dots(sum, first, bytes_at(x + 2 * DEEP_BYTES));
+    sum = add_dots(sum, second, bytes_at(x + 3 * DEEP_BYTES));
+    return __builtin_convertvector(sum, Floats);
+}
+
 static inline __attribute__((always_inline)) void add_groups(
     const Matrix *matrix, int format, int row, size_t group, size_t left, int R, const Whole *x, int N,
     Floats (*sums)[4])
 {
     Bytes first[4], second[4];
     Floats scale[4];
-    unpack_groups(matrix, format, row, group, left, R, first, second, scale);
+    size_t groups = (size_t)matrix->columns / GROUP;
+    unpack_groups(matrix, row, group, left, R, first, second);
+    for (int r = 0; r < R; r++)
+        scale[r] = scales_at(matrix, format, (row + r) * groups + group, left);
     for (int n = 0; n < N; n++) {
         const char *bytes = x[n].bytes + group / GROUPS * 4 * DEEP_BYTES;
-        for (int r = 0; r < R; r++) {
-            Ints sum = add_dots((Ints){0}, first[r], bytes_at(bytes));
-            sum = add_dots(sum, second[r], bytes_at(bytes + DEEP_BYTES)) << 8;
-            sum = add_dots(sum, first[r], bytes_at(bytes + 2 * DEEP_BYTES));
-            sum = add_dots(sum, second[r], bytes_at(bytes + 3 * DEEP_BYTES));
-            sums[n][r] += __builtin_convertvector(sum, Floats) * scale[r];
-        }
+        for (int r = 0; r < R; r++)
+            sums[n][r] += group_sums(first[r], second[r], bytes) * scale[r];
     }
+}
+
+/* Groups that share units of scales, by which sums are multiplied first. */
+static inline __attribute__((always_inline)) void add_super(
+    const Matrix *matrix, int row, size_t group, int R, const Whole *x, int N, Floats (*sums)[4])
+{
+    size_t groups = (size_t)matrix->columns / GROUP, at = row * groups + group;
+    Floats parts[TOGETHER][4] = {0};
+#pragma GCC unroll 8
+    for (int g = 0; g < SUPER; g += GROUPS) {
+        Bytes first[4], second[4];
+        Floats scale[4];
+        unpack_groups(matrix, row, group + g, GROUPS, R, first, second);
+        for (int r = 0; r < R; r++) {
+            Ints scales = byte_scales_at((const uint8_t *)matrix->scales + at + r * groups, g, 32);
+            scale[r] = __builtin_convertvector(scales, Floats);
+        }
+        for (int n = 0; n < N; n++)
+            for (int r = 0; r < R; r++) {
+                const char *bytes = x[n].bytes + (group + g) / GROUPS * 4 * DEEP_BYTES;
+                parts[n][r] += group_sums(first[r], second[r], bytes) * scale[r];
+                AS_IT_IS(parts[n][r]);
+            }
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            sums[n][r] += parts[n][r] * matrix->units[(at + r * groups) / SUPER * 2];
 }
 
 /* R rows of 4 bits times N vectors. */
@@ -159,15 +194,19 @@ static inline __attribute__((always_inline)) void block_int4(
     Floats sums[TOGETHER][4] = {0};
     size_t groups = (size_t)matrix->columns / GROUP, group = 0;
     const char *ahead = (const char *)matrix->weights + row * groups * (GROUP / 2) + BYTES_AHEAD;
-    const float *minimums = format == INT4 ? matrix->scales : matrix->minimums;
     ask_for_groups(matrix, format, R, row);
     for (size_t at = 0; at < groups; at += WIDTH)
         for (int r = 0; r < R; r++) {
-            Floats minimum = group_floats(format, minimums, (row + r) * groups + at, groups - at);
+            Floats minimum = minimums_at(matrix, format, (row + r) * groups + at, groups - at);
             for (int n = 0; n < N; n++)
                 sums[n][r] += minimum
                     * floats_at((const float *)x[n].starts + at, groups - at);
         }
+    for (; format == INT4_BYTES && group < groups; group += SUPER) {
+        for (int at = 0; at < R * SUPER * GROUP / 2; at += 64, ahead += 64)
+            __builtin_prefetch(ahead);
+        add_super(matrix, row, group, R, x, N, sums);
+    }
     for (; group + GROUPS <= groups; group += GROUPS, ahead += R * DEEP_BYTES) {
         for (int at = 0; at < R * DEEP_BYTES; at += 64)
             __builtin_prefetch(ahead + at);
@@ -237,10 +276,10 @@ static __attribute__((noinline)) void multiply_whole(
                 near_rows(matrix, INT8_GROUPS, rounded, now, row, stop, y + done);
             else if (matrix->format == INT4)
                 near_rows(matrix, INT4, rounded, now, row, stop, y + done);
-            else if (matrix->format == INT4_MINIMUMS)
-                near_rows(matrix, INT4_MINIMUMS, rounded, now, row, stop, y + done);
-            else
+            else if (matrix->format == INT4_HALVES)
                 near_rows(matrix, INT4_HALVES, rounded, now, row, stop, y + done);
+            else
+                near_rows(matrix, INT4_BYTES, rounded, now, row, stop, y + done);
         }
     }
 }

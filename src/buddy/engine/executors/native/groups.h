@@ -39,19 +39,51 @@ static inline __attribute__((always_inline)) Floats floats_at(const float *from,
 #endif
 }
 
-/* The same of scales or minimums, from a group on. */
-static inline __attribute__((always_inline)) Floats group_floats(
-    int format, const float *from, size_t group, size_t left)
+/* Whole numbers of a unit. */
+static inline Floats of_unit(Ints numbers, Floats unit)
 {
-    if (format != INT4_HALVES)
-        return floats_at(from + group, left);
+    Floats worth = __builtin_convertvector(numbers, Floats) * unit;
+    AS_IT_IS(worth);
+    return worth;
+}
+
+#if defined(__AVX2__)
+/* Minimums in bytes, of one unit or, where more than SUPER are left, two. */
+static inline __attribute__((always_inline)) Floats of_units(Ints bytes, const float *units, size_t left)
+{
+#if defined(__AVX512F__)
+    const __m512i order = _mm512_setr_epi32(1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3);
+    __m128 both = _mm_maskz_loadu_ps(left > SUPER ? 10 : 2, units);
+    Floats unit = (Floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(both));
+#else
+    (void)left;
+    Floats unit = (Floats){0} + units[MINIMUM];
+#endif
+    return of_unit(bytes, unit);
+}
+#endif
+
+/* What is left of WIDTH minimums, from a group on, and zeros. */
+static inline __attribute__((always_inline)) Floats minimums_at(
+    const Matrix *matrix, int format, size_t group, size_t left)
+{
+    if (format == INT4)
+        return floats_at(matrix->scales + group, left);
 #if defined(__AVX512BW__)
     __mmask16 mask = left >= WIDTH ? 0xffff : (__mmask16)((1u << left) - 1);
-    const uint16_t *halves = (const uint16_t *)from + group;
+    if (format == INT4_BYTES) {
+        __m128i bytes = _mm_maskz_loadu_epi8(mask, (const uint8_t *)matrix->minimums + group);
+        return of_units((Ints)_mm512_cvtepu8_epi32(bytes), matrix->units + group / SUPER * 2, left);
+    }
+    const uint16_t *halves = (const uint16_t *)matrix->minimums + group;
     return (Floats)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, halves));
 #else
 #if defined(__F16C__)
-    const uint16_t *halves = (const uint16_t *)from + group;
+    if (format == INT4_BYTES) {
+        __m128i bytes = _mm_loadl_epi64((const void *)((const uint8_t *)matrix->minimums + group));
+        return of_units((Ints)_mm256_cvtepu8_epi32(bytes), matrix->units + group / SUPER * 2, left);
+    }
+    const uint16_t *halves = (const uint16_t *)matrix->minimums + group;
     if (left >= WIDTH)
         return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)halves));
     if (group + left >= WIDTH) { /* those before are there to be read */
@@ -64,7 +96,7 @@ static inline __attribute__((always_inline)) Floats group_floats(
 #endif
     Floats here = {0};
     for (size_t i = 0; i < left && i < WIDTH; i++)
-        here[i] = group_float(INT4_HALVES, from, group + i);
+        here[i] = group_float(matrix, format, MINIMUM, group + i);
     return here;
 #endif
 }
@@ -85,40 +117,63 @@ static inline __attribute__((always_inline)) Bytes groups_at(const uint8_t *pair
 #endif
 }
 
+/* Scales in bytes of the groups from one on that a register holds, of the SUPER that share units: each on the
+ * 32 bits, or 16 bits, of its quarter. */
+static inline __attribute__((always_inline)) Ints byte_scales_at(const uint8_t *scales, int group, int bits)
+{
+#if defined(__AVX2__)
+#if defined(__AVX512BW__)
+    const Ints quarter = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+#else
+    const Ints quarter = {0, 0, 0, 0, 1, 1, 1, 1};
+#endif
+    const Ints from = quarter + group; /* and a byte of more than 127 makes a zero */
+    const Ints order = bits == 32 ? from - 0x7f7f8000 : from * 0x10001 - 0x7fff8000;
+    int64_t eight;
+    memcpy(&eight, scales, sizeof eight);
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_shuffle_epi8(_mm512_set1_epi64(eight), (__m512i)order);
+#else
+    return (Ints)_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), (__m256i)order);
+#endif
+#else
+    return (Ints){0} + scales[group] * (bits == 32 ? 1 : 0x10001);
+#endif
+}
+
 static inline __attribute__((always_inline)) Floats scales_at(
-    int format, const float *scales, size_t group, size_t left)
+    const Matrix *matrix, int format, size_t group, size_t left)
 {
 #if defined(__AVX512F__)
     const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     __mmask8 mask = left >= GROUPS ? 15 : (__mmask8)((1u << left) - 1);
     __m128 four = format == INT4_HALVES
-        ? _mm_cvtph_ps(_mm_maskz_loadu_epi16(mask, (const uint16_t *)scales + group))
-        : _mm_maskz_loadu_ps(mask, scales + group);
+        ? _mm_cvtph_ps(_mm_maskz_loadu_epi16(mask, (const uint16_t *)matrix->scales + group))
+        : _mm_maskz_loadu_ps(mask, matrix->scales + group);
     return (Floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(four));
 #elif defined(__AVX2__)
     if (format == INT4_HALVES) {
         const __m128i order = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
         uint32_t halves = 0;
-        memcpy(&halves, (const uint16_t *)scales + group, left >= GROUPS ? 4 : 2);
+        memcpy(&halves, (const uint16_t *)matrix->scales + group, left >= GROUPS ? 4 : 2);
         return (Floats)_mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128((int)halves), order));
     }
     if (left < GROUPS)
-        return (Floats)_mm256_set_m128(_mm_setzero_ps(), _mm_broadcast_ss(scales + group));
+        return (Floats)_mm256_set_m128(_mm_setzero_ps(), _mm_broadcast_ss(matrix->scales + group));
     double both;
-    memcpy(&both, scales + group, sizeof both);
+    memcpy(&both, matrix->scales + group, sizeof both);
     return (Floats)_mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(both)),
                                         _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 #else
     (void)left;
-    return (Floats){0} + group_float(format, scales, group);
+    return (Floats){0} + group_float(matrix, format, SCALE, group);
 #endif
 }
 
 /* Numbers from 0 to 15 of GROUPS groups of R rows, of which some may be left: those of first halves and of
- * second halves, each group in its quarter, and the groups' scales. */
+ * second halves, each group in its quarter. */
 static inline __attribute__((always_inline)) void unpack_groups(
-    const Matrix *matrix, int format, int row, size_t group, size_t left, int R, Bytes *first,
-    Bytes *second, Floats *scale)
+    const Matrix *matrix, int row, size_t group, size_t left, int R, Bytes *first, Bytes *second)
 {
     typedef uint16_t Wide __attribute__((vector_size(DEEP_BYTES)));
     size_t groups = (size_t)matrix->columns / GROUP, at = row * groups + group;
@@ -126,7 +181,6 @@ static inline __attribute__((always_inline)) void unpack_groups(
         Bytes both = groups_at((const uint8_t *)matrix->weights + at * (GROUP / 2), left);
         first[r] = both & 15;
         second[r] = (Bytes)((Wide)both >> 4) & 15;
-        scale[r] = scales_at(format, matrix->scales, at, left);
     }
 }
 
@@ -146,12 +200,14 @@ static inline void sum_groups(
 static inline __attribute__((always_inline)) void ask_for_groups(
     const Matrix *matrix, int format, int R, int row)
 {
-    size_t groups = (size_t)matrix->columns / GROUP, each = format == INT4_HALVES ? 2 : 4;
+    size_t groups = (size_t)matrix->columns / GROUP, each = group_bytes(format);
     size_t begin = (row * groups + BYTES_AHEAD / 16) * each;
     for (size_t at = 0; at < R * groups * each; at += 64) {
         __builtin_prefetch((const char *)matrix->scales + begin + at);
         if (format > INT8_GROUPS)
             __builtin_prefetch((const char *)matrix->minimums + begin + at);
+        if (format == INT4_BYTES)
+            __builtin_prefetch((const char *)matrix->units + begin + at);
     }
 }
 

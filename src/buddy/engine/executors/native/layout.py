@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-FLOAT32, BFLOAT16, INT8, INT4, INT8_GROUPS, INT4_MINIMUMS, INT4_HALVES = range(7)
+FLOAT32, BFLOAT16, INT8, INT4, INT8_GROUPS, INT4_HALVES, INT4_BYTES = range(7)
 ZEROS, HIDDEN, RESIDUAL, PROJECTED = range(4)
 QUANTISED: Final = {
     ("int8", 1, None): INT8,
     ("int8", 2, None): INT8_GROUPS,
     ("int4", 2, None): INT4,
-    ("int4", 2, torch.float32): INT4_MINIMUMS,
     ("int4", 2, torch.float16): INT4_HALVES,
+    ("int4", 2, torch.uint8): INT4_BYTES,
 }
 """Formats by bits, dimensions of the scales, and number format of scales and minimums."""
 FORMATS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
     """Weights [rows, columns] in one of the seven formats."""
 
     _fields_: ClassVar[_Fields] = [
-        *_fields(_POINTER, "weights scales minimums bias"),
+        *_fields(_POINTER, "weights scales minimums units bias"),
         *_fields(_INT, "rows columns format by_dots"),
         *_fields(_POINTER, "down up deviations"),
     ]

@@ -27,13 +27,14 @@
 #define HAS_BYTE_DOT 0
 #endif
 
-/* Of INT4 number 8 is zero; of INT4_MINIMUMS and INT4_HALVES number 0 is the group's minimum, and in the
- * latter scales and minimums are in float16. */
+/* Of INT4 number 8 is zero; of INT4_HALVES and INT4_BYTES number 0 is the group's minimum. Scales and
+ * minimums are in float16 in the former, and in the latter in bytes, of units that SUPER weights share. */
 enum {
-    FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4, INT4_MINIMUMS = 5, INT4_HALVES = 6
+    FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4, INT4_HALVES = 5, INT4_BYTES = 6
 };
 
 #define GROUP 32 /* weights that share a scale, but in INT8, which has one for a row */
+#define SUPER 8  /* groups that share units */
 #define ZERO 8   /* the number of INT4 that stands for zero */
 #define MOST_VECTORS 8
 
@@ -43,6 +44,7 @@ typedef struct Matrix {
     const void *weights; /* [rows, columns]; 4 bits: two to a byte, columns 0-15 and 16-31 of a group */
     const float *scales; /* INT8: [rows]; of groups: [rows, columns / GROUP]; else NULL */
     const float *minimums; /* as scales, or NULL */
+    const float *units;    /* INT4_BYTES: [rows, columns / GROUP / SUPER, 2], of scales and of minimums */
     const float *bias;     /* [rows] or NULL */
     int32_t rows, columns, format;
     int32_t by_dots; /* with vectors of bfloat16 where the processor has dot products of these; of
@@ -55,7 +57,7 @@ typedef struct Matrix {
 
 static inline int is_int4(int format)
 {
-    return format == INT4 || format == INT4_MINIMUMS || format == INT4_HALVES;
+    return format == INT4 || format == INT4_HALVES || format == INT4_BYTES;
 }
 
 static inline int bits_of(int format)
@@ -77,18 +79,43 @@ static inline bf16 narrow(float value)
     return (bf16)((u.bits & 0x7fffffff) > 0x7f800000 ? (u.bits >> 16) | 0x40 : rounded);
 }
 
-/* A scale or a minimum. The exponent of float16, read as that of float32, is 112 too small. */
-static inline float group_float(int format, const float *from, size_t group)
+/* The exponent of float16, read as that of float32, is 112 too small. */
+static inline float of_half(uint16_t half)
 {
-    if (format != INT4_HALVES)
-        return from[group];
-    uint16_t half = ((const uint16_t *)from)[group];
 #if defined(__F16C__)
     return _cvtsh_ss(half);
 #else
     union { uint32_t bits; float value; } u = {(uint32_t)(half & 0x7fff) << 13};
     return (half & 0x8000 ? -0x1p112f : 0x1p112f) * u.value;
 #endif
+}
+
+/* A product that compilers may not take apart, since sums would then be rounded otherwise. */
+#if defined(__x86_64__)
+#define AS_IT_IS(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define AS_IT_IS(x) __asm__("" : "+w"(x))
+#else
+#define AS_IT_IS(x) (void)(x)
+#endif
+
+/* Bytes that a group's scale takes, and its minimum. */
+static inline size_t group_bytes(int format)
+{
+    return format == INT4_BYTES ? 1 : format == INT4_HALVES ? 2 : 4;
+}
+
+/* A group's scale or minimum, as `which` says; the same memory holds both in INT4. */
+enum { SCALE = 0, MINIMUM = 1 };
+static inline float group_float(const Matrix *matrix, int format, int which, size_t group)
+{
+    const void *from = which == SCALE || format == INT4 ? matrix->scales : matrix->minimums;
+    if (format == INT4_BYTES) {
+        float worth = ((const uint8_t *)from)[group] * matrix->units[group / SUPER * 2 + which];
+        AS_IT_IS(worth);
+        return worth;
+    }
+    return format == INT4_HALVES ? of_half(((const uint16_t *)from)[group]) : ((const float *)from)[group];
 }
 
 /* A vector in both number formats; `narrow` is what the dot product of bfloat16 reads. */
@@ -149,15 +176,6 @@ typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 #define INTS_OF_U8(from) CONVERTED(uint8_t, from)
 #endif
 
-/* A product that compilers may not take apart, since sums would then be rounded otherwise. */
-#if defined(__x86_64__)
-#define AS_IT_IS(x) __asm__("" : "+v"(x))
-#elif defined(__aarch64__)
-#define AS_IT_IS(x) __asm__("" : "+w"(x))
-#else
-#define AS_IT_IS(x) (void)(x)
-#endif
-
 /* WIDTH weights of a row, from a column on that WIDTH divides; those of INT8 without their scale. */
 static inline __attribute__((always_inline)) Floats widened(
     const Matrix *matrix, int format, size_t row, int column)
@@ -181,11 +199,11 @@ static inline __attribute__((always_inline)) Floats widened(
             (const uint8_t *)matrix->weights + group * (GROUP / 2) + within % (GROUP / 2));
         number = (within < GROUP / 2 ? pairs & 15 : pairs >> 4) - (format == INT4 ? ZERO : 0);
     }
-    float scale = group_float(format, matrix->scales, group);
+    float scale = group_float(matrix, format, SCALE, group);
     Floats scaled = __builtin_convertvector(number, Floats) * scale;
     AS_IT_IS(scaled);
     if (format > INT8_GROUPS) {
-        scaled += group_float(format, matrix->minimums, group);
+        scaled += group_float(matrix, format, MINIMUM, group);
         AS_IT_IS(scaled);
     }
     return scaled;
@@ -410,11 +428,11 @@ static __attribute__((noinline)) void multiply_few(
     case INT4:
         rows_wide(matrix, INT4, x, count, begin, end, y);
         break;
-    case INT4_MINIMUMS:
-        rows_wide(matrix, INT4_MINIMUMS, x, count, begin, end, y);
+    case INT4_HALVES:
+        rows_wide(matrix, INT4_HALVES, x, count, begin, end, y);
         break;
     default:
-        rows_wide(matrix, INT4_HALVES, x, count, begin, end, y);
+        rows_wide(matrix, INT4_BYTES, x, count, begin, end, y);
     }
 }
 

@@ -99,7 +99,10 @@ static inline __attribute__((always_inline)) void add_groups(
 {
     Bytes first[4], second[4];
     Floats scale[4];
-    unpack_groups(matrix, format, row, group, left, R, first, second, scale);
+    size_t groups = (size_t)matrix->columns / GROUP;
+    unpack_groups(matrix, row, group, left, R, first, second);
+    for (int r = 0; r < R; r++)
+        scale[r] = scales_at(matrix, format, (row + r) * groups + group, left);
     for (int n = 0; n < N; n++, step += STEP_BYTES)
         for (int r = 0; r < R; r++) {
             Shorts sum = byte_pair_sums(first[r], bytes_at(step));
@@ -110,6 +113,35 @@ static inline __attribute__((always_inline)) void add_groups(
         }
 }
 
+/* Groups of R rows times N vectors that share units of scales, by which whole numbers are multiplied first. */
+static inline __attribute__((always_inline)) void add_super(
+    const Matrix *matrix, int row, size_t group, int R, const char *step, int N, Floats *sums)
+{
+    size_t groups = (size_t)matrix->columns / GROUP, at = row * groups + group;
+    Floats parts[MOST_SUMS];
+    for (int i = 0; i < R * N; i++)
+        parts[i] = (Floats){0};
+#pragma GCC unroll 8
+    for (int g = 0; g < SUPER; g += GROUPS) {
+        Bytes first[4], second[4];
+        Shorts scale[4];
+        unpack_groups(matrix, row, group + g, GROUPS, R, first, second);
+        for (int r = 0; r < R; r++)
+            scale[r] = (Shorts)byte_scales_at((const uint8_t *)matrix->scales + at + r * groups, g, 16);
+        for (int n = 0; n < N; n++, step += STEP_BYTES)
+            for (int r = 0; r < R; r++) {
+                Shorts sum = byte_pair_sums(first[r], bytes_at(step));
+                sum += byte_pair_sums(second[r], bytes_at(step + DEEP_BYTES));
+                parts[n * R + r] += __builtin_convertvector(pair_sums(sum, scale[r]), Floats)
+                    * (Floats)bytes_at(step + 2 * DEEP_BYTES);
+                AS_IT_IS(parts[n * R + r]);
+            }
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            sums[n * R + r] += parts[n * R + r] * matrix->units[(at + r * groups) / SUPER * 2];
+}
+
 /* R rows of 4 bits times N vectors of round_groups. */
 static inline __attribute__((always_inline)) void block_int4(
     const Matrix *matrix, int format, int R, const char *x, const float *starts, int N,
@@ -118,18 +150,22 @@ static inline __attribute__((always_inline)) void block_int4(
     Floats sums[MOST_SUMS];
     size_t groups = (size_t)matrix->columns / GROUP, group = 0;
     const char *ahead = (const char *)matrix->weights + row * groups * (GROUP / 2) + BYTES_AHEAD;
-    const float *minimums = format == INT4 ? matrix->scales : matrix->minimums;
     ask_for_groups(matrix, format, R, row);
     for (int i = 0; i < (R * N + 3) / 4 * 4; i++)
         sums[i] = (Floats){0};
     for (size_t at = 0; at < groups; at += WIDTH)
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            Floats minimum = group_floats(format, minimums, (row + r) * groups + at, groups - at);
+            Floats minimum = minimums_at(matrix, format, (row + r) * groups + at, groups - at);
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++)
                 sums[n * R + r] += minimum * floats_at(starts + n * groups + at, groups - at);
         }
+    for (; format == INT4_BYTES && group < groups; group += SUPER, x += SUPER / GROUPS * N * STEP_BYTES) {
+        for (int at = 0; at < R * SUPER * GROUP / 2; at += 64, ahead += 64)
+            __builtin_prefetch(ahead);
+        add_super(matrix, row, group, R, x, N, sums);
+    }
     for (; group + GROUPS <= groups; group += GROUPS, ahead += R * DEEP_BYTES, x += N * STEP_BYTES) {
         for (int at = 0; at < R * DEEP_BYTES; at += 64)
             __builtin_prefetch(ahead + at);

@@ -84,11 +84,11 @@ static void pack_rows(const Matrix *matrix, int row, int rows, float *panel)
     case INT4:
         pack_format(matrix, INT4, row, rows, panel);
         break;
-    case INT4_MINIMUMS:
-        pack_format(matrix, INT4_MINIMUMS, row, rows, panel);
+    case INT4_HALVES:
+        pack_format(matrix, INT4_HALVES, row, rows, panel);
         break;
     default:
-        pack_format(matrix, INT4_HALVES, row, rows, panel);
+        pack_format(matrix, INT4_BYTES, row, rows, panel);
     }
 }
 

@@ -144,10 +144,11 @@ static const char *tile_rows(const Matrix *matrix, int row, bf16 *space)
             __m128i pairs = _mm_loadu_si128((const __m128i *)(weights + i / 2));
             __m128i mask = _mm_set1_epi8(15), low = _mm_and_si128(pairs, mask);
             __m128i high = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
-            __m512 scale = _mm512_set1_ps(group_float(matrix->format, matrix->scales, (at + i) / GROUP));
-            __m512 zero = matrix->format == INT4
+            int format = matrix->format, group = (int)((at + i) / GROUP);
+            __m512 scale = _mm512_set1_ps(group_float(matrix, format, SCALE, group));
+            __m512 zero = format == INT4
                 ? _mm512_mul_ps(scale, _mm512_set1_ps(-ZERO))
-                : _mm512_set1_ps(group_float(matrix->format, matrix->minimums, (at + i) / GROUP));
+                : _mm512_set1_ps(group_float(matrix, format, MINIMUM, group));
             __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low));
             __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(high));
             first = _mm512_fmadd_ps(first, scale, zero), second = _mm512_fmadd_ps(second, scale, zero);

@@ -150,6 +150,7 @@ class BoundWeights:
         linear = cast(nn.Linear | QuantisedLinear, _base(layer))
         quantised = linear if isinstance(linear, QuantisedLinear) else None
         minimums = None if quantised is None else quantised.minimums
+        units = None if quantised is None else quantised.units
         numbers = (
             layout.FORMATS[linear.weight.dtype]
             if quantised is None
@@ -163,6 +164,7 @@ class BoundWeights:
             weights=self._hold(linear.weight).data_ptr(),
             scales=None if quantised is None else self._hold(quantised.scales).data_ptr(),
             minimums=None if minimums is None else self._hold(minimums).data_ptr(),
+            units=None if units is None else self._hold(units).data_ptr(),
             bias=None if linear.bias is None else self._widen(linear.bias).data_ptr(),
             rows=linear.out_features,
             columns=linear.in_features,

@@ -238,10 +238,10 @@ static __attribute__((noinline)) void multiply_whole(
                     rows_whole(matrix, INT8_GROUPS, rounded + n, four, row, stop, y + done + n);
                 else if (matrix->format == INT4)
                     rows_whole(matrix, INT4, rounded + n, four, row, stop, y + done + n);
-                else if (matrix->format == INT4_MINIMUMS)
-                    rows_whole(matrix, INT4_MINIMUMS, rounded + n, four, row, stop, y + done + n);
-                else
+                else if (matrix->format == INT4_HALVES)
                     rows_whole(matrix, INT4_HALVES, rounded + n, four, row, stop, y + done + n);
+                else
+                    rows_whole(matrix, INT4_BYTES, rounded + n, four, row, stop, y + done + n);
             }
         }
     }
