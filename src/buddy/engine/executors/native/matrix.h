@@ -28,7 +28,7 @@
 #endif
 
 /* Of INT4 number 8 is zero; of INT4_HALVES and INT4_BYTES number 0 is the group's minimum. Scales and
- * minimums are in float16 in the former, and in the latter in bytes, of units that SUPER weights share. */
+ * minimums are in float16 in the former, and in the latter in bytes, of units that SUPER groups share. */
 enum {
     FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4, INT4_HALVES = 5, INT4_BYTES = 6
 };
@@ -105,11 +105,11 @@ static inline size_t group_bytes(int format)
     return format == INT4_BYTES ? 1 : format == INT4_HALVES ? 2 : 4;
 }
 
-/* A group's scale or minimum, as `which` says; the same memory holds both in INT4. */
+/* A group's scale or minimum, as `which` says. */
 enum { SCALE = 0, MINIMUM = 1 };
 static inline float group_float(const Matrix *matrix, int format, int which, size_t group)
 {
-    const void *from = which == SCALE || format == INT4 ? matrix->scales : matrix->minimums;
+    const void *from = which == SCALE ? matrix->scales : matrix->minimums;
     if (format == INT4_BYTES) {
         float worth = ((const uint8_t *)from)[group] * matrix->units[group / SUPER * 2 + which];
         AS_IT_IS(worth);
