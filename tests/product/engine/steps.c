@@ -10,7 +10,7 @@
 #include "decode.c"
 
 enum { BLOCKS = 5, HIDDEN_SIZE = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, INNER = 256, VOCAB = 80 };
-enum { ROWS = 3, CAPACITY = 48, STEPS = 12, THREADS = 2 };
+enum { ROWS = 3, CAPACITY = 48, STEPS = 7, THREADS = 2 };
 
 static uint32_t state = 1;
 
