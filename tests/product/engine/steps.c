@@ -67,7 +67,7 @@ static Matrix matrix(int rows, int columns, int format, int has_bias)
         made.scales = floats(format == INT8 ? rows : (int)count / GROUP, scale, scale / 2);
         if (format <= INT8_GROUPS)
             return made;
-        made.minimums = floats((int)count / GROUP, 0, 0);
+        made.minimums = room(sizeof(float) * (count / GROUP));
         float *units = floats((int)count / GROUP / SUPER * 2, 0.0002f, 0.00007f);
         for (size_t i = MINIMUM; i < count / GROUP / SUPER * 2; i += 2)
             units[i] *= -1.85f; /* so that weights are 0 on average */

@@ -39,14 +39,6 @@ static inline __attribute__((always_inline)) Floats floats_at(const float *from,
 #endif
 }
 
-/* Whole numbers of a unit. */
-static inline Floats of_unit(Ints numbers, Floats unit)
-{
-    Floats worth = __builtin_convertvector(numbers, Floats) * unit;
-    AS_IT_IS(worth);
-    return worth;
-}
-
 #if defined(__AVX2__)
 /* Minimums in bytes, of one unit or, where more than SUPER are left, two. */
 static inline __attribute__((always_inline)) Floats of_units(Ints bytes, const float *units, size_t left)
@@ -59,7 +51,9 @@ static inline __attribute__((always_inline)) Floats of_units(Ints bytes, const f
     (void)left;
     Floats unit = (Floats){0} + units[MINIMUM];
 #endif
-    return of_unit(bytes, unit);
+    Floats worth = __builtin_convertvector(bytes, Floats) * unit;
+    AS_IT_IS(worth);
+    return worth;
 }
 #endif
 
@@ -172,7 +166,7 @@ static inline __attribute__((always_inline)) Floats scales_at(
 
 /* Numbers from 0 to 15 of GROUPS groups of R rows, of which some may be left: those of first halves and of
  * second halves, each group in its quarter. */
-static inline __attribute__((always_inline)) void unpack_groups(
+static inline __attribute__((always_inline)) void unpack_numbers(
     const Matrix *matrix, int row, size_t group, size_t left, int R, Bytes *first, Bytes *second)
 {
     typedef uint16_t Wide __attribute__((vector_size(DEEP_BYTES)));
@@ -182,6 +176,17 @@ static inline __attribute__((always_inline)) void unpack_groups(
         first[r] = both & 15;
         second[r] = (Bytes)((Wide)both >> 4) & 15;
     }
+}
+
+/* The same, and the groups' scales. */
+static inline __attribute__((always_inline)) void unpack_groups(
+    const Matrix *matrix, int format, int row, size_t group, size_t left, int R, Bytes *first,
+    Bytes *second, Floats *scale)
+{
+    size_t groups = (size_t)matrix->columns / GROUP;
+    unpack_numbers(matrix, row, group, left, R, first, second);
+    for (int r = 0; r < R; r++)
+        scale[r] = scales_at(matrix, format, (row + r) * groups + group, left);
 }
 
 /* What minimums are multiplied with: the sums of a vector's whole numbers in each group. */
@@ -200,7 +205,7 @@ static inline void sum_groups(
 static inline __attribute__((always_inline)) void ask_for_groups(
     const Matrix *matrix, int format, int R, int row)
 {
-    size_t groups = (size_t)matrix->columns / GROUP, each = group_bytes(format);
+    size_t groups = (size_t)matrix->columns / GROUP, each = format == INT4_BYTES ? 1 : format == INT4_HALVES ? 2 : 4;
     size_t begin = (row * groups + BYTES_AHEAD / 16) * each;
     for (size_t at = 0; at < R * groups * each; at += 64) {
         __builtin_prefetch((const char *)matrix->scales + begin + at);

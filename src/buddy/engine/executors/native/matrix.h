@@ -99,12 +99,6 @@ static inline float of_half(uint16_t half)
 #define AS_IT_IS(x) (void)(x)
 #endif
 
-/* Bytes that a group's scale takes, and its minimum. */
-static inline size_t group_bytes(int format)
-{
-    return format == INT4_BYTES ? 1 : format == INT4_HALVES ? 2 : 4;
-}
-
 /* A group's scale or minimum, as `which` says. */
 enum { SCALE = 0, MINIMUM = 1 };
 static inline float group_float(const Matrix *matrix, int format, int which, size_t group)

@@ -99,10 +99,7 @@ static inline __attribute__((always_inline)) void add_groups(
 {
     Bytes first[4], second[4];
     Floats scale[4];
-    size_t groups = (size_t)matrix->columns / GROUP;
-    unpack_groups(matrix, row, group, left, R, first, second);
-    for (int r = 0; r < R; r++)
-        scale[r] = scales_at(matrix, format, (row + r) * groups + group, left);
+    unpack_groups(matrix, format, row, group, left, R, first, second, scale);
     for (int n = 0; n < N; n++, step += STEP_BYTES)
         for (int r = 0; r < R; r++) {
             Shorts sum = byte_pair_sums(first[r], bytes_at(step));
@@ -125,7 +122,7 @@ static inline __attribute__((always_inline)) void add_super(
     for (int g = 0; g < SUPER; g += GROUPS) {
         Bytes first[4], second[4];
         Shorts scale[4];
-        unpack_groups(matrix, row, group + g, GROUPS, R, first, second);
+        unpack_numbers(matrix, row, group + g, GROUPS, R, first, second);
         for (int r = 0; r < R; r++)
             scale[r] = (Shorts)byte_scales_at((const uint8_t *)matrix->scales + at + r * groups, g, 16);
         for (int n = 0; n < N; n++, step += STEP_BYTES)
