@@ -250,10 +250,14 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
         assert torch.equal(products(kernel, weights, x, parts=2, **how), whole)
 
 
-def in_whole_numbers(x, largest):
-    """Vectors as the kernel rounds them, in float64; `largest` is what the largest becomes."""
+def in_whole_numbers(x, largest, product=torch.float64):
+    """Vectors as the kernel rounds them, in float64; `largest` is what the largest becomes.
+
+    A product is rounded with its unit at once where the two are fused, and before it in `product`
+    elsewhere: in float32 it may come to lie halfway.
+    """
     unit = x.abs().amax(1, keepdim=True) / largest
-    return (x.double() * (1 / unit).double()).round() * unit.double()
+    return (x.to(product) * (1 / unit).to(product)).round().double() * unit.double()
 
 
 @FEW_BITS
@@ -273,7 +277,7 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
         held = meant.bfloat16() if by_tiles and few_bits != "int8" else meant
         read = x.bfloat16().double() if by_tiles else x.double()
         if by_tiles and few_bits == "int8" and count > 1:
-            read = in_whole_numbers(read.float(), 32639)
+            read = in_whole_numbers(read.float(), 32639, torch.float32)
         elif dots and not by_tiles and few_bits != "int8" and kernel.has_nibbles():
             read = in_whole_numbers(x.view(-1, 32), 127).view_as(x)
         elif dots and not by_tiles:
