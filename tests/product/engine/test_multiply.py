@@ -42,9 +42,10 @@ static void by_rows(const Matrix *matrix, const Vector *x, int count, int begin,
     free(scratch);
 }
 #if HAS_TILES
-static Panels panels_of(const Vector *x, int count, int columns, bf16 *panels)
+static Panels panels_of(const Matrix *matrix, const Vector *x, int count, bf16 *panels)
 {
-    if (count == 1)
+    int columns = matrix->columns;
+    if (panel_lanes(matrix, count) == 1)
         return (Panels){x[0].narrow, NULL, 1, 1};
     for (int n = 0; n < count; n += TILE) {
         const bf16 *rows[TILE];
@@ -74,8 +75,8 @@ static void by_tiles(const Matrix *matrix, const Matrix *up, const Vector *x, in
     char *memory = malloc(tile_bytes(matrix->columns));
     int8_t *bytes = malloc(sizeof(bf16) * (count + TILE) * matrix->columns);
     float units[count + TILE];
-    Panels packed = panels_of(x, count, matrix->columns, panels);
-    if (matrix->format == INT8 && count > 1)
+    Panels packed = panels_of(matrix, x, count, panels);
+    if (matrix->format == INT8)
         packed = in_bytes(packed, matrix->columns, bytes, units);
     Sink sink = {.base = y, .stride = matrix->rows, .active = active, .inner = inner};
     multiply_by_tiles(matrix, up, &packed, begin, end, &sink, memory);
@@ -239,10 +240,7 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
     elif format_name == "bfloat16":
         weights = weights.bfloat16()
     x = torch.randn(max(COUNTS), columns)
-    # With tiles, a vector of int8's that is alone is multiplied by rows.
     for tiles, dots in ((True, True), (False, True), (False, False)):
-        if tiles and format_name == "int8":
-            continue
         how = {**numbers, "tiles": tiles, "dots": dots}
         whole = products(kernel, weights, x, **how)
         for count in COUNTS:
@@ -250,14 +248,27 @@ def test_a_vectors_product_does_not_depend_on_those_beside_it(kernel, rows, colu
         assert torch.equal(products(kernel, weights, x, parts=2, **how), whole)
 
 
-def in_whole_numbers(x, largest, product=torch.float64):
-    """Vectors as the kernel rounds them, in float64; `largest` is what the largest becomes.
+@pytest.mark.parametrize("columns", [64, 576, 1536])
+def test_int8_by_tiles_is_int8_by_rows_of_what_tiles_read(kernel, columns):
+    """So the kernel may take the faster for as many lanes as there are."""
+    if not kernel.may_use():
+        pytest.skip("no tiles")
+    torch.manual_seed(columns)
+    weights, numbers, _ = quantised(70, columns, "int8")
+    x = torch.randn(40, columns).bfloat16().float()
+    x[3], x[5, 1] = 0, torch.inf
+    x[7] *= 1e-38
+    numbers["bias"] = torch.randn(70)
+    by_rows = products(kernel, weights, x, tiles=False, **numbers)
+    for count in (1, 7, 40):
+        by_tiles = products(kernel, weights, x[:count], **numbers)
+        assert torch.equal(by_tiles.view(torch.int32), by_rows[:count].view(torch.int32))
 
-    A product is rounded with its unit at once where the two are fused, and before it in `product`
-    elsewhere: in float32 it may come to lie halfway.
-    """
+
+def in_whole_numbers(x, largest):
+    """Vectors as the kernel rounds them, in float64; `largest` is what the largest becomes."""
     unit = x.abs().amax(1, keepdim=True) / largest
-    return (x.to(product) * (1 / unit).to(product)).round().double() * unit.double()
+    return (x.double() * (1 / unit).double()).round() * unit.double()
 
 
 @FEW_BITS
@@ -276,8 +287,8 @@ def test_quantised_products_are_those_of_the_weights_they_mean(kernel, rows, col
         # Tiles hold vectors in bfloat16, or in bytes made of it, and of 4 bits the scaled numbers.
         held = meant.bfloat16() if by_tiles and few_bits != "int8" else meant
         read = x.bfloat16().double() if by_tiles else x.double()
-        if by_tiles and few_bits == "int8" and count > 1:
-            read = in_whole_numbers(read.float(), 32639, torch.float32)
+        if by_tiles and few_bits == "int8":
+            read = in_whole_numbers(read.float(), 32639)
         elif dots and not by_tiles and few_bits != "int8" and kernel.has_nibbles():
             read = in_whole_numbers(x.view(-1, 32), 127).view_as(x)
         elif dots and not by_tiles:

@@ -285,6 +285,24 @@ def test_a_lanes_numbers_do_not_depend_on_those_beside_it():
     assert not torch.equal(first[1], second[1])
 
 
+@pytest.mark.parametrize("quantisation", [None, "int8", "int4"])
+@torch.no_grad()
+def test_a_lanes_numbers_do_not_depend_on_how_many_there_are(quantisation):
+    native, _ = wide_twins(torch.bfloat16, policy="static:1,3,4")
+    if quantisation is not None:
+        quantise_backbone(native.backbone, quantisation)
+    if not native.executor.fast_path().steady_lanes:
+        pytest.skip("tiles read 4 bits as bfloat16, which few lanes do not meet")
+    ids, continuation = random_ids(20, 6), random_ids(20, 4, seed=2)
+    budgets = [1.0] + ["3 blocks"] * 19  # the first alone in some blocks
+    found = [
+        decode(native, ids[:rows], torch.ones(rows, 6), continuation[:rows], budget=budgets[:rows])
+        for rows in (1, 2, 3, 9, 20)
+    ]
+    for logits, _, _ in found[1:]:
+        assert torch.equal(logits[0], found[0][0][0])
+
+
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", ["llama", "qwen2.5"])  # the second has tied embeddings
@@ -346,7 +364,7 @@ def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens, stored):
         decode(buddy, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
         for buddy in (exact, general, native)
     )
-    assert 0 < (found - made).norm() <= (rounded - made).norm()
+    assert 0 < (found - made).norm() <= 1.05 * (rounded - made).norm()
 
 
 @pytest.mark.parametrize("quantisation", [None, "int8", "int4"])

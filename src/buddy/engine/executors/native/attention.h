@@ -537,7 +537,7 @@ static void attend(const Run *run, const Own *own, int block, int lane, int head
     else
 #endif
         attend_alone(model, keys, values, &sight, query, own->weights, out);
-    narrow_for_products(out, run->attended_narrow + at, together * count);
+    narrow_for_products(model, out, run->attended_narrow + at, together * count);
 }
 
 static void attend_all(Run *run, Team *team, int thread, Own *own, int block, int count)

@@ -168,21 +168,19 @@ static size_t lay_out(Run *run, char *base, int threads)
     run->value = take(&at, sizeof(float) * holes * kv_width);
     run->attended = take(&at, sizeof(float) * lanes * attended);
     run->attended_narrow = take(&at, NARROW_BYTES * lanes * attended);
-    if (run->by_tiles) {
+    if (model->by_tiles) {
         size_t held = (lanes + 15) / 16 * 16; /* whole panels */
         run->normed_panels = take(&at, sizeof(bf16) * held * model->hidden);
         run->attended_panels = take(&at, sizeof(bf16) * held * attended);
         run->inner_panels = take(&at, sizeof(bf16) * held * model->inner);
         size_t most = widest > (size_t)model->inner ? widest : (size_t)model->inner;
         run->byte_panels = take(&at, sizeof(bf16) * held * most);
-    } else {
-        size_t held = lanes < LANES_AT_ONCE ? lanes : LANES_AT_ONCE;
-        size_t shared = lanes > HOLES_AT_ONCE ? held * model->hidden : 0;
-        run->normed = take(&at, sizeof(float) * shared);
-        run->normed_narrow = take(&at, NARROW_BYTES * shared);
-        run->inner = take(&at, sizeof(float) * held * model->inner);
-        run->inner_narrow = take(&at, NARROW_BYTES * held * model->inner);
     }
+    size_t held = lanes_by_rows(model, step), shared = lanes > HOLES_AT_ONCE ? held * model->hidden : 0;
+    run->normed = take(&at, sizeof(float) * shared);
+    run->normed_narrow = take(&at, NARROW_BYTES * shared);
+    run->inner = take(&at, sizeof(float) * held * model->inner);
+    run->inner_narrow = take(&at, NARROW_BYTES * held * model->inner);
     run->low = take(&at, sizeof(float) * 2 * lanes * model->rank);
     run->depth = take(&at, model->rank > 0 ? sizeof(int32_t) * lanes : 0);
     run->own = at;
@@ -199,7 +197,7 @@ int buddy_has_tiles(const Engine *engine)
 /* Run blocks of one step; 0, or -1 where memory ran out. */
 int buddy_step(Engine *engine, int threads, const Model *model, Cache *cache, const Step *step)
 {
-    Run run = {.model = model, .cache = cache, .step = step, .by_tiles = model->by_tiles};
+    Run run = {.model = model, .cache = cache, .step = step};
     size_t bytes = lay_out(&run, NULL, threads);
     if (bytes > engine->bytes) {
         free(engine->memory);

@@ -95,8 +95,8 @@ class NativeDecoder:
 
     @property
     def steady_lanes(self) -> int:
-        """The lanes that it takes; 0 where a lane has other numbers alone, as int8 by tiles."""
-        return 0 if self._weights.is_in_bytes else self.most_lanes
+        """The lanes that it takes; 0 where a lane has other numbers among many, as int4 by tiles."""
+        return self.most_lanes if self._weights.is_steady else 0
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel."""

@@ -21,7 +21,7 @@ static void normalise(
         if (n < begin || n >= end)
             continue;
         rms_norm(rows[n], norm, run->model->epsilon, hidden, wide + at);
-        narrow_for_products(wide + at, small + at, hidden);
+        narrow_for_products(run->model, wide + at, small + at, hidden);
     }
     if (together)
         barrier(team);
@@ -68,25 +68,26 @@ static void normalise_parts(
 /* Normalised rows as panels: of few, each thread makes its own; of more, all make them together. */
 static Panels normed_panels(
     const Run *run, Team *team, int thread, const Own *own, const float *const *rows,
-    const float *norm, int count, int together)
+    const float *norm, const Matrix *matrix, int count, int together)
 {
     const Model *model = run->model;
-    Panels made = {own->normed_narrow, NULL, count, count == 1 ? 1 : TILE};
+    Panels made = {own->normed_narrow, NULL, count, panel_lanes(matrix, count)};
     int units = (count + TILE - 1) / TILE * (model->hidden / DEPTH), begin = 0, end = units;
-    if (together && count > 1) {
+    if (together && made.lanes > 1) {
         made.panels = run->normed_panels;
         share_of(units, 1, team, thread, &begin, &end);
     }
     normalise_parts(model, rows, norm, count, made.lanes, begin, end, (bf16 *)made.panels);
-    if (together && count > 1)
+    if (together && made.lanes > 1)
         barrier(team);
     return made;
 }
 
-static Panels attended_panels(const Run *run, Team *team, int thread, const Own *own, int count)
+static Panels attended_panels(
+    const Run *run, Team *team, int thread, const Own *own, const Matrix *matrix, int count)
 {
     int width = run->model->heads * run->model->head_size, parts = width / DEPTH, begin, end;
-    if (count == 1)
+    if (panel_lanes(matrix, count) == 1)
         return (Panels){run->attended_narrow + (size_t)own->active[0] * width, NULL, 1, 1};
     share_of((count + TILE - 1) / TILE * parts, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++) {
@@ -102,13 +103,13 @@ static Panels attended_panels(const Run *run, Team *team, int thread, const Own 
     return (Panels){run->attended_panels, NULL, count, TILE};
 }
 
-/* Panels as a matrix is multiplied with: in bytes, if it is INT8 and they are of more vectors than one.
- * Each thread makes its own, or all make them together. */
+/* Panels as a matrix is multiplied with: in bytes, if it is INT8. Each thread makes its own, or all make
+ * them together. */
 static Panels panels_for(
     const Matrix *matrix, Panels x, const Run *run, Team *team, int thread, const Own *own,
     int together)
 {
-    if (matrix->format != INT8 || x.lanes == 1)
+    if (matrix->format != INT8)
         return x;
     int parts = matrix->columns / 64, panels = (x.count + TILE - 1) / TILE;
     int begin = 0, end = panels * parts;
@@ -187,8 +188,8 @@ static void project(
     int count, int together, const Matrix *const *matrices, float *const *outputs, int number)
 {
 #if HAS_TILES
-    if (run->by_tiles) {
-        Panels x = normed_panels(run, team, thread, own, rows, norm, count, together);
+    if (is_by_tiles(run, matrices[0])) {
+        Panels x = normed_panels(run, team, thread, own, rows, norm, matrices[0], count, together);
         x = panels_for(matrices[0], x, run, team, thread, own, together);
         for (int i = 0; i < number; i++)
             place_product(team, own, matrices[i], &x, outputs[i], (size_t)matrices[i]->rows, 0);
@@ -235,8 +236,8 @@ static void add_attended(Run *run, Team *team, int thread, Own *own, const Matri
 {
     size_t width = (size_t)run->model->heads * run->model->head_size;
 #if HAS_TILES
-    if (run->by_tiles) {
-        Panels x = attended_panels(run, team, thread, own, count);
+    if (is_by_tiles(run, output)) {
+        Panels x = attended_panels(run, team, thread, own, output, count);
         x = panels_for(output, x, run, team, thread, own, 1);
         place_product(team, own, output, &x, run->step->residual, run->model->hidden, 1);
         return;
@@ -272,7 +273,7 @@ static void gate_share(
         for (int n = 0; n < held; n++) {
             for (int i = begin; i < end; i++)
                 gates[n][i] = silu(gates[n][i]) * ups[n][i];
-            narrow_for_products(gates[n] + begin,
+            narrow_for_products(run->model, gates[n] + begin,
                                 run->inner_narrow + (size_t)(done + n) * inner + begin, end - begin);
         }
     }
@@ -285,9 +286,10 @@ static void add_mlp(
 {
     const Model *model = run->model;
 #if HAS_TILES
-    if (run->by_tiles) {
-        Panels inner = {run->inner_panels, NULL, count, count == 1 ? 1 : TILE};
-        Panels x = normed_panels(run, team, thread, own, rows, weights->mlp_norm, count, 1);
+    if (is_by_tiles(run, &weights->gate)) {
+        Panels inner = {run->inner_panels, NULL, count, panel_lanes(&weights->down, count)};
+        Panels x = normed_panels(run, team, thread, own, rows, weights->mlp_norm, &weights->gate,
+                                 count, 1);
         x = panels_for(&weights->gate, x, run, team, thread, own, 1);
         Sink sink = {.inner = run->inner_panels};
         multiply_pieces(team, own, &weights->gate, &weights->up, &x, &sink);

@@ -7,6 +7,8 @@
 
 #include "matrix.h"
 
+#define SHIFT 12582912.0f /* 1.5 times 2^23: the last bits of what is added to it are the whole number */
+
 /* Round to the nearest, so that the largest number becomes `most`; what one is worth. What is no number
  * in a vector is none in that. */
 static inline __attribute__((always_inline)) float round_to(
@@ -24,7 +26,7 @@ static inline __attribute__((always_inline)) float round_to(
     unit /= (float)most;
     float inverse = unit < FLT_MIN ? 0.0f : 1.0f / unit;
     for (int i = 0; i < columns; i++) {
-        float shifted = x[i] * inverse + 12582912.0f; /* 1.5 times 2^23: its last bits are the number */
+        float shifted = x[i] * inverse + SHIFT;
         uint32_t bits;
         memcpy(&bits, &shifted, sizeof bits);
         out[i] = (int16_t)(bits & 0xffff);

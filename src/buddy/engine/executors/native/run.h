@@ -16,16 +16,37 @@ typedef struct {
     /* Shared by all threads. */
     float *query, *key, *value, *attended; /* by lane */
     bf16 *attended_narrow;
-    float *normed, *inner; /* of LANES_AT_ONCE at most, where no tiles multiply */
+    float *normed, *inner; /* where rows are multiplied, of LANES_AT_ONCE at most */
     bf16 *normed_narrow, *inner_narrow;
     bf16 *normed_panels, *attended_panels, *inner_panels; /* where tiles multiply */
     bf16 *byte_panels; /* of any of these */
     float *low; /* [2, lanes, rank]: of one or two adapters that know the depth */
     int32_t *depth; /* by lane: blocks that it runs, as they know them */
-    int by_tiles; /* all products */
     char *own;       /* memory of each thread */
     size_t own_bytes;
 } Run;
+
+#define LANES_AT_ONCE 512 /* whose inner values are there together, where rows are multiplied */
+
+/* Lanes of a step that matrices of few bits are sooner multiplied with row by row than by tiles: of 4 bits,
+ * which tiles must unpack to bfloat16, and of INT8. */
+#define FEW_OF_INT4 8
+#define FEW_OF_INT8 2
+
+/* Whether tiles multiply the lanes of a step with a matrix. */
+static int is_by_tiles(const Run *run, const Matrix *matrix)
+{
+    int few = is_int4(matrix->format) ? FEW_OF_INT4 : matrix->format == INT8 ? FEW_OF_INT8 : 0;
+    return run->model->by_tiles && run->step->lanes > few;
+}
+
+/* Lanes of a step that may be multiplied row by row at once. */
+static size_t lanes_by_rows(const Model *model, const Step *step)
+{
+    if (model->by_tiles)
+        return step->lanes > FEW_OF_INT4 ? 0 : step->lanes;
+    return step->lanes < LANES_AT_ONCE ? step->lanes : LANES_AT_ONCE;
+}
 
 static inline int row_of(const Step *step, int lane)
 {
@@ -42,7 +63,7 @@ typedef struct {
     float *normed; /* of HOLES_AT_ONCE at most; of more lanes, all threads make the run's */
     bf16 *normed_narrow;
     bf16 *byte_panels; /* of these */
-    float *ups;        /* of a block of vectors, where no tiles multiply */
+    float *ups;        /* of a block of vectors, where rows are multiplied */
     float *units;      /* [lanes]: of panels in bytes */
     float *weights;
     float *attention; /* scores of a prompt's lanes, and values as tiles read them */
@@ -58,7 +79,6 @@ typedef struct {
 #define HOLES_AT_ONCE 32
 #define BLOCK_VECTORS 64 /* that are attended at once, where no tiles multiply */
 #define GATED_VECTORS 96 /* whose gate and up are there at once */
-#define LANES_AT_ONCE 512 /* whose inner values are there together, where no tiles multiply */
 #define LEAST_OF_PROMPT 16 /* tokens of one row that are attended together; a draft has fewer */
 #define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
 
@@ -92,11 +112,12 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     char *at = base;
     int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
     size_t normed = (size_t)HOLES_AT_ONCE * model->hidden;
-    int block = step->lanes < GATED_VECTORS ? step->lanes : GATED_VECTORS;
+    size_t block = lanes_by_rows(model, step);
+    block = block < GATED_VECTORS ? block : GATED_VECTORS;
     own->normed = take(&at, sizeof(float) * normed);
     own->normed_narrow = take(&at, NARROW_BYTES * normed);
     own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed : 0);
-    own->ups = take(&at, model->by_tiles ? 0 : sizeof(float) * block * model->inner);
+    own->ups = take(&at, sizeof(float) * block * model->inner);
     own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
     own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
     int widest = model->inner > model->hidden ? model->inner : model->hidden;
@@ -125,13 +146,15 @@ static void narrow_all(const float *restrict x, bf16 *restrict out, int count)
         out[i] = narrow(x[i]);
 }
 
-/* Of a vector that products read next. */
-static void narrow_for_products(const float *restrict x, bf16 *restrict out, int count)
+/* Of a vector that products read next. Where tiles multiply too, rows meet what tiles read. */
+static void narrow_for_products(const Model *model, float *restrict x, bf16 *restrict out, int count)
 {
 #if HAS_BF16_DOT
     narrow_all(x, out, count);
+    for (int i = 0; model->by_tiles && i < count; i++)
+        x[i] = widen(out[i]);
 #else
-    (void)x, (void)out, (void)count;
+    (void)model, (void)x, (void)out, (void)count;
 #endif
 }
 

@@ -7,8 +7,8 @@
  * one order whatever else is multiplied, so a sequence's numbers do not depend on those beside it.
  *
  * Bytes are multiplied with bytes: for INT8 a vector becomes integers of 16 bits, in two halves that
- * are multiplied one beside the other and added up as whole numbers. The largest of a vector is 32,639,
- * so an element moves by at most 2^-16 of the largest, which bfloat16 itself may have moved by 2^-9.
+ * are multiplied one beside the other and added up as whole numbers, the same as in byte_vectors.h: a sum
+ * has the same bits there.
  */
 
 #ifndef BUDDY_TILES_H
@@ -16,6 +16,7 @@
 
 #include "functions.h"
 #include "matrix.h"
+#include "rounding.h"
 #include "transpose.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
@@ -76,13 +77,19 @@ static void set_tiles(int lanes)
     _tile_loadconfig(&shape);
 }
 
-/* Vectors as tiles read them. One vector alone is a panel as it lies. */
+/* Vectors as tiles read them. In bfloat16 one vector alone is a panel as it lies. */
 typedef struct {
     const bf16 *panels;  /* [panels][columns][lanes], two columns of a lane side by side; or bytes:
                             [panels][columns / 64][2][16][lanes][4], high ones before low ones */
     const float *units;  /* of bytes: [vectors]; NULL = bfloat16 */
     int count, lanes;    /* vectors; of a panel: 16, or 1 if there is one vector */
 } Panels;
+
+/* Lanes of the panels that a matrix is multiplied with. */
+static int panel_lanes(const Matrix *matrix, int count)
+{
+    return count == 1 && matrix->format != INT8 ? 1 : TILE;
+}
 
 /* What a unit of the integers of each vector of a panel in bfloat16 is worth. What is no number in a
  * vector is none in its scale. */
@@ -103,7 +110,8 @@ static __m512 unit_of(const bf16 *panel, int columns)
 static void split_panel(const bf16 *panel, int begin, int end, __m512 unit, int8_t *out)
 {
     const __m512i byte = _mm512_set1_epi32(255), round = _mm512_set1_epi32(128);
-    __mmask16 is_some = _mm512_cmp_ps_mask(unit, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    const __m512 shift = _mm512_set1_ps(SHIFT);
+    __mmask16 is_some = _mm512_cmp_ps_mask(unit, _mm512_set1_ps(FLT_MIN), _CMP_NLT_UQ);
     __m512 inverse = _mm512_maskz_div_ps(is_some, _mm512_set1_ps(1.0f), unit);
     for (int part = begin; part < end; part++) {
         int8_t *to = out + (size_t)part * 2 * TILE * 64;
@@ -113,7 +121,7 @@ static void split_panel(const bf16 *panel, int begin, int end, __m512 unit, int8
                 __m512i pairs = _mm512_loadu_si512(panel + ((size_t)part * 64 + i * 4 + k / 2 * 2) * TILE);
                 __m512i wide = k % 2 ? _mm512_slli_epi32(_mm512_srli_epi32(pairs, 16), 16)
                                      : _mm512_slli_epi32(pairs, 16);
-                __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(wide), inverse));
+                __m512i whole = (__m512i)_mm512_fmadd_ps((__m512)wide, inverse, shift);
                 __m512i upper = _mm512_srli_epi32(_mm512_add_epi32(whole, round), 8);
                 high = _mm512_or_si512(high, _mm512_slli_epi32(_mm512_and_si512(upper, byte), 8 * k));
                 low = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_and_si512(whole, byte), 8 * k));
@@ -216,42 +224,19 @@ static inline __attribute__((always_inline)) void tiles_times(
         _tile_stored(3, sums + 3 * TILE * TILE, width);
 }
 
-/* The sums of 16 rows by 16 vectors in halves, in one. */
-static void join_halves(const float *units, int held, float *sums)
+/* The sums of 16 rows of INT8 by 16 vectors in halves, in one and scaled. */
+static void join_halves(const Matrix *matrix, int row, const float *units, int held, float *sums)
 {
     __m512 unit = _mm512_maskz_loadu_ps((__mmask16)((1u << held) - 1), units);
     for (int i = 0; i < TILE; i++) {
         __m512 high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + i * TILE));
         __m512 low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + (TILE + i) * TILE));
-        __m512 both = _mm512_fmadd_ps(high, _mm512_set1_ps(256.0f), low);
-        _mm512_storeu_ps(sums + i * TILE, _mm512_mul_ps(both, unit));
-    }
-}
-
-/* Sums of 16 rows of INT8 times one vector, which is in no panel. Rows behind the last are zero. */
-static void bytes_times(const Matrix *matrix, int row, const float *x, float *sums)
-{
-    int columns = matrix->columns;
-    memset(sums, 0, TILE * sizeof(float));
-    for (int i = 0; i < TILE && row + i < matrix->rows; i += 4) {
-        const int8_t *weights[4];
-        __m512 sum[4];
-        for (int r = 0; r < 4; r++) {
-            int at = row + i + r < matrix->rows ? row + i + r : matrix->rows - 1;
-            weights[r] = (const int8_t *)matrix->weights + (size_t)at * columns;
-            sum[r] = _mm512_setzero_ps();
-        }
-        for (int column = 0; column < columns; column += 16) {
-            __m512 value = _mm512_loadu_ps(x + column);
-            for (int r = 0; r < 4; r++) {
-                _mm_prefetch((const char *)weights[r] + column + BYTES_AHEAD, _MM_HINT_T0);
-                __m128i bytes = _mm_loadu_si128((const __m128i *)(weights[r] + column));
-                __m512 weight = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-                sum[r] = _mm512_fmadd_ps(weight, value, sum[r]);
-            }
-        }
-        for (int r = 0; r < 4 && row + i + r < matrix->rows; r++)
-            sums[i + r] = _mm512_reduce_add_ps(sum[r]);
+        __m512 scale = _mm512_set1_ps(row + i < matrix->rows ? matrix->scales[row + i] : 0.0f);
+        __m512 both = _mm512_mul_ps(_mm512_fmadd_ps(high, _mm512_set1_ps(256.0f), low), scale);
+        AS_IT_IS(both);
+        both = _mm512_mul_ps(both, unit);
+        AS_IT_IS(both);
+        _mm512_storeu_ps(sums + i * TILE, both);
     }
 }
 
@@ -264,14 +249,10 @@ typedef struct {
     bf16 *inner;           /* [panels][rows][lanes]: SiLU of the first matrix times the second */
 } Sink;
 
-/* The sums of 16 rows by as many lanes, with scales and bias. */
+/* The sums of 16 rows by as many lanes, with a bias. */
 static inline void complete(const Matrix *matrix, int row, int lanes, float *sums)
 {
     int rows = matrix->rows - row < TILE ? matrix->rows - row : TILE;
-    if (matrix->format == INT8)
-        for (int i = 0; i < rows; i++)
-            for (int n = 0; n < lanes; n++)
-                sums[i * lanes + n] *= matrix->scales[row + i];
     if (matrix->bias != NULL)
         for (int i = 0; i < rows; i++)
             for (int n = 0; n < lanes; n++)
@@ -339,21 +320,6 @@ static void multiply_by_tiles(
     int columns = matrix->columns, lanes = x->lanes, step = up == NULL ? 2 * TILE : TILE;
     float *sums = memory;
     bf16 *space = (bf16 *)(sums + 4 * TILE * TILE);
-    if (lanes == 1 && matrix->format == INT8) {
-        float *wide = (float *)space, *others = sums + TILE;
-        for (int i = 0; i < columns; i++)
-            wide[i] = widen(x->panels[i]);
-        for (int row = begin; row < end; row += TILE) {
-            bytes_times(matrix, row, wide, sums);
-            if (up == NULL) {
-                place_sums(sink, matrix, row, 1, 0, 1, sums);
-                continue;
-            }
-            bytes_times(up, row, wide, others);
-            gate_sums(sink, matrix, up, row, 1, 0, sums, others);
-        }
-        return;
-    }
     int are_bytes = x->units != NULL, bytes = columns * (are_bytes ? 1 : (int)sizeof(bf16));
     set_tiles(lanes);
     for (int row = begin; row < end; row += step) {
@@ -388,9 +354,9 @@ static void multiply_by_tiles(
                 int at = n + j * TILE, held = x->count - at < TILE ? x->count - at : TILE;
                 float *here = sums + j * TILE * TILE, *there = here + 2 * TILE * TILE;
                 if (are_bytes) {
-                    join_halves(x->units + at, held, here);
+                    join_halves(matrix, row, x->units + at, held, here);
                     if (second != NULL)
-                        join_halves(x->units + at, held, there);
+                        join_halves(other, other_row, x->units + at, held, there);
                 }
                 if (up != NULL) {
                     gate_sums(sink, matrix, up, row, lanes, at, here, there);

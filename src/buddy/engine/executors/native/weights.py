@@ -90,7 +90,8 @@ class BoundWeights:
 
     Attributes:
         model: The structure.
-        is_in_bytes: Whether tiles read vectors in bytes, where they are several.
+        is_steady: Whether a lane's numbers are the same however many there are; by tiles those of
+            4 bits are others than row by row.
     """
 
     def __init__(self, backbone: Backbone, has_tiles: bool) -> None:
@@ -99,7 +100,7 @@ class BoundWeights:
         self._held: list[Any] = []
         self._positions = 0
         self.model = layout.Model()
-        self.is_in_bytes = False
+        self.is_steady = True
         self._bind()
 
     def refresh(self, positions: int) -> None:
@@ -246,6 +247,6 @@ class BoundWeights:
             rank=0 if scales is None else scales.config.rank,
             depths=0 if scales is None else scales.config.depths[-1] + 1,
         )
-        self.is_in_bytes = bool(self.model.by_tiles) and any(
-            matrix.format == layout.INT8 for matrix in products
+        self.is_steady = not self.model.by_tiles or all(
+            matrix.format in (layout.BFLOAT16, layout.INT8) for matrix in products
         )
