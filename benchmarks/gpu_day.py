@@ -153,7 +153,8 @@ def train(recipe, folder, limit_s):
 
 def main():
     """Run what is left to run, and record each part as it ends."""
-    parser = experiment.arguments(__doc__)
+    parser = experiment.arguments(__doc__, out=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--only", default="", help="these parts alone, again; commas between")
     parser.add_argument("--minutes", type=float, default=30, help="for all parts together")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny sizes")

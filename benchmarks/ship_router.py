@@ -25,7 +25,8 @@ from buddy.training.state import CHECKPOINT, RECORD
 
 def main():
     """Copy what loads, describe it, list it."""
-    parser = experiment.arguments(__doc__)
+    parser = experiment.arguments(__doc__, out=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("run", type=Path)
     parser.add_argument("--card", type=Path, required=True)
     parser.add_argument("--hub-id")

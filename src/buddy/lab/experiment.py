@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buddy.errors import BuddyError
+from buddy.errors import BuddyError, ResultError
+from buddy.files import check_writable
 from buddy.records import RunRecord
 
 Case = TypeVar("Case")
@@ -27,8 +28,16 @@ def arguments(doc: str | None, *, out: bool = True) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if out:
-        parser.add_argument("--out", type=Path, required=True)
+        parser.add_argument("--out", type=_writable, required=True)
     return parser
+
+
+def _writable(text: str) -> Path:
+    try:
+        check_writable(Path(text))
+    except ResultError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
 
 
 def run(main: Callable[[], None]) -> None:

@@ -154,7 +154,7 @@ def _show_facts(console: "Console", facts: dict[str, Any], *, has_card: bool) ->
     if facts["auto"] is not None:
         lines["budget auto"] = facts["auto"]
     if has_card:
-        lines["licence of weights"] = facts["card"].get("license", "unknown")
+        lines["licence"] = facts["card"].get("license", "unknown")
         lines["model card"] = f"buddy info {model} --card"
     for name, value in lines.items():
         console.print(f"  {name:<22} {value}", markup=False)

@@ -289,7 +289,8 @@ class _AdapterSteps(Steps[Recipe, JointTrainer]):
         for evaluation in self._evaluations:
             log.write(step, f"evaluation/{evaluation.blocks}", **asdict(evaluation))
         self.run.listener.reported(describe(step, self._evaluations))
-        if self._model.router is not None and routes.collapsed(self._model.num_blocks):
+        is_learnt = self._model.router is not None and self._recipe.optim.router_learning_rate != 0
+        if is_learnt and routes.collapsed(self._model.num_blocks):
             log.write(step, "warning", text=_COLLAPSE)
             self.run.listener.warned(_COLLAPSE)
 

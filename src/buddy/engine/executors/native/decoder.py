@@ -95,7 +95,7 @@ class NativeDecoder:
 
     @property
     def steady_lanes(self) -> int:
-        """The lanes that it takes; 0 where a lane has other numbers among many, as int4 by tiles."""
+        """The lanes that it takes; 0 where many have other numbers than few, as int4 by tiles."""
         return self.most_lanes if self._weights.is_steady else 0
 
     def takes(self, lanes: Lanes) -> bool:
