@@ -129,6 +129,14 @@ def test_what_kinds_gain_under_adapters_is_as_the_record_has_it(monkeypatch):
     assert script("tuned_routes")["table"](record["results"]["points"]) in page
 
 
+def test_what_makes_a_router_learn_is_as_the_record_has_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as `python benchmarks/NAME.py` does
+    points = read_record(ROOT / "results" / "training" / "learning.json")["results"]["points"]
+    table, page = script("learning")["table"], (DOCS / "benchmarks" / "learning.md").read_text()
+    assert table(points, "prior") in page
+    assert table([point for point in points if point["way"] == "trained"], "frozen") in page
+
+
 def test_what_loading_takes_is_as_the_records_have_it():
     table, page = script("load_memory")["memory_table"], DOCS / "benchmarks" / "memory.md"
     records = sorted((ROOT / "results").glob("load-memory*.json"))
