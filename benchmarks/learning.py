@@ -190,17 +190,31 @@ def mean_losses(runs, column):
 
 
 def gain(runs, others, column):
-    """Nats a token that runs gain over others, its paired error, and the gain by each seed."""
+    """Nats a token that runs gain over others, its paired error, and the gain by each seed.
 
-    def behind(ours, theirs):
-        mine = mean_losses(ours, column)
-        nats, error = mean_losses(theirs, column).behind(mine.nats[:, 0])
+    Beside it the mean over answers, of which each counts the same.
+    """
+
+    def behind(ours, theirs, weigh=lambda losses: losses):
+        mine, other = (weigh(mean_losses(found, column)) for found in (ours, theirs))
+        nats, error = other.behind(mine.nats[:, 0])
         return float(nats), float(error)
 
     pairs = list(zip(runs, others, strict=False))
     by_seed = [behind([one], [other])[0] for one, other in pairs]
-    nats, error = behind(*(list(side) for side in zip(*pairs, strict=True)))
-    return {"nats": nats, "error": error, "by_seed": by_seed}
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    nats, error = behind(*sides)
+    return {
+        "nats": nats,
+        "error": error,
+        "by_seed": by_seed,
+        "by_answer": dict(zip(("nats", "error"), behind(*sides, each_the_same), strict=True)),
+    }
+
+
+def each_the_same(losses):
+    """Losses whose mean is that over answers."""
+    return Losses(losses.nats / losses.tokens[:, None], torch.ones_like(losses.tokens))
 
 
 def table(points, over):

@@ -83,6 +83,7 @@ def test_gains_are_paired_by_row_over_the_mean_of_seeds(script):
     gain = point["gain_over_prior"]
     assert gain["nats"] == pytest.approx((1 + 0 + 2) / 4)
     assert gain["by_seed"] == pytest.approx([3 / 4, 3 / 4])
+    assert gain["by_answer"]["nats"] == pytest.approx((1 + 0 + 2 / 2) / 3)
     # What is left of 1, 0, 2 after 3/4 a token: squares of 1/4, 3/4 and 1/2, times 3 / 2.
     assert gain["error"] == pytest.approx(((1 / 16 + 9 / 16 + 1 / 4) * 3 / 2) ** 0.5 / 4)
     assert point["gain_over_frozen"]["nats"] == pytest.approx(1 / 4)
