@@ -50,12 +50,17 @@ def main():
     experiment.save(
         args.out, "gate-derivatives", {"points": points}, config=args, model=model.facts()
     )
-    head = ("blocks", "change", "derivatives", "measured", "correlation", "same sign")
-    cells = [[p["blocks"], p["change"], *(f"{p[name]:.3f}" for name in NUMBERS)] for p in points]
-    print(experiment.markdown(head, cells, texts=2))
+    print(table(points))
 
 
 NUMBERS = ("derivatives", "measured", "correlation", "same_sign")
+
+
+def table(points):
+    """A row for each change of the plan: what it costs on average, and how often the two agree."""
+    head = ("blocks", "change", "derivatives", "measured", "correlation", "same sign")
+    cells = [[p["blocks"], p["change"], *(f"{p[name]:.3f}" for name in NUMBERS)] for p in points]
+    return experiment.markdown(head, cells, texts=2)
 
 
 def measured(model, rows, blocks, args):

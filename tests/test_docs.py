@@ -135,6 +135,8 @@ def test_what_makes_a_router_learn_is_as_the_record_has_it(monkeypatch):
     table, page = script("learning")["table"], (DOCS / "benchmarks" / "learning.md").read_text()
     assert table(points, "prior") in page
     assert table([point for point in points if point["way"] == "trained"], "frozen") in page
+    gates = read_record(ROOT / "results" / "training" / "gate-derivatives.json")["results"]
+    assert script("gate_derivatives")["table"](gates["points"]) in page
 
 
 def test_what_loading_takes_is_as_the_records_have_it():
