@@ -293,11 +293,11 @@ def test_a_lanes_numbers_do_not_depend_on_how_many_there_are(quantisation):
         quantise_backbone(native.backbone, quantisation)
     if not native.executor.fast_path().steady_lanes:
         pytest.skip("tiles read 4 bits as bfloat16, which few lanes do not meet")
-    ids, continuation = random_ids(20, 6), random_ids(20, 4, seed=2)
-    budgets = [1.0] + ["3 blocks"] * 19  # the first alone in some blocks
+    ids, continuation = random_ids(32, 6), random_ids(32, 4, seed=2)
+    budgets = [1.0] + ["3 blocks"] * 31  # the first alone in some blocks
     found = [
         decode(native, ids[:rows], torch.ones(rows, 6), continuation[:rows], budget=budgets[:rows])
-        for rows in (1, 2, 3, 9, 20)
+        for rows in (1, 2, 3, 9, 20, 32)
     ]
     for logits, _, _ in found[1:]:
         assert torch.equal(logits[0], found[0][0][0])

@@ -26,7 +26,11 @@ static inline __attribute__((always_inline)) float round_to(
     unit /= (float)most;
     float inverse = unit < FLT_MIN ? 0.0f : 1.0f / unit;
     for (int i = 0; i < columns; i++) {
+#if defined(__FMA__) || defined(__aarch64__)
+        float shifted = __builtin_fmaf(x[i], inverse, SHIFT); /* whatever compilers fuse, as in tiles.h */
+#else
         float shifted = x[i] * inverse + SHIFT;
+#endif
         uint32_t bits;
         memcpy(&bits, &shifted, sizeof bits);
         out[i] = (int16_t)(bits & 0xffff);
