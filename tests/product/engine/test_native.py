@@ -364,7 +364,9 @@ def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens, stored):
         decode(buddy, ids, torch.ones_like(ids), continuation, budget="4 blocks")[0].float()
         for buddy in (exact, general, native)
     )
-    assert 0 < (found - made).norm() <= 1.05 * (rounded - made).norm()
+    # Tiles round lanes to bfloat16 as the general path does: neither is the nearer for certain.
+    most = 1.05 if native.executor.fast_path()._weights.model.by_tiles else 1
+    assert 0 < (found - made).norm() <= most * (rounded - made).norm()
 
 
 @pytest.mark.parametrize("quantisation", [None, "int8", "int4"])
