@@ -26,6 +26,7 @@ from ablations import trained
 from buddy import BuddyForCausalLM, load_tokenizer
 from buddy.data.examples import by_source, read_all
 from buddy.lab import experiment
+from buddy.lab.evaluation.answers.answer_points import by_answer
 from buddy.lab.steps import refuse_others
 from buddy.records import read_record
 from buddy.resume import differing
@@ -195,26 +196,24 @@ def gain(runs, others, column):
     Beside it the mean over answers, of which each counts the same.
     """
 
-    def behind(ours, theirs, weigh=lambda losses: losses):
-        mine, other = (weigh(mean_losses(found, column)) for found in (ours, theirs))
-        nats, error = other.behind(mine.nats[:, 0])
+    def behind(ours, theirs):
+        mine = mean_losses(ours, column)
+        nats, error = mean_losses(theirs, column).behind(mine.nats[:, 0])
         return float(nats), float(error)
 
     pairs = list(zip(runs, others, strict=False))
     by_seed = [behind([one], [other])[0] for one, other in pairs]
     sides = [list(side) for side in zip(*pairs, strict=True)]
     nats, error = behind(*sides)
+    mine, other = (mean_losses(side, column) for side in sides)
+    apart = (other.nats - mine.nats)[:, 0].tolist()
+    answers = by_answer(list(zip(apart, runs[0]["tokens"], strict=True)))
     return {
         "nats": nats,
         "error": error,
         "by_seed": by_seed,
-        "by_answer": dict(zip(("nats", "error"), behind(*sides, each_the_same), strict=True)),
+        "by_answer": dict(zip(("nats", "error"), answers, strict=True)),
     }
-
-
-def each_the_same(losses):
-    """Losses whose mean is that over answers."""
-    return Losses(losses.nats / losses.tokens[:, None], torch.ones_like(losses.tokens))
 
 
 def table(points, over):
