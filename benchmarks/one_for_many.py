@@ -1,8 +1,8 @@
 r"""Can one model take the place of many? Arms of one model for all depths, against one for each.
 
-All arms have the same order of blocks, rows, learning rate, steps, and passes of an example over
-the blocks in a step. `tuned for one depth` is a model for each depth, which spends all of its steps
-there; the others are one model:
+All arms have the same order of blocks, rows, learning rate and, but for the last, steps, and passes
+of an example over the blocks in a step. `tuned for one depth` is a model for each depth, which
+spends all of its steps there; the others are one model:
 
     uniform             every count of blocks from half of them on, drawn evenly
     low depths          the same, the lower half drawn three times as often
@@ -12,6 +12,7 @@ there; the others are one model:
     own teacher         full depth teaches what it says, in a pass without gradients at each step
     knows the depth     each rank of an adapter has a scale by depth
     knows these depths  the same, under the draws of `these depths`
+    longer              `these depths`, with as many steps at each as the model of that depth has
 
 What is compared is the loss of unseen rows, row by row, by pairs of seeds. A run that is there is
 used, one that was interrupted goes on, and several processes may share a folder if `--only` gives
@@ -47,6 +48,7 @@ ARMS = (
     "own teacher",
     "knows the depth",
     "knows these depths",
+    "longer",
 )
 EACH = 4
 """Budgets of an example in a step, where they are several."""
@@ -124,7 +126,8 @@ def changes(arm, depths, num_blocks, recipe):
     low, middle = num_blocks // 2, 3 * num_blocks // 4
     together = [f"budget.each={EACH}", f"optim.batch_size={recipe.optim.batch_size // EACH}"]
     lowered = [b for b in range(low, num_blocks + 1) for _ in range(3 if b <= middle else 1)]
-    these = listed("budget.choices", [*depths, num_blocks])
+    drawn = [*depths, num_blocks]
+    these = listed("budget.choices", drawn)
     knots = listed("lora.depths", sorted({*depths, low, num_blocks}))
     return {
         ONE: [listed("budget.choices", depths)],
@@ -136,6 +139,7 @@ def changes(arm, depths, num_blocks, recipe):
         "own teacher": [f"teacher.name={OWN_TEACHER}", "teacher.tokens=answers"],
         "knows the depth": [knots],
         "knows these depths": [knots, these],
+        "longer": [these, f"optim.steps={recipe.optim.steps * len(drawn)}"],
     }[arm]
 
 

@@ -38,10 +38,11 @@ def test_arms_differ_and_pass_as_many_examples_over_the_blocks(jobs):
     recipe = ROOT / "recipes" / "one-for-many.toml"
     recipes = [read_recipe(Recipe, recipe, job.sets) for job in jobs]
     assert all(one != other for at, one in enumerate(recipes) for other in recipes[:at])
-    assert len({job.folder for job in jobs}) == len(jobs) == 2 * (2 + 8)
+    assert len({job.folder for job in jobs}) == len(jobs) == 2 * (2 + 9)
     assert {one.optim.batch_size * one.budget.each for one in recipes} == {8}
-    assert {one.optim.steps for one in recipes} == {50}
-    assert [one.optim.seed for one in recipes] == [0] * 10 + [1] * 10
+    steps = [one.optim.steps for one in recipes]
+    assert steps == 2 * [*[50] * 10, 3 * 50]  # the last has as many at each of three depths
+    assert [one.optim.seed for one in recipes] == [0] * 11 + [1] * 11
     pairs = zip(jobs, recipes, strict=True)
     drawn = {job.arm: budget_range(one.budget, NUM_BLOCKS) for job, one in pairs}
     assert drawn["these depths"] == (5, 4, 6)
@@ -51,7 +52,7 @@ def test_arms_differ_and_pass_as_many_examples_over_the_blocks(jobs):
 
 def test_the_work_is_that_of_the_budgets_that_steps_draw(jobs):
     recipe = ROOT / "recipes" / "one-for-many.toml"
-    for job in jobs[:10]:
+    for job in jobs[:11]:
         one = read_recipe(Recipe, recipe, job.sets)
         budgets = budget_range(one.budget, NUM_BLOCKS)
         drawn = sum(
@@ -59,7 +60,7 @@ def test_the_work_is_that_of_the_budgets_that_steps_draw(jobs):
             for step in range(400)
         )
         taught = one.optim.batch_size * NUM_BLOCKS / 3 if one.teacher.name else 0
-        assert job.work / 50 == pytest.approx(drawn / 400 + taught, rel=0.03), job.arm
+        assert job.work / one.optim.steps == pytest.approx(drawn / 400 + taught, rel=0.03), job.arm
 
 
 def run_of(*nats):
