@@ -237,9 +237,10 @@ class ChatSession:
         self, prompt: list[int], resolved: ResolvedBudget, sampling: SamplingOptions
     ) -> None:
         """Say that no thinking is left to limit, or to spend a budget on."""
+        if sampling.thinking_tokens is None and resolved.think is None:
+            return  # to look for marks reads the tokenizer once more
         marks = self.model.thinking_marks
-        is_asked = sampling.thinking_tokens is not None or resolved.think is not None
-        if is_asked and marks is not None and marks.is_closed(prompt):
+        if marks is not None and marks.is_closed(prompt):
             self.console.print(
                 "The prompt ends with thinking that is over, so the answer has none: to have it "
                 "think, try --template-option enable_thinking=true.",

@@ -1,6 +1,6 @@
 """Puts a token table in a trained router's place, for as long as no weight changes."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,9 @@ from buddy.policies.routed import RoutedPolicy
 from buddy.policies.tabled import TabledPolicy
 from buddy.routing.tensor_version import mark_of
 from buddy.routing.token_table import TokenTable, is_tabulable
+
+_AT_ONCE: Final = 2**20
+"""Numbers of a residual that are computed at once: more would leave a core's cache."""
 
 
 class Tabulator:
@@ -51,9 +54,9 @@ class Tabulator:
 
 
 @torch.no_grad()
-def first_values(backbone: Backbone, batch: int = 8192) -> Float[Tensor, "vocab width"]:
+def first_values(backbone: Backbone) -> Float[Tensor, "vocab width"]:
     """The first block's value of every token id."""
     ids = torch.arange(backbone.embedding.num_embeddings, device=backbone.device)
-    parts = torch.split(ids, batch)
+    parts = torch.split(ids, max(_AT_ONCE // backbone.embedding.embedding_dim, 1))
     with torch.autocast(backbone.device.type, enabled=False):  # it is kept, and serves all passes
         return torch.cat([backbone.values(0, backbone.embed(part[None])[0]) for part in parts])

@@ -6,8 +6,11 @@ then loads most vectors in two halves, and looks up addresses more often than we
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +20,10 @@ from torch import Tensor
 from buddy.backbone.memory import LINE, zeroed_memory
 from buddy.errors import CheckpointError
 from buddy.hub.weights import STORED, is_leftover, read_header, weight_files
+
+_Read = tuple[Path, int, NDArray[np.uint8]]
+"""A file, where in it a weight begins, and the bytes that it is read into."""
+_MOST_THREADS: Final = 4
 
 
 def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -37,16 +44,20 @@ def read_aligned(folder: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
     memory = zeroed_memory(sum(-(-size // LINE) * LINE for size in sizes.values())).numpy()
     placed: dict[str, Tensor] = {}
+    reads: list[_Read] = []
     at = 0
     for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:
             begins, header = read_header(file)
-            for name in sorted(header.keys() & shapes.keys(), key=lambda key: _begin(header[key])):
-                place = memory[at : at + sizes[name]]
-                file.seek(begins + _begin(header[name]))
-                _read_into(file, place)
-                placed[name] = torch.from_numpy(place).view(dtypes[name]).view(shapes[name])
-                at += -(-sizes[name] // LINE) * LINE
+        for name in sorted(header.keys() & shapes.keys(), key=lambda key: _begin(header[key])):
+            place = memory[at : at + sizes[name]]
+            reads.append((path, begins + _begin(header[name]), place))
+            placed[name] = torch.from_numpy(place).view(dtypes[name]).view(shapes[name])
+            at += -(-sizes[name] // LINE) * LINE
+    each = -(-len(reads) // min(torch.get_num_threads(), _MOST_THREADS))
+    shares = [reads[begin : begin + each] for begin in range(0, len(reads), each)]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        list(pool.map(_read_all, shares))
     return placed
 
 
@@ -55,7 +66,18 @@ def _begin(entry: Any) -> int:
     return begin
 
 
-def _read_into(file: Any, place: NDArray[np.uint8]) -> None:
+def _read_all(reads: list[_Read]) -> None:
+    """Fill places from files, each opened by this thread alone."""
+    with ExitStack() as stack:
+        files: dict[Path, FileIO] = {}
+        for path, begin, place in reads:
+            if path not in files:
+                files[path] = stack.enter_context(FileIO(path))
+            files[path].seek(begin)
+            _read_into(files[path], place)
+
+
+def _read_into(file: FileIO, place: NDArray[np.uint8]) -> None:
     view, at = place.data, 0
     while at < len(view):  # the system reads 2 GiB at once at most
         count = file.readinto(view[at:])

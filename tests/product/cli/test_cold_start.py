@@ -19,10 +19,13 @@ from tests.tiny import random_router, tiny_model
 
 RUN = """
 import atexit, json, re, sys
+from buddy.checkpoint import resolve
 from buddy.cli.main import main
 
 HEAVY = re.compile(r"peft|torch._dynamo|transformers[.](generation[.]utils|modeling_utils|models)")
-atexit.register(lambda: print(json.dumps([*filter(HEAVY.match, sys.modules)])))
+read, tokenizers = resolve.read_tokenizer, []
+resolve.read_tokenizer = lambda folder: tokenizers.append(str(folder)) or read(folder)
+atexit.register(lambda: print(json.dumps([[*filter(HEAVY.match, sys.modules)], len(tokenizers)])))
 sys.argv = ["buddy", *sys.argv[1:]]
 main()
 """
@@ -55,17 +58,17 @@ def command(*arguments):
     return [sys.executable, "-c", RUN, *map(str, arguments)]
 
 
-def test_generate_imports_what_it_runs(folder, known):
+def test_generate_imports_what_it_runs_and_reads_the_tokenizer_once(folder, known):
     asked = ("generate", "w3 w5", "--model", folder, "--engine", "native", "--max-new-tokens", "4")
     sampled = ("--budget", "4 blocks", "--temperature", "0.7", "--top-p", "0.8")
     done = subprocess.run(
         command(*asked, *sampled), env=known, capture_output=True, text=True, check=True
     )
     assert "native engine" in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], 1]
 
 
-def test_serve_imports_what_it_runs(folder, known):
+def test_serve_imports_what_it_runs_and_reads_the_tokenizer_once(folder, known):
     asked = ("serve", "--model", folder, "--engine", "native", "--port", "0", "--max-rows", "1")
     with subprocess.Popen(
         command(*asked), env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -81,4 +84,4 @@ def test_serve_imports_what_it_runs(folder, known):
         server.send_signal(signal.SIGTERM)
         out, _ = server.communicate(timeout=60)
     assert answer.json()["usage"]["completion_tokens"] == 3
-    assert json.loads(out.splitlines()[-1]) == []
+    assert json.loads(out.splitlines()[-1]) == [[], 1]
