@@ -1,8 +1,9 @@
 r"""Can one model take the place of many? Arms of one model for all depths, against one for each.
 
-All arms have the same order of blocks, rows, learning rate and, but for the last, steps, and passes
-of an example over the blocks in a step. `tuned for one depth` is a model for each depth, which
-spends all of its steps there; the others are one model:
+All arms have the same order of blocks, rows, learning rate and, but for those called longer, steps,
+and passes of an example over the blocks in a step. `tuned for one depth` is a model for each depth,
+which spends all of its steps there, and `one depth, longer` is that with the steps of `longer`. The
+others are one model:
 
     uniform             every count of blocks from half of them on, drawn evenly
     low depths          the same, the lower half drawn three times as often
@@ -39,6 +40,8 @@ from buddy.training.router.budgets import budget_range
 from buddy.training.router.recipe import OWN_TEACHER, Recipe
 
 ONE = "tuned for one depth"
+LONGER, ONE_LONGER = "longer", "one depth, longer"
+ALONE = (ONE, ONE_LONGER)
 ARMS = (
     "uniform",
     "low depths",
@@ -48,7 +51,7 @@ ARMS = (
     "own teacher",
     "knows the depth",
     "knows these depths",
-    "longer",
+    LONGER,
 )
 EACH = 4
 """Budgets of an example in a step, where they are several."""
@@ -59,7 +62,7 @@ def main():
     parser = experiment.arguments(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/one-for-many"))
-    parser.add_argument("--only", action="append", choices=(ONE, *ARMS))
+    parser.add_argument("--only", action="append", choices=(*ALONE, *ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--depths", type=int, nargs="+", default=[26, 22, 18, 15])
     parser.add_argument("--rows", type=int, default=100, help="unseen rows of each source")
@@ -75,7 +78,7 @@ def main():
             found.setdefault((job.arm, blocks), []).append(at(measured, column))
     points = [compared(found, *key) for key in found]
     config = {**experiment.texts(args), "recipe": args.recipe.read_text()}
-    config["arms"] = {job.arm: job.changes for job in jobs if job.arm != ONE}
+    config["arms"] = {job.arm: job.changes for job in jobs if job.arm not in ALONE}
     experiment.save(args.out, "one-for-many", {"points": points}, config=config)
     print(table(points))
 
@@ -106,11 +109,15 @@ def planned(args):
     recipe = read_recipe(Recipe, args.recipe, args.set)
     num_blocks = BuddyForCausalLM.outline(recipe.model.name).num_blocks
     for seed in args.seeds:
-        for arm in args.only or (ONE, *ARMS):
-            for depths in [(d,) for d in args.depths] if arm == ONE else [tuple(args.depths)]:
+        for arm in args.only or (ONE, *ARMS, ONE_LONGER):
+            for depths in [(d,) for d in args.depths] if arm in ALONE else [tuple(args.depths)]:
                 own = changes(arm, depths, num_blocks, recipe)
+                if arm in (LONGER, ONE_LONGER):  # as many at each depth, full depth among them
+                    own.append(f"optim.steps={recipe.optim.steps * (len(args.depths) + 1)}")
                 sets = [*args.set, *own, f"optim.seed={seed}"]
-                name = arm if arm != ONE else f"one-{depths[0]}"
+                name = {ONE: f"one-{depths[0]}", ONE_LONGER: f"one-{depths[0]}-longer"}.get(
+                    arm, arm
+                )
                 yield Job(
                     arm=arm,
                     folder=args.runs / f"{name.replace(' ', '-')}-{seed}",
@@ -126,11 +133,11 @@ def changes(arm, depths, num_blocks, recipe):
     low, middle = num_blocks // 2, 3 * num_blocks // 4
     together = [f"budget.each={EACH}", f"optim.batch_size={recipe.optim.batch_size // EACH}"]
     lowered = [b for b in range(low, num_blocks + 1) for _ in range(3 if b <= middle else 1)]
-    drawn = [*depths, num_blocks]
-    these = listed("budget.choices", drawn)
+    these = listed("budget.choices", [*depths, num_blocks])
     knots = listed("lora.depths", sorted({*depths, low, num_blocks}))
     return {
         ONE: [listed("budget.choices", depths)],
+        ONE_LONGER: [listed("budget.choices", depths)],
         "uniform": [],
         "low depths": [listed("budget.choices", lowered)],
         "these depths": [these],
@@ -139,7 +146,7 @@ def changes(arm, depths, num_blocks, recipe):
         "own teacher": [f"teacher.name={OWN_TEACHER}", "teacher.tokens=answers"],
         "knows the depth": [knots],
         "knows these depths": [knots, these],
-        "longer": [these, f"optim.steps={recipe.optim.steps * len(drawn)}"],
+        LONGER: [these],
     }[arm]
 
 
@@ -182,21 +189,22 @@ def at(measured, column):
 
 
 def compared(found, arm, blocks):
-    """An arm's loss at a depth, and how far it is behind the model that was tuned there."""
-    runs, alone = found[arm, blocks], found.get((ONE, blocks))
+    """An arm's loss at a depth, and how far it is behind the models that were tuned there."""
+    runs = found[arm, blocks]
     point = {
         "arm": arm,
         "blocks": blocks,
         "nats": float(mean_losses(runs, 0).mean),
         "step_ms": sum(run["step_ms"] for run in runs) / len(runs),
     }
-    if alone is not None and arm != ONE:
-        point["behind_one"] = gain(alone, runs, 0)
+    for name, one in (("behind_one", ONE), ("behind_one_longer", ONE_LONGER)):
+        if (one, blocks) in found and arm != one:
+            point[name] = gain(found[one, blocks], runs, 0)
     return point
 
 
 def table(points):
-    """Loss, and how far it is behind the model of that depth: a row an arm, a column a depth."""
+    """Loss, and how far it is behind `tuned for one depth`: a row an arm, a column a depth."""
     depths = sorted({point["blocks"] for point in points}, reverse=True)
     cells = {}
     for point in points:

@@ -38,11 +38,11 @@ def test_arms_differ_and_pass_as_many_examples_over_the_blocks(jobs):
     recipe = ROOT / "recipes" / "one-for-many.toml"
     recipes = [read_recipe(Recipe, recipe, job.sets) for job in jobs]
     assert all(one != other for at, one in enumerate(recipes) for other in recipes[:at])
-    assert len({job.folder for job in jobs}) == len(jobs) == 2 * (2 + 9)
+    assert len({job.folder for job in jobs}) == len(jobs) == 2 * (2 + 9 + 2)
     assert {one.optim.batch_size * one.budget.each for one in recipes} == {8}
     steps = [one.optim.steps for one in recipes]
-    assert steps == 2 * [*[50] * 10, 3 * 50]  # the last has as many at each of three depths
-    assert [one.optim.seed for one in recipes] == [0] * 11 + [1] * 11
+    assert steps == 2 * [*[50] * 10, *[3 * 50] * 3]  # the last have as many at each of three depths
+    assert [one.optim.seed for one in recipes] == [0] * 13 + [1] * 13
     pairs = zip(jobs, recipes, strict=True)
     drawn = {job.arm: budget_range(one.budget, NUM_BLOCKS) for job, one in pairs}
     assert drawn["these depths"] == (5, 4, 6)
@@ -52,7 +52,7 @@ def test_arms_differ_and_pass_as_many_examples_over_the_blocks(jobs):
 
 def test_the_work_is_that_of_the_budgets_that_steps_draw(jobs):
     recipe = ROOT / "recipes" / "one-for-many.toml"
-    for job in jobs[:11]:
+    for job in jobs[:13]:
         one = read_recipe(Recipe, recipe, job.sets)
         budgets = budget_range(one.budget, NUM_BLOCKS)
         drawn = sum(
@@ -81,7 +81,9 @@ def test_an_arm_is_behind_the_model_of_the_same_depth_row_by_row(script):
         ("uniform", 18): [run_of(2, 3, 6), run_of(4, 3, 6)],
         ("uniform", 30): [run_of(1, 1, 1)],
     }
+    found[made["ONE_LONGER"], 18] = found[made["ONE"], 18]
     points = [made["compared"](found, *key) for key in found]
+    assert points[1]["behind_one_longer"] == points[1]["behind_one"]
     behind = points[1]["behind_one"]
     assert behind["nats"] == pytest.approx(3 / 4)
     assert behind["by_seed"] == pytest.approx([3 / 4, 3 / 4])
