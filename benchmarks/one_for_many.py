@@ -1,9 +1,9 @@
 r"""Can one model take the place of many? Arms of one model for all depths, against one for each.
 
-All arms have the same order of blocks, rows, learning rate and, but for those called longer, steps,
-and passes of an example over the blocks in a step. `tuned for one depth` is a model for each depth,
-which spends all of its steps there, and `one depth, longer` is that with the steps of `longer`. The
-others are one model:
+All arms have the same order of blocks, learning rate, rows of a step and passes of them over the
+blocks, and the same steps but for those called longer, which see as many more rows. `tuned for one
+depth` is a model for each depth, which spends all of its steps there, and `one depth, longer` is
+that with the steps of `longer`. The others are one model:
 
     uniform             every count of blocks from half of them on, drawn evenly
     low depths          the same, the lower half drawn three times as often
@@ -13,7 +13,7 @@ others are one model:
     own teacher         full depth teaches what it says, in a pass without gradients at each step
     knows the depth     each rank of an adapter has a scale by depth
     knows these depths  the same, under the draws of `these depths`
-    longer              `these depths`, with as many steps at each as the model of that depth has
+    longer              `these depths`, with about as many rows at each as the model of it has
 
 What is compared is the loss of unseen rows, row by row, by pairs of seeds. A run that is there is
 used, one that was interrupted goes on, and several processes may share a folder if `--only` gives
@@ -78,9 +78,10 @@ def main():
             found.setdefault((job.arm, blocks), []).append(at(measured, column))
     points = [compared(found, *key) for key in found]
     config = {**experiment.texts(args), "recipe": args.recipe.read_text()}
-    config["arms"] = {job.arm: job.changes for job in jobs if job.arm not in ALONE}
+    config["arms"] = {job.arm: job.changes for job in jobs if job.arm != ONE}
     experiment.save(args.out, "one-for-many", {"points": points}, config=config)
     print(table(points))
+    print(table(points, "behind_one_longer"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +113,9 @@ def planned(args):
         for arm in args.only or (ONE, *ARMS, ONE_LONGER):
             for depths in [(d,) for d in args.depths] if arm in ALONE else [tuple(args.depths)]:
                 own = changes(arm, depths, num_blocks, recipe)
-                if arm in (LONGER, ONE_LONGER):  # as many at each depth, full depth among them
-                    own.append(f"optim.steps={recipe.optim.steps * (len(args.depths) + 1)}")
+                if arm in (LONGER, ONE_LONGER):
+                    times = len({*args.depths, num_blocks})
+                    own.append(f"optim.steps={recipe.optim.steps * times}")
                 sets = [*args.set, *own, f"optim.seed={seed}"]
                 name = {ONE: f"one-{depths[0]}", ONE_LONGER: f"one-{depths[0]}-longer"}.get(
                     arm, arm
@@ -133,7 +135,7 @@ def changes(arm, depths, num_blocks, recipe):
     low, middle = num_blocks // 2, 3 * num_blocks // 4
     together = [f"budget.each={EACH}", f"optim.batch_size={recipe.optim.batch_size // EACH}"]
     lowered = [b for b in range(low, num_blocks + 1) for _ in range(3 if b <= middle else 1)]
-    these = listed("budget.choices", [*depths, num_blocks])
+    these = listed("budget.choices", dict.fromkeys([*depths, num_blocks]))
     knots = listed("lora.depths", sorted({*depths, low, num_blocks}))
     return {
         ONE: [listed("budget.choices", depths)],
@@ -203,16 +205,16 @@ def compared(found, arm, blocks):
     return point
 
 
-def table(points):
-    """Loss, and how far it is behind `tuned for one depth`: a row an arm, a column a depth."""
+def table(points, behind="behind_one"):
+    """Loss, and how far it is behind a model of that depth: a row an arm, a column a depth."""
     depths = sorted({point["blocks"] for point in points}, reverse=True)
     cells = {}
     for point in points:
         text = f"{point['nats']:.3f}"
-        if "behind_one" in point:
-            behind = point["behind_one"]
-            seeds = " / ".join(f"{nats:+.3f}" for nats in behind["by_seed"])
-            text += f" {behind['nats']:+.3f} ± {behind['error']:.3f} ({seeds})"
+        if behind in point:
+            apart = point[behind]
+            seeds = " / ".join(f"{nats:+.3f}" for nats in apart["by_seed"])
+            text += f" {apart['nats']:+.3f} ± {apart['error']:.3f} ({seeds})"
         cells.setdefault(point["arm"], {})[point["blocks"]] = text
     head = ("arm", *(f"{depth} blocks" for depth in depths))
     rows = [(arm, *(row.get(depth, "") for depth in depths)) for arm, row in cells.items()]

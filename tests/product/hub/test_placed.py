@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from buddy.backbone.memory import LARGE_PAGE, zeroed_memory
 from buddy.errors import CheckpointError
+from buddy.hub import aligned_load
 from buddy.hub.aligned_load import LINE, read_aligned
 from buddy.hub.loading import load_model
 from buddy.hub.place import find_model
@@ -47,7 +49,10 @@ def test_what_pickles_or_copies_a_weight_takes_nothing_of_the_others(folder):
         assert copy.deepcopy(one).untyped_storage().nbytes() == one.nbytes, name
 
 
-def test_weights_of_several_files_and_odd_sizes(tmp_path):
+@pytest.mark.parametrize(("threads", "has_placed_reads"), [(1, True), (3, True), (1, False)])
+def test_weights_of_several_files_and_odd_sizes(tmp_path, monkeypatch, threads, has_placed_reads):
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(aligned_load, "_HAS_PLACED_READS", has_placed_reads)
     tiny_model().save_pretrained(tmp_path, max_shard_size="20KB")
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2
@@ -77,6 +82,24 @@ def test_a_file_that_is_cut_short_meanwhile_is_refused(folder):
         path.write_bytes(whole[:-1])
         with pytest.raises(CheckpointError, match="ends in the middle of a weight"):
             read_aligned(folder, tensors)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_where_reading_ends_early_what_is_left_is_not_read(folder, monkeypatch, threads):
+    begun = []
+
+    def interrupted(file, begin, view):
+        begun.append(begin)
+        time.sleep(0.02)
+        if begin == min(begun):
+            raise KeyboardInterrupt
+        return len(view)
+
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(aligned_load, "_read_at", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read(folder)
+    assert len(begun) <= 3 * threads < len(load_file(folder / "model.safetensors"))
 
 
 def resident_bytes():
