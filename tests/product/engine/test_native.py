@@ -14,7 +14,7 @@ from transformers import LlamaConfig, MistralConfig
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import GROUP, QuantisedLinear, quantise_backbone
 from buddy.budget.source import ConstantBudget
-from buddy.engine.executors.native.decoder import MOST_OF_PROMPTS, NativeDecoder
+from buddy.engine.executors.native.decoder import MOST_LOGITS, MOST_OF_PROMPTS, NativeDecoder
 from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import run_step
@@ -371,7 +371,7 @@ def test_weights_of_8_bits_are_as_near_to_float32(rows, tokens, stored):
 
 @pytest.mark.parametrize("quantisation", [None, "int8", "int4"])
 @torch.no_grad()
-def test_logits_of_some_residuals_are_those_of_the_general_path(quantisation):
+def test_logits_of_some_residuals_are_the_general_paths_whatever_their_number(quantisation):
     buddy = BuddyForCausalLM(tiny_model(), engine="native")
     if quantisation is not None:
         quantise_backbone(buddy.backbone, quantisation)
@@ -379,7 +379,11 @@ def test_logits_of_some_residuals_are_those_of_the_general_path(quantisation):
     for shape in ((32,), (3, 32), (2, 16, 32)):
         hidden = torch.randn(shape)
         assert_close(executor.logits(hidden), buddy.backbone.logits(hidden), **TOLERANCE)
-    assert executor.logits(torch.zeros(33, 32)) is None
+    many = torch.randn(MOST_LOGITS, 32)
+    if executor.steady_lanes:
+        few = torch.cat([executor.logits(part) for part in many.split(20)])
+        assert torch.equal(executor.logits(many), few)
+    assert executor.logits(torch.zeros(MOST_LOGITS + 1, 32)) is None
 
 
 @pytest.mark.parametrize("num_logits", [1, 20, 37])

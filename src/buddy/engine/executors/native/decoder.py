@@ -34,6 +34,8 @@ from buddy.errors import ModelError
 
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
+MOST_LOGITS: Final = 128
+"""Residuals whose logits are made for themselves; of more, torch makes them faster on most machines."""
 MOST_OF_PROMPTS: Final = 4096
 """New tokens of a pass for the kernel, where it multiplies faster than torch."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
@@ -84,14 +86,18 @@ class NativeDecoder:
     def most_lanes(self) -> int:
         """New tokens of a pass, over all sequences, up to which the kernel is faster than torch."""
         model = self._weights.model
-        widens = self.library.instructions in _WITHOUT_BF16 and model.is_bf16
-        if model.by_tiles or widens:
+        if model.by_tiles or self._torch_widens:
             return MOST_OF_PROMPTS
         if model.hidden * model.inner >= _LARGE:
             return MOST_LANES
         if model.vocabulary.format not in (layout.FLOAT32, layout.BFLOAT16):
             return MOST_BESIDE_TORCH["quantised"]
         return MOST_BESIDE_TORCH["bfloat16" if model.is_bf16 else "float32"]
+
+    @property
+    def _torch_widens(self) -> bool:
+        """Whether torch multiplies its weights without an instruction for them, and so slowly."""
+        return self.library.instructions in _WITHOUT_BF16 and bool(self._weights.model.is_bf16)
 
     @property
     def steady_lanes(self) -> int:
@@ -119,7 +125,8 @@ class NativeDecoder:
     ) -> Float[Tensor, "*shape vocab"] | None:
         """Logits of some residuals of a pass; None where they are many."""
         width = hidden.shape[-1]
-        if hidden.numel() > MOST_LANES * width:
+        most = MOST_OF_PROMPTS if self._torch_widens else MOST_LOGITS
+        if hidden.numel() > most * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
         logits = _float32(len(residual), self._backbone.vocab)
