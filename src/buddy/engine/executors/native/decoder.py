@@ -35,7 +35,7 @@ from buddy.errors import ModelError
 MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
 MOST_LOGITS: Final = 128
-"""Residuals whose logits are made for themselves; of more, torch makes them faster on most machines."""
+"""Residuals whose logits are made at once; of more, torch does it faster where it can."""
 MOST_OF_PROMPTS: Final = 4096
 """New tokens of a pass for the kernel, where it multiplies faster than torch."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
