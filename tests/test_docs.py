@@ -141,6 +141,13 @@ def test_what_makes_a_router_learn_is_as_the_record_has_it(monkeypatch):
     assert script("gate_derivatives")["table"](gates["points"]) in page
 
 
+def test_what_one_model_for_many_depths_loses_is_as_the_record_has_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as `python benchmarks/NAME.py` does
+    points = read_record(ROOT / "results" / "training" / "one-for-many.json")["results"]["points"]
+    page = (DOCS / "benchmarks" / "one-for-many.md").read_text()
+    assert script("one_for_many")["table"](points) in page
+
+
 def test_what_loading_takes_is_as_the_records_have_it():
     table, page = script("load_memory")["memory_table"], DOCS / "benchmarks" / "memory.md"
     records = sorted((ROOT / "results").glob("load-memory*.json"))
