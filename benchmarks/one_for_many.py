@@ -212,9 +212,7 @@ def table(points, behind="behind_one"):
     for point in points:
         text = f"{point['nats']:.3f}"
         if behind in point:
-            apart = point[behind]
-            seeds = " / ".join(f"{nats:+.3f}" for nats in apart["by_seed"])
-            text += f" {apart['nats']:+.3f} ± {apart['error']:.3f} ({seeds})"
+            text += " {nats:+.3f} ± {error:.3f}".format(**point[behind])
         cells.setdefault(point["arm"], {})[point["blocks"]] = text
     head = ("arm", *(f"{depth} blocks" for depth in depths))
     rows = [(arm, *(row.get(depth, "") for depth in depths)) for arm, row in cells.items()]
