@@ -117,9 +117,9 @@ def planned(args):
                     times = len({*args.depths, num_blocks})
                     own.append(f"optim.steps={recipe.optim.steps * times}")
                 sets = [*args.set, *own, f"optim.seed={seed}"]
-                name = {ONE: f"one-{depths[0]}", ONE_LONGER: f"one-{depths[0]}-longer"}.get(
-                    arm, arm
-                )
+                name = f"one-{depths[0]}" if arm in ALONE else arm
+                if arm == ONE_LONGER:
+                    name += "-longer"
                 yield Job(
                     arm=arm,
                     folder=args.runs / f"{name.replace(' ', '-')}-{seed}",

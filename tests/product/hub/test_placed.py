@@ -90,7 +90,7 @@ def test_where_reading_ends_early_what_is_left_is_not_read(folder, monkeypatch, 
 
     def interrupted(file, begin, view):
         begun.append(begin)
-        time.sleep(0.02)
+        time.sleep(0 if begin == min(begun) else 0.2)
         if begin == min(begun):
             raise KeyboardInterrupt
         return len(view)
