@@ -1,6 +1,7 @@
 """The native decoder against the general path and the naive reference."""
 
 import gc
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,8 @@ from transformers import LlamaConfig, MistralConfig
 from buddy import BuddyForCausalLM
 from buddy.backbone.quantised import GROUP, QuantisedLinear, quantise_backbone
 from buddy.budget.source import ConstantBudget
-from buddy.engine.executors.native.decoder import MOST_LOGITS, MOST_OF_PROMPTS, NativeDecoder
+from buddy.engine.executors.native import decoder
+from buddy.engine.executors.native.decoder import MOST_LOGITS, NativeDecoder
 from buddy.engine.feed import Feed
 from buddy.engine.naive import naive_decode
 from buddy.engine.run import run_step
@@ -106,7 +108,7 @@ def test_several_tokens_at_once_equal_the_general_path(kv_policy):
 
 def kernel_runs_prompts(monkeypatch):
     """Wherever torch is the faster, too."""
-    monkeypatch.setattr(NativeDecoder, "most_lanes", MOST_OF_PROMPTS)
+    monkeypatch.setattr(NativeDecoder, "most_lanes", math.inf)
 
 
 @every_family
@@ -128,6 +130,32 @@ def test_prompts_in_the_kernel_equal_the_general_path(monkeypatch, family, kv_po
         made.append((first.logits[mask.bool()], second.logits))
     for found, expected in zip(*made, strict=True):
         assert_close(found, expected, **TOLERANCE)
+
+
+@every_kv_policy
+@torch.no_grad()
+def test_a_prompt_that_runs_in_parts_equals_the_general_path(monkeypatch, kv_policy):
+    kernel_runs_prompts(monkeypatch)
+    monkeypatch.setattr(decoder, "LANES_AT_ONCE", 100)
+    ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (50, 9, 40, 61)], "left")
+    assert [len(part) for part in decoder.parts_of(160)] == [128, 32]  # within the last row
+    made = []
+    for buddy in twins("llama", kv_policy=kv_policy):
+        out = buddy(ids, mask, budget=["3 blocks", "4 blocks", 1.0, "3 blocks"])
+        assert out.lanes.engine == buddy.executor.name
+        more = torch.cat([mask, torch.ones(4, 1, dtype=mask.dtype)], 1)
+        later = buddy(ids[:, -1:], more, budget="4 blocks", cache=out.cache)
+        made.append((out.logits[mask.bool()], later.logits, out.executed_blocks))
+    for found, expected in zip(*made, strict=True):
+        assert_close(found, expected, **TOLERANCE)
+
+
+def test_parts_of_a_pass_are_of_about_as_many_tokens_each():
+    for lanes in (1, 63, 4096, 4097, 8192, 8193, 100_000):
+        parts = decoder.parts_of(lanes)
+        assert [place for part in parts for place in part] == list(range(lanes))
+        assert max(map(len, parts)) <= decoder.LANES_AT_ONCE
+        assert len(parts[-1]) > len(parts[0]) - 64 * len(parts)
 
 
 @pytest.mark.parametrize("rows", [2, 5])

@@ -194,7 +194,7 @@ class PassRunner:
         return [
             small
             for large in passes
-            for small in ([large] if self.steady_lanes and self._fits(large) else large.apart())
+            for small in ([large] if sum(large.counts) <= self.steady_lanes else large.apart())
         ]
 
     def _fitting(self, whole: Pass) -> list[Pass]:

@@ -5,6 +5,7 @@ writes the session's own cache, so a session may go from the general path to thi
 """
 
 import ctypes
+import math
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,10 +37,13 @@ MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
 MOST_LOGITS: Final = 128
 """Residuals whose logits are made at once; of more, torch does it faster where it can."""
-MOST_OF_PROMPTS: Final = 4096
-"""New tokens of a pass for the kernel, where it multiplies faster than torch."""
+LANES_AT_ONCE: Final = 4096
+"""New tokens for which the kernel has memory; of a longer pass it runs a part after the other."""
+_WHOLE: Final = 64
+"""Parts but the last are multiples of this, as what the kernel attends at once is."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
-"""The same where torch multiplies faster, but does much else first; by the format of weights."""
+"""New tokens of a pass for the kernel where torch multiplies faster, but does much else first; by
+the format of weights."""
 _LARGE: Final = 2**23
 """Weights of an MLP's matrix from which on what torch does first is little beside its products."""
 _WITHOUT_BF16: Final = ("avx512_vnni", "avx512", "avx_vnni", "avx2")
@@ -83,11 +87,11 @@ class NativeDecoder:
             self._calls.buddy_engine_free(engine)
 
     @property
-    def most_lanes(self) -> int:
+    def most_lanes(self) -> float:
         """New tokens of a pass, over all sequences, up to which the kernel is faster than torch."""
         model = self._weights.model
         if model.by_tiles or self._torch_widens:
-            return MOST_OF_PROMPTS
+            return math.inf
         if model.hidden * model.inner >= _LARGE:
             return MOST_LANES
         if model.vocabulary.format not in (layout.FLOAT32, layout.BFLOAT16):
@@ -102,7 +106,7 @@ class NativeDecoder:
     @property
     def steady_lanes(self) -> int:
         """The lanes that it takes; 0 where many have other numbers than few, as int4 by tiles."""
-        return self.most_lanes if self._weights.is_steady else 0
+        return int(min(self.most_lanes, LANES_AT_ONCE)) if self._weights.is_steady else 0
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel."""
@@ -125,7 +129,7 @@ class NativeDecoder:
     ) -> Float[Tensor, "*shape vocab"] | None:
         """Logits of some residuals of a pass; None where they are many."""
         width = hidden.shape[-1]
-        most = MOST_OF_PROMPTS if self._torch_widens else MOST_LOGITS
+        most = LANES_AT_ONCE if self._torch_widens else MOST_LOGITS
         if hidden.numel() > most * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
@@ -162,6 +166,13 @@ class NativeDecoder:
             )
         if status != 0:
             raise MemoryError("the native engine could not get memory for a step")
+
+
+def parts_of(lanes: int) -> list[range]:
+    """Parts of a pass that run one after the other, of about as many new tokens each."""
+    size = -(-lanes // -(-lanes // LANES_AT_ONCE))
+    whole = -(-size // _WHOLE) * _WHOLE
+    return [range(start, min(start + whole, lanes)) for start in range(0, lanes, whole)]
 
 
 def _float32(*shape: int) -> Tensor:
@@ -235,15 +246,20 @@ class NativeRun(PassRun):
         )
         self._executed = torch.zeros(lanes.num, dtype=torch.long, device="cpu")
         self._row, self._slot = lanes.row, lanes.slot  # held: the kernel has their addresses
-        self._step = layout.Step(
-            tokens=self._token_ids.data_ptr(),
-            row=self._row.ctypes.data,
-            slot=self._slot.ctypes.data,
-            residual=self.hidden.data_ptr(),
-            executed=self._executed.data_ptr(),
-            lanes=lanes.num,
-            leaves=bound.leaves,
-            shares_rows=not lanes.is_one_each,
+        self._steps = {part.start: self._step(part) for part in parts_of(lanes.num)}
+
+    def _step(self, part: range) -> layout.Step:
+        """The new tokens of a part of the pass, which see those of the parts before."""
+        start = part.start
+        return layout.Step(
+            tokens=self._token_ids[start:].data_ptr(),
+            row=self._row[start:].ctypes.data,
+            slot=self._slot[start:].ctypes.data,
+            residual=self.hidden[start:].data_ptr(),
+            executed=self._executed[start:].data_ptr(),
+            lanes=len(part),
+            leaves=self._bound.leaves,
+            shares_rows=not self.lanes.is_one_each,
         )
 
     def set_residual(self, hidden: Float[Tensor, "lanes hidden"]) -> None:
@@ -274,14 +290,15 @@ class NativeRun(PassRun):
         return plan.host
 
     def _run(self, blocks: range, runs: NDArray[np.bool_], logits: Tensor | None) -> None:
-        step = self._step
-        step.runs, step.first, step.stop = runs.ctypes.data, blocks.start, blocks.stop
-        step.logits = None if logits is None else logits.data_ptr()
-        step.words = 0 if logits is None else logits.shape[1]
-        with piece(BLOCKS):
-            self._bound.open_skipped(self.lanes.num)
-            self._decoder.run(self._bound, step)
-            self._bound.close_skipped()
+        """Run the parts one after the other; logits are of a pass that is one part."""
+        for start, step in self._steps.items():
+            step.runs, step.first, step.stop = runs[start:].ctypes.data, blocks.start, blocks.stop
+            step.logits = None if logits is None else logits.data_ptr()
+            step.words = 0 if logits is None else logits.shape[1]
+            with piece(BLOCKS):
+                self._bound.open_skipped(step.lanes)
+                self._decoder.run(self._bound, step)
+                self._bound.close_skipped()
 
     def executed(self) -> Int[Tensor, " lanes"]:
         """Blocks that each lane ran, counted as they ran."""
